@@ -1,0 +1,153 @@
+"""The layers that every supported transformer is made of."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jax_smash.attention import attend
+from jax_smash.cache import Block, LayerCache
+from jax_smash.config import AttentionKind, ModelConfig
+from jax_smash.models.rope import rotate
+
+INIT = jax.nn.initializers.normal(0.02)
+
+
+def weight(
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: Any, initialiser: Any = INIT
+) -> nnx.Param:
+    """Declares a weight: its shape, its logical axes, its dtype and how it is initialised.
+
+    Logical axes are mapped to a mesh by rules; initialisation and checkpoint maps read the shape from here.
+    """
+    # Without a mesh, a sharding name is a note on the weight; placing it is the loader's work.
+    return nnx.Param(initialiser(rngs.params(), shape, dtype), sharding_names=axes, eager_sharding=False)
+
+
+class RMSNorm(nnx.Module):
+    """Scales by the root mean square over the last axis, in float32."""
+
+    def __init__(self, width: int, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any):
+        start = jax.nn.initializers.zeros if config.norm_offset else jax.nn.initializers.ones
+        self.scale = weight(rngs, (width,), (None,), dtype, start)
+        self.epsilon = config.norm_epsilon
+        self.offset = config.norm_offset
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        scale = self.scale[...]
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        if self.offset:
+            return (wide * (1 + scale.astype(jnp.float32))).astype(x.dtype)
+        return scale * wide.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention of one layer.
+
+    `w_qkv` holds w_q, w_k and w_v in one matrix, so that a decode step reads them in one product: for each KV head its
+    G query heads, then its key head, then its value head.
+    """
+
+    def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: nnx.Rngs, dtype: Any):
+        d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
+        self.config = config
+        self.window = config.window_of(kind)
+        self.w_qkv = weight(rngs, (d, k, n // k + 2, h), ("embed", "kv_heads", None, None), dtype)
+        self.w_o = weight(rngs, (k, n // k, h, d), ("kv_heads", None, None, "embed"), dtype)
+        zeros = jax.nn.initializers.zeros
+        self.b_qkv = (
+            weight(rngs, (k, n // k + 2, h), ("kv_heads", None, None), dtype, zeros) if config.qkv_bias else None
+        )
+        self.b_o = weight(rngs, (d,), ("embed",), dtype, zeros) if config.output_bias else None
+        self.q_norm = RMSNorm(h, config, rngs=rngs, dtype=dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(h, config, rngs=rngs, dtype=dtype) if config.qk_norm else None
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        position: Int[Array, "B T"],
+        angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
+        cache: LayerCache | None,
+        block: Block,
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+        """Returns the layer's output and the new entries' keys (rotated) and values."""
+        config = self.config
+        qkv = jnp.einsum("BTD,DKCH->BTKCH", x, self.w_qkv[...])
+        if self.b_qkv is not None:
+            qkv += self.b_qkv[...]
+        query, key, value = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotate(query, angles), rotate(key, angles)
+        out = attend(
+            query,
+            key,
+            value,
+            position,
+            cache,
+            block,
+            scale=config.query_scale,
+            window=self.window,
+            softcap=config.attention_softcap,
+        )
+        out = out.reshape(*x.shape[:2], config.num_kv_heads, -1, config.head_width)
+        out = jnp.einsum("BTKGH,KGHD->BTD", out, self.w_o[...])
+        if self.b_o is not None:
+            out += self.b_o[...]
+        return out, (key, value)
+
+
+class MLP(nnx.Module):
+    """The gated MLP: SwiGLU or GeGLU. `w_gate_up` holds w_gate and w_up in one matrix."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any):
+        d, f = config.d_model, config.mlp_width
+        self.activation = config.activation
+        self.w_gate_up = weight(rngs, (d, 2, f), ("embed", None, "mlp"), dtype)
+        self.w_down = weight(rngs, (f, d), ("mlp", "embed"), dtype)
+        zeros = jax.nn.initializers.zeros
+        self.b_gate_up = weight(rngs, (2, f), (None, "mlp"), dtype, zeros) if config.mlp_bias else None
+        self.b_down = weight(rngs, (d,), ("embed",), dtype, zeros) if config.mlp_bias else None
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        both = jnp.einsum("BTD,DCF->BTCF", x, self.w_gate_up[...])
+        if self.b_gate_up is not None:
+            both += self.b_gate_up[...]
+        gate, up = both[..., 0, :], both[..., 1, :]
+        gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
+        out = jnp.einsum("BTF,FD->BTD", gate * up, self.w_down[...])
+        if self.b_down is not None:
+            out += self.b_down[...]
+        return out
+
+
+class Layer(nnx.Module):
+    """One transformer layer: attention and MLP, each normed before (and, in some families, after)."""
+
+    def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: nnx.Rngs, dtype: Any):
+        def norm() -> RMSNorm:
+            return RMSNorm(config.d_model, config, rngs=rngs, dtype=dtype)
+
+        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.attention_post_norm = norm() if config.post_norms else None
+        self.mlp_post_norm = norm() if config.post_norms else None
+        self.attention = Attention(config, kind, rngs=rngs, dtype=dtype)
+        self.mlp = MLP(config, rngs=rngs, dtype=dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        position: Int[Array, "B T"],
+        angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
+        cache: LayerCache | None,
+        block: Block,
+    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+        """Returns the residual after the layer and the new entries' keys and values."""
+        out, key_value = self.attention(self.attention_norm(x), position, angles, cache, block)
+        x = x + (out if self.attention_post_norm is None else self.attention_post_norm(out))
+        out = self.mlp(self.mlp_norm(x))
+        return x + (out if self.mlp_post_norm is None else self.mlp_post_norm(out)), key_value

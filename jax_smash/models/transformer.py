@@ -1,0 +1,107 @@
+"""The one configurable decoder-only transformer."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jax_smash.cache import Block, KVCache, init_cache
+from jax_smash.config import ModelConfig
+from jax_smash.models.layers import Layer, RMSNorm, weight
+from jax_smash.models.rope import rotation
+from jax_smash.protocols import Forward, SparsePolicy
+
+
+class Transformer(nnx.Module):
+    """A decoder-only transformer of any supported family; satisfies `CausalLM`. Holds weights only."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
+        self.config = config
+        self.embedding = weight(rngs, (config.vocab_size, config.d_model), ("vocab", "embed"), dtype)
+        self.layers = nnx.List([Layer(config, kind, rngs=rngs, dtype=dtype) for kind in config.layer_kinds])
+        self.final_norm = RMSNorm(config.d_model, config, rngs=rngs, dtype=dtype)
+        self.head = (
+            None
+            if config.tied_head
+            else weight(rngs, (config.vocab_size, config.d_model), ("vocab", "embed"), dtype)
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.config.vocab_size
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Returns the input vector of each token."""
+        vectors = self.embedding[...][tokens]
+        if self.config.embedding_scale != 1.0:
+            vectors *= jnp.asarray(self.config.embedding_scale, vectors.dtype)
+        return vectors
+
+    def forward(
+        self,
+        inputs: Float[Array, "B T D"],
+        position: Int[Array, "B T"],
+        cache: KVCache | None,
+        block: Block,
+        policy: SparsePolicy | None = None,
+    ) -> Forward:
+        """Runs all layers over a block of new entries. The cache is read, never written.
+
+        Args:
+          inputs: vectors, from `embed` or fused from several tokens.
+          position: rotary position of each entry.
+          cache: what is committed; None for a block without a past (training).
+          block: which entries see which.
+          policy: reserved for sparse attention; must be None.
+        """
+        if policy is not None:
+            raise ValueError("policy must be None: this model attends to the whole cache")
+        angles = {k: rotation(self.config.rope_of(k), self.config.head_width, position) for k in self.config.kinds}
+        x, taps, block_kv = inputs, [], []
+        for i, layer in enumerate(self.layers):
+            taps.append(x)
+            layer_cache = None if cache is None else cache.layer(i)
+            x, key_value = layer(x, position, angles[self.config.layer_kinds[i]], layer_cache, block)
+            block_kv.append(key_value)
+        taps.append(x)
+        return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=None)
+
+    def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
+        """Returns float32 logits of the token after each entry."""
+        head = self.embedding if self.head is None else self.head
+        logits = jnp.einsum("...D,VD->...V", hidden, head[...], preferred_element_type=jnp.float32)
+        cap = self.config.final_softcap
+        return cap * jnp.tanh(logits / cap) if cap else logits
+
+    def init_cache(self, batch: int, slots: int, block: int) -> KVCache:
+        """Makes an empty cache of `slots` slots a row, for commits of at most `block` entries."""
+        config = self.config
+        return init_cache(
+            kinds=config.kinds,
+            layer_kinds=config.layer_kinds,
+            window=config.window,
+            batch=batch,
+            slots=slots,
+            block=block,
+            num_kv_heads=config.num_kv_heads,
+            head_width=config.head_width,
+            dtype=self.embedding[...].dtype,
+        )
+
+
+def abstract_params(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[nnx.GraphDef, nnx.State]:
+    """Returns the model's structure, and its parameters as shapes, dtypes and logical axes without any memory."""
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype))
+    return nnx.split(model)
+
+
+def random_params(config: ModelConfig, seed: int = 0, dtype: Any = jnp.float32) -> tuple[nnx.GraphDef, nnx.State]:
+    """Returns the model's structure and randomly initialised parameters."""
+
+    @nnx.jit
+    def make() -> Transformer:
+        return Transformer(config, rngs=nnx.Rngs(seed), dtype=dtype)
+
+    return nnx.split(make())

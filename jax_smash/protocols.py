@@ -1,0 +1,141 @@
+"""What the parts of a decoder ask of each other. Every protocol of the project stands here."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_smash.cache import Block, BlockKV
+from jax_smash.pytree import pytree
+
+State = TypeVar("State")
+Params = Mapping[str, Any]
+"""Parameters of every module that decodes, by role: `target`, later `drafter`, `predictor` …"""
+
+
+@pytree
+class Forward:
+    """What one forward returns.
+
+    Attributes:
+      hidden: after the final norm.
+      taps: tap i is the residual that enters layer i; the last one, tap L, is the residual before the final norm.
+      block_kv: keys and values of the new entries, not yet in the cache.
+      policy_state: the sparse policy's state; None without a policy.
+    """
+
+    hidden: Float[Array, "B T D"]
+    taps: tuple[Float[Array, "B T D"], ...]
+    block_kv: BlockKV
+    policy_state: Any = None
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """What the loop asks of a model's cache: a pytree whose every leaf is `[B, …]`."""
+
+    slot_length: Int[Array, "B"]
+
+    @property
+    def slots(self) -> int:
+        """Capacity in slots."""
+        ...
+
+    def commit(
+        self, block_kv: Any, position: Int[Array, "B T"], count: Int[Array, "B"], path: Int[Array, "B P"] | None = None
+    ) -> Any:
+        """Returns the cache with the first `count` entries of `path` written."""
+        ...
+
+
+@runtime_checkable
+class CausalLM(Protocol):
+    """A model that can be decoded: bound to its parameters, inside a traced function."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Returns the input vector of each token."""
+        ...
+
+    def forward(
+        self,
+        inputs: Float[Array, "B T D"],
+        position: Int[Array, "B T"],
+        cache: Any,
+        block: Block,
+        policy: Any = None,
+    ) -> Forward:
+        """Returns hidden states and the new entries' cache content; the cache itself is only read."""
+        ...
+
+    def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
+        """Returns float32 logits of the token after each entry."""
+        ...
+
+    def init_cache(self, batch: int, slots: int, block: int) -> Any:
+        """Makes an empty cache of `slots` slots a row, for commits of at most `block` entries."""
+        ...
+
+
+@runtime_checkable
+class ModelDef(Protocol):
+    """A model without its parameters: hashable and comparable, so that a strategy may hold it as static."""
+
+    def bind(self, params: Any) -> CausalLM:
+        """Returns the model with these parameters."""
+        ...
+
+
+class LogitsProcessor(Protocol[State]):
+    """Changes logits in a way that may depend on the tokens before.
+
+    A processor is a frozen dataclass whose array fields (`[B]`, one setting a row) are traced. Its state has only
+    `[B, …]` leaves. `path` holds the tokens between what `state` has seen and the node whose logits these are, so that
+    a draft tree's nodes need no state of their own.
+    """
+
+    def init(self, batch: int, vocab_size: int) -> State:
+        """Makes the state of rows that have seen nothing."""
+        ...
+
+    def observe_prompt(self, state: State, tokens: Int[Array, "B T"], valid: Bool[Array, "B T"]) -> State:
+        """Reads prompt tokens, padding marked invalid."""
+        ...
+
+    def advance(self, state: State, token: Int[Array, "B"], running: Bool[Array, "B"]) -> State:
+        """Reads one emitted token a row; rows that do not run stay as they are."""
+        ...
+
+    def apply(
+        self, state: State, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
+    ) -> Float[Array, "B M V"]:
+        """Returns the changed logits of M nodes. `path` is padded with −1; P is 0 in plain decoding."""
+        ...
+
+
+class SparsePolicy(Protocol):
+    """Chooses the cached slots that attention reads (reserved for sparse attention)."""
+
+    def init(self, batch: int, slots: int) -> Any:
+        """Makes the policy's state."""
+        ...
+
+
+class Strategy(Protocol):
+    """A decoding method: everything that one step of the loop does."""
+
+    def init(self, params: Params, rows: Any) -> Any:
+        """Makes the state of empty rows."""
+        ...
+
+    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+        """Learns from a chunk of the prompt, after the target has read it."""
+        ...
+
+    def step(self, params: Params, state: Any) -> Any:
+        """Emits at least one token for every running row."""
+        ...

@@ -1,0 +1,118 @@
+"""A byte-level BPE tokenizer with chat roles, trained on a corpus and written as a Hugging Face tokenizer folder.
+
+    python -m train.tokenizer --data PATH... --vocab-size 4096 --output DIR
+    python -m train.tokenizer --corpus train/configs/tiny.json --data-root DATA --output DIR
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import tokenizers
+import tyro
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from train.data import Corpus, Source, load_corpus, read_source
+
+BOS, EOS, END, PAD = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>"
+SPECIAL_TOKENS = (BOS, EOS, "<|user|>", "<|assistant|>", "<|system|>", END, PAD)
+"""In the order of their ids, from 0. `END` closes a turn, `EOS` a document."""
+
+MAX_LENGTH = 2048
+
+CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
+{{- raise_exception('role must be system, user or assistant; got ' + message['role']) -}}
+{%- endif -%}
+{{- '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|assistant|>' -}}
+{%- endif -%}
+"""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Returns a tokenizer of at most `vocab_size` ids: the special tokens, the 256 bytes, then merges.
+
+    Any text is encoded without loss; each digit is a token of its own; encoding begins with `BOS`.
+
+    Raises:
+      ValueError: `vocab_size` does not hold the special tokens and the bytes.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(SPECIAL_TOKENS) + len(alphabet)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size must be at least {smallest}; got {vocab_size}")
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: tokenizers.Tokenizer, output: Path) -> None:
+    """Writes the folder that `AutoTokenizer.from_pretrained` loads, chat template included."""
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(output / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "model_max_length": MAX_LENGTH,
+        "clean_up_tokenization_spaces": False,
+    }
+    (output / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (output / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def corpus_texts(corpus: Corpus, root: Path) -> Iterator[str]:
+    """Yields each training text and turn as often as an epoch repeats it, so that merges follow what is trained on."""
+    for source in corpus.sources:
+        for document, copies in read_source(source, corpus, root):
+            texts = [message["content"] for message in document.messages] or [document.text]
+            yield from texts * copies
+
+
+def main(
+    output: Path,
+    data: tuple[str, ...] = (),
+    vocab_size: int | None = None,
+    corpus: Path | None = None,
+    data_root: Path = Path(),
+) -> None:
+    """Trains a tokenizer.
+
+    Args:
+      output: folder to write.
+      data: `.jsonl` and `.txt` files or folders of them, each read once; in place of `corpus`.
+      vocab_size: number of ids; by default the corpus file's, or 4096.
+      corpus: JSON file that names the sources and their weights.
+      data_root: folder that all paths in `corpus` and `data` start from.
+
+    Raises:
+      ValueError: neither or both of `data` and `corpus` are given, or they cannot be read.
+    """
+    if bool(data) == (corpus is not None):
+        raise ValueError(f"expected either --data or --corpus; got data {data} and corpus {corpus}")
+    described = load_corpus(corpus) if corpus else Corpus(sources=(Source("data", data),))
+    tokenizer = train_tokenizer(corpus_texts(described, data_root), vocab_size or described.vocab_size)
+    save_tokenizer(tokenizer, output)
+    print(f"{tokenizer.get_vocab_size()} ids written to {output}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
