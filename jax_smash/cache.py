@@ -24,15 +24,17 @@ class Block:
       valid: False at padding, which nothing sees and nothing commits.
       ancestors: bit j of entry i is set where entry i sees entry j, itself included, packed 32 to a word; None means
         causal.
+      segments: entries see only entries of their own segment (documents packed in a row); None where all are one.
     """
 
     valid: Bool[Array, "B T"]
     ancestors: UInt32[Array, "B T W"] | None = None
+    segments: Int[Array, "B T"] | None = None
 
     @classmethod
-    def causal(cls, valid: Bool[Array, "B T"]) -> "Block":
-        """Makes a block in which each entry sees itself and the entries before it."""
-        return cls(valid=valid, ancestors=None)
+    def causal(cls, valid: Bool[Array, "B T"], segments: Int[Array, "B T"] | None = None) -> "Block":
+        """Makes a block in which each entry sees itself and the entries before it, in its own segment."""
+        return cls(valid=valid, ancestors=None, segments=segments)
 
     def mask(self) -> Bool[Array, "B T T"]:
         """Returns which entry (last axis) each entry (middle axis) sees."""
@@ -43,6 +45,8 @@ class Block:
             entry = jnp.arange(width, dtype=jnp.uint32)
             words = self.ancestors[:, :, entry // 32]
             seen = ((words >> (entry % 32)) & 1).astype(bool)
+        if self.segments is not None:
+            seen &= self.segments[:, :, None] == self.segments[:, None, :]
         return seen & self.valid[:, None, :]
 
 

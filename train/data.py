@@ -2,27 +2,22 @@
 
     python -m train.data --corpus train/configs/tiny.json --data-root DATA --tokenizer TOKENIZER --output PACKED
 
-A packed folder holds `train.npy` and `held_out.npy` (uint16 rows) and `index.json`; with the tokenizer's folder it is
-all that training needs, so it can be carried to a machine that has no text.
+A packed folder (`train.npy`, `held_out.npy`, `index.json`) and the tokenizer's folder are all that training needs.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import glob
 import hashlib
 import itertools
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tyro
 from jaxtyping import Float32, Int32, UInt16
-
-SUFFIXES = (".jsonl", ".txt")
 
 # UTF-8 once misread as Windows-1252 comes first: it holds characters that the later pairs would change.
 _REPLACED = {
@@ -64,12 +59,9 @@ class Corpus:
     passage: int = 8000
 
     def __post_init__(self):
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out must be at least 0 and below 1; got {self.held_out}")
-        if self.length < 2 or self.passage < 1:
-            raise ValueError(f"length must be at least 2 and passage 1; got {self.length} and {self.passage}")
-        if bad := [source for source in self.sources if not source.weight > 0]:
-            raise ValueError(f"weight must be positive; got {bad[0].weight} for source {bad[0].name!r}")
+        positive = all(source.weight > 0 for source in self.sources)
+        if not (0 <= self.held_out < 1 and self.length > 1 and self.passage > 0 and positive and self.sources):
+            raise ValueError(f"expected 0 <= held_out < 1, length > 1, passage > 0, sources of weight > 0; got {self}")
 
 
 class Document(NamedTuple):
@@ -83,7 +75,7 @@ class Document(NamedTuple):
 class Packed(NamedTuple):
     """One split's rows, whose last token is the next row's first, and the folder's index."""
 
-    rows: UInt16[np.ndarray, "R T+1"]
+    rows: UInt16[np.ndarray, "R T1"]
     index: dict[str, Any]
 
 
@@ -102,11 +94,7 @@ class Batch(NamedTuple):
 
 
 def load_corpus(path: Path) -> Corpus:
-    """Returns the corpus that a JSON file describes.
-
-    Raises:
-      ValueError: a field is missing, unknown or out of range; the file is named.
-    """
+    """Returns the corpus of a JSON file; raises ValueError where a field is missing, unknown or out of range."""
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
         sources = tuple(Source(**{**source, "paths": tuple(source["paths"])}) for source in fields.pop("sources"))
@@ -119,8 +107,8 @@ def clean(text: str) -> str:
     """Returns the text with plain quotes and dashes, without picture captions, rules and written-out special tokens."""
     for old, new in _REPLACED.items():
         text = text.replace(old, new)
-    text = re.sub(r"[ \t]+", " ", _DROPPED.sub("", text))
-    return re.sub(r" ?\n(?: ?\n)+ ?", "\n\n", text).strip()
+    text = re.sub(r"(?<=\S)[ \t]{2,}(?=\S)", " ", _DROPPED.sub("", text))
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)).strip()
 
 
 def source_files(source: Source, root: Path) -> list[Path]:
@@ -128,9 +116,9 @@ def source_files(source: Source, root: Path) -> list[Path]:
     files = []
     for path in (root / name for name in source.paths):
         matches = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
-        matches = sorted(match for match in matches if match.suffix in SUFFIXES)
+        matches = sorted(match for match in matches if match.suffix in (".jsonl", ".txt"))
         if not matches:
-            raise ValueError(f"source {source.name!r}: expected a {' or '.join(SUFFIXES)} file at {path}; got none")
+            raise ValueError(f"source {source.name!r}: expected a .jsonl or .txt file at {path}; got none")
         files += matches
     return files
 
@@ -140,12 +128,10 @@ def read_documents(path: Path, *, passage: int) -> Iterator[Document]:
 
     A line is `{"text"}`, `{"turns": [user, assistant, ...]}` or `{"prompt", "response"}`; other keys are ignored. A
     dialogue's closing user turn, which has no reply, is dropped, and so is a document that cleaning leaves empty.
-
-    Raises:
-      ValueError: the file cannot be read as UTF-8, or a line is none of these; file and line are named.
+    Raises ValueError where the file is not UTF-8 text or a line is none of these; file and line are named.
     """
     try:
-        content = path.read_bytes().decode("utf-8")
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
     if path.suffix == ".txt":
@@ -170,42 +156,35 @@ def _line_documents(line: str, passage: int) -> list[Document]:
             got = sorted(other) if isinstance(other, dict) else type(other).__name__
             raise ValueError(f"expected text, turns, or prompt and response, as strings; got {got}")
     turns = [clean(turn) for turn in turns[: len(turns) // 2 * 2]]
-    roles = itertools.cycle(("user", "assistant"))
-    messages = tuple({"role": role, "content": turn} for role, turn in zip(roles, turns))
+    messages = tuple({"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns))
     return [Document(messages=messages)] if turns and all(turns) else []
 
 
 def _passages(text: str, size: int) -> list[Document]:
-    target = len(text) / max(1, math.ceil(len(text) / size))
-    pieces, filled = [[]], 0
-    for paragraph in text.split("\n\n"):
-        if filled >= target:
-            pieces, filled = [*pieces, []], 0
-        pieces[-1].append(paragraph)
-        filled += len(paragraph) + 2
-    texts = ["\n\n".join(piece) for piece in pieces]
-    return [Document(text=text, complete=text is texts[-1]) for text in texts if text]
+    target = len(text) / max(1, -(-len(text) // size))
+    pieces = []
+    for paragraph in text.split("\n\n") if text else ():
+        if pieces and len(pieces[-1]) < target:
+            pieces[-1] += "\n\n" + paragraph
+        else:
+            pieces.append(paragraph)
+    return [Document(piece, complete=i == len(pieces)) for i, piece in enumerate(pieces, start=1)]
 
 
 def read_source(source: Source, corpus: Corpus, root: Path) -> list[tuple[Document, int]]:
     """Returns the source's distinct documents, each with its copies in an epoch: 0 marks a held-out one.
 
-    Raises:
-      ValueError: a path names nothing, a file cannot be read, or no document is left to train on.
+    Content alone decides, so equal documents never part. Raises ValueError where no document is left to train on.
     """
     found = {}
     for document in itertools.chain(*(read_documents(p, passage=corpus.passage) for p in source_files(source, root))):
         key = document.text + json.dumps(document.messages)
-        copies = int(source.weight) + (_share("weight", key) < source.weight % 1)
-        if copies:
-            found[key] = document, 0 if _share("held out", key) < corpus.held_out else copies
+        drawn, held_out = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], ">u8") / 2**64
+        if copies := int(source.weight) + int(drawn < source.weight % 1):
+            found[key] = document, 0 if held_out < corpus.held_out else copies
     if not any(copies for _, copies in found.values()):
-        raise ValueError(f"source {source.name!r} has no document to train on; got {len(found)} held-out ones")
+        raise ValueError(f"source {source.name!r} must have a document to train on; got {len(found)} held-out ones")
     return list(found.values())
-
-
-def _share(salt: str, key: str) -> float:
-    return int.from_bytes(hashlib.sha256(f"{salt}\0{key}".encode()).digest()[:8], "big") / 2**64
 
 
 def _sha256(path: Path) -> str:
@@ -214,43 +193,40 @@ def _sha256(path: Path) -> str:
 
 def encode_documents(documents: Sequence[Document], tokenizer: Any) -> list[UInt16[np.ndarray, "N"]]:
     """Returns each document's tokens between begin and end, chats by the fast Hugging Face tokenizer's template."""
-    encoded = []
-    bos, eos = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
+    encoded, bos, eos = [], [tokenizer.bos_token_id], [tokenizer.eos_token_id]
     for start in range(0, len(documents), 1024):
         group = documents[start : start + 1024]
         texts = [tokenizer.apply_chat_template(d.messages, tokenize=False) if d.messages else d.text for d in group]
-        for document, encoding in zip(group, tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)):
-            begin = [] if encoding.ids[:1] == bos else bos
-            encoded.append(np.array(begin + encoding.ids + eos * document.complete, np.uint16))
+        encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        for document, ids in zip(group, (encoding.ids for encoding in encodings), strict=True):
+            encoded.append(np.array((bos if ids[:1] != bos else []) + ids + eos * document.complete, np.uint16))
     return encoded
 
 
-def pack_rows(documents: Sequence[UInt16[np.ndarray, "N"]], length: int, *, pad_id: int) -> UInt16[np.ndarray, "R T+1"]:
-    """Returns the documents end to end in rows of `length + 1` tokens; each row begins with the last one's last token."""
+def pack_rows(documents: Sequence[UInt16[np.ndarray, "N"]], length: int, *, pad_id: int) -> UInt16[np.ndarray, "R T1"]:
+    """Returns the documents end to end in rows of `length + 1` tokens, each beginning with the last token before."""
     stream = np.concatenate([np.zeros(0, np.uint16), *documents])
-    count = max(0, math.ceil((len(stream) - 1) / length))
-    rows = np.full(count * length + 1, pad_id, np.uint16)
-    rows[: len(stream)] = stream
-    return rows[np.arange(count)[:, None] * length + np.arange(length + 1)]
+    count = max(0, -(-(len(stream) - 1) // length))
+    stream = np.pad(stream, (0, count * length + 1 - len(stream)), constant_values=pad_id)
+    return stream[np.arange(count)[:, None] * length + np.arange(length + 1)]
 
 
 def pack_corpus(corpus: Corpus, root: Path, tokenizer_path: Path, output: Path) -> dict[str, Any]:
     """Writes a packed folder and returns its index, which counts each source's documents and tokens in an epoch.
 
-    Raises:
-      ValueError: a source cannot be read or is empty, or the tokenizer does not suit 16-bit packing.
+    Raises ValueError where a source is unreadable or empty, or the ids do not fit 16 bits.
     """
     from transformers import AutoTokenizer  # Reading packed rows needs no tokenizer library.
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    if None in special.values() or len(set(special.values())) < 3 or len(tokenizer) > 2**16:
-        raise ValueError(f"expected distinct begin, end, pad and at most 65536 ids; got {special}, {len(tokenizer)} ids")
+    if len({None, *special.values()}) < 4 or len(tokenizer) > 2**16:
+        raise ValueError(f"expected distinct special ids and at most 65536 ids; got {special} and {len(tokenizer)}")
     splits, sources = {"train": [], "held_out": []}, []
     for source in corpus.sources:
-        documents, copies = zip(*read_source(source, corpus, root))
+        documents, copies = zip(*read_source(source, corpus, root), strict=True)
         parts = {"train": [], "held_out": []}
-        for ids, count in zip(encode_documents(documents, tokenizer), copies):
+        for ids, count in zip(encode_documents(documents, tokenizer), copies, strict=True):
             parts["train" if count else "held_out"] += [ids] * max(count, 1)
         counts = {k: {"documents": len(part), "tokens": sum(map(len, part))} for k, part in parts.items()}
         files = {str(path.relative_to(root)): _sha256(path) for path in source_files(source, root)}
@@ -269,11 +245,7 @@ def pack_corpus(corpus: Corpus, root: Path, tokenizer_path: Path, output: Path) 
 
 
 def load_packed(folder: Path, tokenizer_path: Path, *, split: str = "train") -> Packed:
-    """Returns a split (`train` or `held_out`) of a packed folder.
-
-    Raises:
-      ValueError: the folder cannot be read, was packed with another tokenizer, or its rows are not the index's.
-    """
+    """Returns a split, `train` or `held_out`; raises ValueError where it was packed with another tokenizer."""
     try:
         index = json.loads((folder / "index.json").read_text())
         rows, expected = np.load(folder / f"{split}.npy"), (index["rows"][split], index["length"] + 1)
@@ -287,61 +259,42 @@ def load_packed(folder: Path, tokenizer_path: Path, *, split: str = "train") -> 
     return Packed(rows, index)
 
 
-def make_batch(rows: UInt16[np.ndarray, "B T+1"], *, bos_id: int, pad_id: int) -> Batch:
+def make_batch(rows: UInt16[np.ndarray, "B T1"], index: dict[str, Any]) -> Batch:
     """Returns the rows as inputs and targets with what separates their documents."""
     tokens, targets = rows[:, :-1].astype(np.int32), rows[:, 1:].astype(np.int32)
-    begins = tokens == bos_id
+    begins, pad_id = tokens == index["bos_token_id"], index["pad_token_id"]
     slot = np.arange(tokens.shape[1], dtype=np.int32)
     positions = slot - np.maximum.accumulate(np.where(begins, slot, 0), axis=1)
-    segments = np.cumsum(begins, axis=1, dtype=np.int32) + ~begins[:, :1]
-    segments = np.where(tokens == pad_id, 0, segments).astype(np.int32)
-    weights = (segments > 0) & (targets != bos_id) & (targets != pad_id)
+    segments = (np.cumsum(begins, axis=1, dtype=np.int32) + ~begins[:, :1]) * (tokens != pad_id)
+    weights = (segments > 0) & (targets != index["bos_token_id"]) & (targets != pad_id)
     return Batch(tokens, targets, positions, segments, weights.astype(np.float32))
 
 
 def shuffled_batches(packed: Packed, batch_size: int, *, seed: int, start_step: int = 0) -> Iterator[Batch]:
     """Yields batches without end from `start_step` on, each a function of the seed and its step alone.
 
-    Every epoch has its own order; rows that do not fill a batch are left out of that epoch.
-
-    Raises:
-      ValueError: the batch is larger than the split.
+    Each epoch has its own order and leaves out rows that fill no batch. Raises ValueError where none is filled.
     """
-    steps = len(packed.rows) // batch_size
-    if not steps:
+    if not (steps := len(packed.rows) // batch_size):
         raise ValueError(f"batch_size must be at most the split's {len(packed.rows)} rows; got {batch_size}")
-    special = {"bos_id": packed.index["bos_token_id"], "pad_id": packed.index["pad_token_id"]}
     for epoch in itertools.count(start_step // steps):
         order = np.random.default_rng((seed, epoch)).permutation(len(packed.rows))
         for step in range(max(0, start_step - epoch * steps), steps):
-            yield make_batch(packed.rows[order[step * batch_size : (step + 1) * batch_size]], **special)
+            yield make_batch(packed.rows[order[step * batch_size : (step + 1) * batch_size]], packed.index)
 
 
 def ordered_batches(packed: Packed, batch_size: int) -> Iterator[Batch]:
     """Yields every row once, in order; the last batch is filled with padding, whose weights are 0."""
-    pad_id = packed.index["pad_token_id"]
     for start in range(0, len(packed.rows), batch_size):
         rows = packed.rows[start : start + batch_size]
-        rows = np.pad(rows, ((0, batch_size - len(rows)), (0, 0)), constant_values=pad_id)
-        yield make_batch(rows, bos_id=packed.index["bos_token_id"], pad_id=pad_id)
+        padding = ((0, batch_size - len(rows)), (0, 0))
+        yield make_batch(np.pad(rows, padding, constant_values=packed.index["pad_token_id"]), packed.index)
 
 
 def main(corpus: Path, data_root: Path, tokenizer: Path, output: Path) -> None:
-    """Tokenises and packs a corpus.
-
-    Args:
-      corpus: JSON file that names the sources.
-      data_root: folder that the sources' paths start from.
-      tokenizer: Hugging Face tokenizer folder.
-      output: folder to write.
-    """
-    index = pack_corpus(load_corpus(corpus), data_root, tokenizer, output)
-    for source in index["sources"]:
-        print(*(f"{source['name']:24}", *(source[split] for split in index["rows"])))
-    print("rows", index["rows"], "length", index["length"])
+    """Packs the sources that the corpus file names, their paths starting from the data root, and prints the index."""
+    print(json.dumps(pack_corpus(load_corpus(corpus), data_root, tokenizer, output), indent=2))
 
 
 if __name__ == "__main__":
-    import tyro
-
     tyro.cli(main)

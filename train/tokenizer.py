@@ -2,6 +2,8 @@
 
     python -m train.tokenizer --data PATH... --vocab-size 4096 --output DIR
     python -m train.tokenizer --corpus train/configs/tiny.json --data-root DATA --output DIR
+
+Transformers' `AutoTokenizer.from_pretrained(DIR)` loads it.
 """
 
 from __future__ import annotations

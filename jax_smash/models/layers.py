@@ -23,7 +23,7 @@ def weight(
     Logical axes are mapped to a mesh by rules; initialisation and checkpoint maps read the shape from here.
     """
     # Without a mesh, a sharding name is a note on the weight; placing it is the loader's work.
-    return nnx.Param(initialiser(rngs.params(), shape, dtype), sharding_names=axes, eager_sharding=False)
+    return nnx.Param(initialiser(rngs.params(), shape, dtype), out_sharding=axes, eager_sharding=False)
 
 
 class RMSNorm(nnx.Module):

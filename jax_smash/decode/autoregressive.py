@@ -1,0 +1,63 @@
+"""Plain decoding: one forward, one token. Every other method is measured against it."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jax_smash.cache import Block, after
+from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
+from jax_smash.protocols import ModelDef, Params
+from jax_smash.pytree import replace
+from jax_smash.sampling import choose, log_probabilities
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoregressive:
+    """The strategy of plain decoding.
+
+    Attributes:
+      target: the model.
+      sampled: some row may sample; False compiles a loop without noise.
+      log_probs: likeliest tokens to record beside each emitted one; None records nothing.
+    """
+
+    target: ModelDef
+    sampled: bool = False
+    log_probs: int | None = None
+
+    block = 1
+    """Entries that one step commits at most."""
+
+    def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
+        """Learns nothing: there is no drafter."""
+        return state
+
+    def start(self, params: Params, state: DecodeState) -> DecodeState:
+        """Emits the token after the prompt."""
+        model = self.target.bind(params["target"])
+        return self._emit(state, model.unembed(state.rows.last_hidden))
+
+    def step(self, params: Params, state: DecodeState) -> DecodeState:
+        """Reads the pending token and emits the next."""
+        rows = state.rows
+        model = self.target.bind(params["target"])
+        running = running_rows(state)
+        position = rows.token_length[:, None] - 1
+        out = model.forward(
+            model.embed(rows.pending[:, None]), position, rows.cache, Block.causal(jnp.ones_like(position, bool))
+        )
+        emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
+        cache = rows.cache.commit(
+            after(out.block_kv, emitted.rows.pending), position, running.astype(jnp.int32)
+        )
+        return replace(emitted, rows=replace(emitted.rows, cache=cache, forwards=rows.forwards + running))
+
+    def _emit(self, state: DecodeState, logits: Float[Array, "B V"]) -> DecodeState:
+        rows = state.rows
+        path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
+        processed = processed_logits(state, logits[:, None], path)
+        token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)[:, 0]
+        log_probs = None if self.log_probs is None else log_probabilities(logits, token, self.log_probs)
+        return emit(state, token, logits, log_probs=log_probs)

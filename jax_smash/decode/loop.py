@@ -1,0 +1,151 @@
+"""The one decoding loop: prompts in by chunks, then steps on the device until every row has ended."""
+
+import functools
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_smash.cache import Block, after
+from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, running_rows
+from jax_smash.protocols import ModelDef, Params, Strategy
+from jax_smash.pytree import pytree, replace
+
+
+@pytree
+class Chunk:
+    """A piece of the prompts, padded on the right.
+
+    Attributes:
+      tokens: ids; anything at padding.
+      valid: False at padding.
+    """
+
+    tokens: Int[Array, "B T"]
+    valid: Bool[Array, "B T"]
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("slots", "output", "block", "log_probs"))
+def init_rows(
+    target: ModelDef,
+    params: Params,
+    shared: Shared,
+    key: Key[Array, "B"],
+    *,
+    slots: int,
+    output: int,
+    block: int,
+    log_probs: int | None = None,
+) -> Rows:
+    """Makes rows that hold nothing yet and do not run.
+
+    Args:
+      target: the model whose cache the rows carry.
+      params: its parameters.
+      shared: the processors whose state the rows carry.
+      key: a random key a row.
+      slots: capacity of the cache a row.
+      output: O, emitted tokens a row can hold.
+      block: the most entries that one commit writes (the prefill chunk, or a draft tree).
+      log_probs: record the log-probability of this many likeliest tokens beside each emitted one; None for neither.
+    """
+    model = target.bind(params["target"])
+    batch = key.shape[0]
+    vector = jax.eval_shape(model.embed, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
+    zeros = jnp.zeros((batch,), jnp.int32)
+    return Rows(
+        cache=model.init_cache(batch, slots, block),
+        pending=zeros,
+        token_length=zeros,
+        output=jnp.zeros((batch, output), jnp.int32),
+        output_length=zeros,
+        limit=zeros,
+        finish=jnp.full_like(zeros, LENGTH),
+        key=key,
+        processors=tuple(p.init(batch, model.vocab_size) for p in shared.processors),
+        stop=zeros,
+        forwards=zeros,
+        last_hidden=jnp.zeros((batch, vector.shape[-1]), vector.dtype),
+        log_probs=None
+        if log_probs is None
+        else LogProbs(
+            chosen=jnp.zeros((batch, output), jnp.float32),
+            top_values=jnp.zeros((batch, output, log_probs), jnp.float32),
+            top_tokens=jnp.zeros((batch, output, log_probs), jnp.int32),
+        ),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def prefill(
+    strategy: Strategy, params: Params, state: DecodeState, chunk: Chunk
+) -> tuple[DecodeState, Float[Array, "B T D"]]:
+    """Reads a piece of the prompts into the cache. Donates `state`.
+
+    Returns:
+      The state, and the target's final hidden state of every entry.
+    """
+    rows = state.rows
+    model = strategy.target.bind(params["target"])
+    position = rows.token_length[:, None] + jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)
+    out = model.forward(model.embed(chunk.tokens), position, rows.cache, Block.causal(chunk.valid))
+    count = chunk.valid.sum(axis=1, dtype=jnp.int32)
+    last = jnp.take_along_axis(out.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    rows = replace(
+        rows,
+        cache=rows.cache.commit(after(out.block_kv, out.hidden), position, count),
+        token_length=rows.token_length + count,
+        last_hidden=jnp.where((count > 0)[:, None], last, rows.last_hidden),
+        processors=tuple(
+            p.observe_prompt(s, chunk.tokens, chunk.valid)
+            for p, s in zip(state.shared.processors, rows.processors, strict=True)
+        ),
+    )
+    state = strategy.prefill(params, replace(state, rows=rows), chunk, out.hidden, out.taps)
+    return state, out.hidden
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def start(strategy: Strategy, params: Params, state: DecodeState) -> DecodeState:
+    """Emits the first token of every row, from the prompt's last hidden state. Donates `state`."""
+    return strategy.start(params, state)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def decode(strategy: Strategy, params: Params, state: DecodeState, steps: Int[Array, ""]) -> DecodeState:
+    """Runs steps until every row has ended, or `steps` of them. Donates `state`.
+
+    Calling it again with the state it returned goes on where it stopped: text does not depend on how the steps are
+    cut into calls.
+    """
+
+    def unfinished(carry: tuple[DecodeState, Array]) -> Bool[Array, ""]:
+        state, done = carry
+        return running_rows(state).any() & (done < steps)
+
+    def body(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
+        state, done = carry
+        return strategy.step(params, state), done + 1
+
+    return jax.lax.while_loop(unfinished, body, (state, jnp.zeros_like(steps)))[0]
+
+
+def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> Rows:
+    """Returns rows ready for a prompt: what they hold stays, their output starts anew.
+
+    A row's pending token is not in the cache yet and is no longer counted: the prompt must begin with it.
+
+    Args:
+      rows: fresh or ended rows.
+      limit: new tokens a row may emit; a row with 0 does not run.
+      stop: the stop automaton's first state a row.
+    """
+    zeros = jnp.zeros_like(rows.finish)
+    return replace(
+        rows,
+        token_length=rows.token_length - (rows.output_length > 0),
+        output_length=zeros,
+        limit=limit,
+        stop=stop,
+        finish=jnp.where(limit > 0, RUNNING, LENGTH).astype(jnp.int32),
+        forwards=zeros,
+    )

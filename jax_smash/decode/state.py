@@ -1,0 +1,172 @@
+"""What decoding carries from step to step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_smash.automaton import TokenAutomaton
+from jax_smash.protocols import LogitsProcessor
+from jax_smash.pytree import pytree, replace
+
+RUNNING = 0
+LENGTH = 1
+STOP_TOKEN = 2
+STOP_STRING = 3
+NOT_A_NUMBER = 4
+FINISH_REASONS = ("running", "length", "stop_token", "stop_string", "not_a_number")
+"""Why a row ended, by its `finish` code."""
+
+
+@pytree
+class LogProbs:
+    """Log-probabilities of emitted tokens under the model itself, before any processor, in nats.
+
+    Attributes:
+      chosen: of each emitted token.
+      top_values, top_tokens: the n likeliest tokens in its place, likeliest first.
+    """
+
+    chosen: Float[Array, "B O"]
+    top_values: Float[Array, "B O n"]
+    top_tokens: Int[Array, "B O n"]
+
+
+@pytree
+class Rows:
+    """The rows of a batch: every leaf is `[B, …]`, so that a row can be taken out, put in or sharded.
+
+    Attributes:
+      cache: the target's cache; everything but the pending token is in it.
+      pending: the last emitted token, not yet in the cache.
+      token_length: tokens of the sequence so far: prompt and emitted, the pending one included.
+      output: emitted tokens since the last prompt; slots past `output_length` hold garbage.
+      output_length: how many were emitted.
+      limit: how many may be emitted, at most O.
+      finish: why the row ended; `RUNNING` while it has not.
+      key: the row's random key; noise is drawn from it and the token's index in the sequence alone.
+      processors: the state of each logits processor.
+      stop: the state of the stop-string automaton; 0 where there is none.
+      forwards: decode forwards of the target made while the row ran; prefill is left out.
+      last_hidden: the target's final hidden state of the last prompt token.
+      log_probs: None unless asked for.
+    """
+
+    cache: Any
+    pending: Int[Array, "B"]
+    token_length: Int[Array, "B"]
+    output: Int[Array, "B O"]
+    output_length: Int[Array, "B"]
+    limit: Int[Array, "B"]
+    finish: Int[Array, "B"]
+    key: Key[Array, "B"]
+    processors: tuple[Any, ...]
+    stop: Int[Array, "B"]
+    forwards: Int[Array, "B"]
+    last_hidden: Float[Array, "B D"]
+    log_probs: LogProbs | None = None
+
+
+@pytree
+class Shared:
+    """What all rows read.
+
+    Attributes:
+      processors: logits processors; their settings are arrays of one value a row.
+      stop_tokens: ids that end a row; −1 is padding.
+      stops: the automaton of the stop strings; None where there are none.
+      memory: what a drafter keeps across rows; None in plain decoding.
+    """
+
+    processors: tuple[LogitsProcessor, ...]
+    stop_tokens: Int[Array, "n"]
+    stops: TokenAutomaton | None = None
+    memory: Any = None
+
+
+@pytree
+class DecodeState:
+    """Rows and what they share: the one argument that a decoding loop donates and returns."""
+
+    rows: Rows
+    shared: Shared
+
+
+def emit(
+    state: DecodeState,
+    token: Int[Array, "B"],
+    logits: Float[Array, "B V"],
+    *,
+    log_probs: tuple[Float[Array, "B"], Float[Array, "B n"], Int[Array, "B n"]] | None = None,
+) -> DecodeState:
+    """Appends one token to every running row and ends the rows that it ends.
+
+    A stop token is part of the output. A stop string ends the row at the token that completes it.
+
+    Args:
+      token: the emitted token.
+      logits: what it was chosen from; a NaN there ends the row with `NOT_A_NUMBER`.
+      log_probs: of this token, where they are recorded.
+    """
+    rows, shared = state.rows, state.shared
+    running = rows.finish == RUNNING
+    # Past the end is dropped, so a finished row writes nothing.
+    place = jnp.where(running, rows.output_length, rows.output.shape[1])
+    output_length = rows.output_length + running
+    stop = rows.stop
+    finish = jnp.where(output_length >= rows.limit, LENGTH, RUNNING)
+    if shared.stops is not None:
+        stop = jnp.where(running, shared.stops.step(rows.stop, token), rows.stop)
+        finish = jnp.where(shared.stops.matched(stop), STOP_STRING, finish)
+    finish = jnp.where((token[:, None] == shared.stop_tokens).any(-1), STOP_TOKEN, finish)
+    chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+    finish = jnp.where(jnp.isnan(chosen), NOT_A_NUMBER, finish)
+    rows = replace(
+        rows,
+        pending=jnp.where(running, token, rows.pending),
+        token_length=rows.token_length + running,
+        output=_put(rows.output, place, token),
+        output_length=output_length,
+        finish=jnp.where(running, finish, rows.finish).astype(jnp.int32),
+        stop=stop,
+        processors=tuple(
+            p.advance(s, token, running) for p, s in zip(shared.processors, rows.processors, strict=True)
+        ),
+        log_probs=rows.log_probs
+        if rows.log_probs is None or log_probs is None
+        else LogProbs(
+            chosen=_put(rows.log_probs.chosen, place, log_probs[0]),
+            top_values=_put(rows.log_probs.top_values, place, log_probs[1]),
+            top_tokens=_put(rows.log_probs.top_tokens, place, log_probs[2]),
+        ),
+    )
+    return replace(state, rows=rows)
+
+
+def processed_logits(
+    state: DecodeState, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
+) -> Float[Array, "B M V"]:
+    """Returns the logits that tokens are chosen from.
+
+    Args:
+      logits: the target's, a row and node.
+      path: tokens from the committed sequence to each node, padded with −1; P is 0 in plain decoding.
+    """
+    for processor, memory in zip(state.shared.processors, state.rows.processors, strict=True):
+        logits = processor.apply(memory, logits, path)
+    return logits
+
+
+def take_rows(state: DecodeState, index: Int[Array, "R"]) -> DecodeState:
+    """Returns the state of some of the rows, repeated ones included. Processors must fit the new rows already."""
+    return replace(state, rows=jax.tree.map(lambda leaf: leaf[index], state.rows))
+
+
+def running_rows(state: DecodeState) -> Bool[Array, "B"]:
+    """Marks the rows that have not ended."""
+    return state.rows.finish == RUNNING
+
+
+def _put(buffer: Array, place: Int[Array, "B"], value: Array) -> Array:
+    return buffer.at[jnp.arange(buffer.shape[0]), place].set(value.astype(buffer.dtype), mode="drop")

@@ -1,0 +1,138 @@
+"""From a checkpoint's name to a model ready to decode."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_smash.checkpoints import huggingface, orbax
+from jax_smash.config import ModelConfig
+from jax_smash.models.definition import NnxModel
+from jax_smash.models.families.presets import preset
+from jax_smash.models.transformer import random_params
+from jax_smash.protocols import ModelDef
+
+ASSETS = Path(__file__).parent / "assets"
+SHIPPED = ("tiny",)
+"""Models that come with the package, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Everything that decoding needs, by role.
+
+    Attributes:
+      name: where it came from.
+      definition: the target without its parameters. Any `ModelDef` will do, not only ours.
+      params: parameters by role; the model itself is `target`.
+      config: sizes; None for a model that is not ours.
+      tokenizer: a Hugging Face tokenizer; None where the directory has none.
+      stop_tokens: ids that end a text.
+      path: the directory it was loaded from; None for a model without one.
+    """
+
+    name: str
+    definition: ModelDef
+    params: dict[str, Any]
+    config: ModelConfig | None = None
+    tokenizer: Any = None
+    stop_tokens: tuple[int, ...] = ()
+    path: Path | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a plain prompt, with the tokenizer's own beginning.
+
+        Raises:
+          ValueError: the model has no tokenizer.
+        """
+        return list(self._tokenizer()(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Returns the tokens of a conversation up to where the assistant answers.
+
+        Raises:
+          ValueError: the tokenizer is missing, or has no chat template.
+        """
+        tokenizer = self._tokenizer()
+        if not tokenizer.chat_template:
+            raise ValueError(f"{self.name} has no chat template; decode it without chat")
+        encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        return list(tokenizer(encoded, add_special_tokens=False)["input_ids"])
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{self.name} has no tokenizer (tokenizer.json or tokenizer.model is missing); prompts must be tokens"
+            )
+        return self.tokenizer
+
+
+def load(name: str | Path, *, dtype: Any = None) -> Model:
+    """Loads a model: a shipped one, a Hugging Face directory or hub id, or one that `convert` wrote.
+
+    Args:
+      name: `tiny`, a directory, or `owner/model`.
+      dtype: of the weights in memory; None keeps the checkpoint's, but float32 for a shipped model.
+
+    Raises:
+      FileNotFoundError: there is no such model.
+      ValueError: the checkpoint is damaged, or of an unknown architecture.
+    """
+    if str(name) in SHIPPED and not Path(name).exists():
+        path, dtype = ASSETS / str(name), dtype or jnp.float32
+    else:
+        path = huggingface.resolve(name)
+    if orbax.is_checkpoint(path):
+        config, graphdef, params = orbax.load(path, dtype=dtype)
+    else:
+        config, _ = huggingface.read_config(path)
+        graphdef, params = huggingface.load_params(path, config, dtype=dtype)
+    tokenizer = load_tokenizer(path)
+    return Model(
+        name=str(name),
+        definition=NnxModel(graphdef),
+        params={"target": params},
+        config=config,
+        tokenizer=tokenizer,
+        stop_tokens=_stop_tokens(path, config, tokenizer),
+        path=path,
+    )
+
+
+def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0) -> Model:
+    """Makes a model of a real shape with random weights, to measure speed without a checkpoint.
+
+    Args:
+      shape: a preset's name, or a directory with a `config.json`.
+      dtype: of the weights.
+      seed: of the weights.
+    """
+    config = huggingface.read_config(shape)[0] if Path(shape).exists() else preset(shape)
+    graphdef, params = random_params(config, seed=seed, dtype=dtype)
+    return Model(name=shape, definition=NnxModel(graphdef), params={"target": params}, config=config)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Returns the directory's tokenizer, or None where it has none. Never runs code from the directory."""
+    if not any((path / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    from transformers import AutoTokenizer  # Takes a second to import, so only where a tokenizer is wanted.
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - whatever the library raises, the user is told which file is meant.
+        raise ValueError(f"cannot read the tokenizer in {path}: {error}") from error
+
+
+def _stop_tokens(path: Path, config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
+    stops = set(config.eos_tokens)
+    generation = path / "generation_config.json"
+    if generation.exists():
+        eos = json.loads(generation.read_text()).get("eos_token_id")
+        stops |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        stops.add(tokenizer.eos_token_id)
+    return tuple(sorted(stops))

@@ -1,0 +1,25 @@
+"""A model without its parameters, as strategies hold it."""
+
+from typing import Any
+
+from flax import nnx
+
+from jax_smash.protocols import CausalLM
+
+
+class NnxModel:
+    """The structure of an NNX module that satisfies `CausalLM`; hashable, compared by structure."""
+
+    def __init__(self, graphdef: nnx.GraphDef):
+        self.graphdef = graphdef
+        self._hash = hash(graphdef)  # Taken once: it walks the whole graph, and every call of a program asks for it.
+
+    def bind(self, params: Any) -> CausalLM:
+        """Returns the module with these parameters."""
+        return nnx.merge(self.graphdef, params)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, NnxModel) and self.graphdef == other.graphdef)

@@ -1,0 +1,100 @@
+"""Roofline and memory arithmetic: what a step must read, and how much a forward may hold."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_smash.config import ModelConfig
+
+FORWARD_BYTES = 2**30
+"""Memory that one prefill forward may take for temporaries where the device does not tell its own."""
+
+
+def tree_bytes(tree: Any) -> int:
+    """Returns the bytes of all arrays of a tree."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if hasattr(x, "dtype"))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBytes:
+    """Bytes that one decode step reads from memory.
+
+    Attributes:
+      weights: every parameter once; an untied embedding is read a row a token and left out.
+      cache: the keys and values of the slots that attention reads.
+    """
+
+    weights: int
+    cache: int
+
+    @property
+    def total(self) -> int:
+        """Weights and cache."""
+        return self.weights + self.cache
+
+
+def step_bytes(config: ModelConfig, params: Any, *, batch: int, slots: int) -> StepBytes:
+    """Returns what one decode step reads when every layer reads `slots` slots of every row.
+
+    Args:
+      config: the model's sizes.
+      params: the target's parameters, or their abstract shapes.
+      batch: rows.
+      slots: slots a row that the compiled step reads: the cache's capacity, not what it holds.
+    """
+    dtype = jax.tree.leaves(params)[0].dtype
+    weights = tree_bytes(params)
+    if not config.tied_head:
+        weights -= config.vocab_size * config.d_model * dtype.itemsize
+    entry = 2 * config.num_kv_heads * config.head_width * dtype.itemsize
+    seen = sum(min(slots, config.window) if kind == "sliding" else slots for kind in config.layer_kinds)
+    return StepBytes(weights=weights, cache=batch * seen * entry)
+
+
+def forward_bytes(config: ModelConfig, *, batch: int, width: int, slots: int, itemsize: int) -> int:
+    """Returns about how many bytes of temporaries a forward over `width` entries a row needs.
+
+    Attention scores dominate: float32, over cache and block, before and after the exponential.
+    """
+    scores = 2 * 4 * batch * config.num_heads * width * (slots + width)
+    activations = itemsize * batch * width * (2 * config.mlp_width + 4 * config.d_model)
+    entries = 2 * itemsize * batch * width * config.num_layers * config.num_kv_heads * config.head_width
+    return scores + activations + entries
+
+
+def free_bytes(device: jax.Device | None = None) -> int | None:
+    """Returns the memory left on a device in bytes; None where it does not tell."""
+    stats = (device or jax.devices()[0]).memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats["bytes_in_use"]
+
+
+def prefill_chunk(
+    config: ModelConfig | None, *, batch: int, slots: int, dtype: Any = jnp.float32, budget: int | None = None
+) -> int:
+    """Returns how many entries a row a prefill forward reads at most: the power of two that memory allows.
+
+    Args:
+      config: the model's sizes; None for a model that does not tell them, which gets 256.
+      batch: rows.
+      slots: the cache's capacity a row.
+      dtype: of the weights.
+      budget: bytes of temporaries; None takes a quarter of the device's free memory, or 1 GiB where unknown.
+
+    Returns:
+      From 16 to 2048.
+    """
+    if config is None:
+        return 256
+    if budget is None:
+        free = free_bytes()
+        budget = FORWARD_BYTES if free is None else free // 4
+    width = 2048
+    itemsize = np.dtype(dtype).itemsize
+    while width > 16 and forward_bytes(config, batch=batch, width=width, slots=slots, itemsize=itemsize) > budget:
+        width //= 2
+    return width

@@ -1,0 +1,228 @@
+"""Rows on the device, driven from the host: read prompts, decode, read again."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_smash.automaton import TokenAutomaton
+from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.decode.score import score
+from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, take_rows
+from jax_smash.loading import Model
+from jax_smash.plan import prefill_chunk
+from jax_smash.protocols import Strategy
+from jax_smash.pytree import replace
+from jax_smash.sampling import SamplingOptions, processors_for
+from jax_smash.shapes import bucket, chunks
+
+TokenLists = Sequence[Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLogProb:
+    """A token's log-probability in nats, and the likeliest tokens in its place with theirs, likeliest first."""
+
+    token: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Session:
+    """A batch of rows that decode together, over one turn or many.
+
+    Every size is fixed when the session is made, so it compiles one prefill a length bucket and one loop, and a second
+    session of the same sizes compiles nothing.
+
+    Attributes:
+      state: what is on the device. Every call replaces it and consumes the old one.
+      prompt_log_probs: of the last `read`, a row: an entry for each prompt token after the first of the turn; None
+        unless asked for.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        strategy: Strategy,
+        *,
+        slots: int,
+        max_new_tokens: int,
+        sampling: Sequence[SamplingOptions],
+        seeds: Sequence[int],
+        samples: int = 1,
+        stops: TokenAutomaton | None = None,
+        grammar: TokenAutomaton | None = None,
+        log_probs: int | None = None,
+        prompt_log_probs: int | None = None,
+    ):
+        """Allocates the rows: one a prompt, repeated `samples` times once the prompts have been read.
+
+        Args:
+          model: the model.
+          strategy: the decoding method.
+          slots: the cache's capacity a row, in slots.
+          max_new_tokens: tokens that one turn may emit at most, a row.
+          sampling: how tokens are chosen, one a prompt.
+          seeds: of each prompt; a row's noise depends on its seed and sample number alone.
+          samples: continuations of each prompt.
+          stops: the stop strings' automaton.
+          grammar: the automaton that output is held to.
+          log_probs: likeliest tokens recorded beside each emitted one; None for no record.
+          prompt_log_probs: likewise for prompt tokens.
+        """
+        self.model, self.strategy, self.slots, self.samples = model, strategy, slots, samples
+        self.max_new_tokens = max_new_tokens
+        self.prompt_log_probs: list[list[TokenLogProb]] | None = None
+        self._sampling, self._seeds = list(sampling), list(seeds)
+        self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
+        batch = len(self._sampling)
+        dtype = jax.tree.leaves(model.params["target"])[0].dtype
+        self._chunk = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype), bucket(slots))
+        shared = Shared(
+            processors=self._processors(1),
+            stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),
+            stops=stops,
+        )
+        rows = init_rows(
+            model.definition,
+            model.params,
+            shared,
+            self._keys(1),
+            slots=slots,
+            output=bucket(max_new_tokens),
+            block=max(self._chunk, strategy.block),
+            log_probs=log_probs,
+        )
+        self.state = DecodeState(rows=rows, shared=shared)
+        self._fanned_out = samples == 1
+
+    @property
+    def batch(self) -> int:
+        """Rows that decode."""
+        return len(self._sampling) * self.samples
+
+    def read(self, prompts: TokenLists, *, limits: Sequence[int] | None = None) -> None:
+        """Reads a prompt into each row, behind what the row holds, and emits each row's first token.
+
+        Args:
+          prompts: tokens of each row; an empty prompt makes a row sit out this turn. The first turn of a session with
+            several samples takes one prompt for all samples of a row.
+          limits: new tokens a row, at most `max_new_tokens`.
+
+        Raises:
+          ValueError: the prompts or their continuations do not fit the cache. Nothing has changed then.
+        """
+        rows = self.state.rows
+        length, emitted, pending = jax.device_get((rows.token_length, rows.output_length, rows.pending))
+        held = length - (emitted > 0)
+        texts = [
+            [int(t)] * bool(n and p) + list(p) for t, n, p in zip(pending, emitted, prompts, strict=True)
+        ]
+        limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
+        limit = np.where([bool(t) for t in texts], limit, 0).astype(np.int32)
+        for row, text in enumerate(texts):
+            # The last new token is never cached.
+            need = int(held[row]) + len(text) + max(int(limit[row]) - 1, 0)
+            if text and need > self.slots:
+                raise ValueError(
+                    f"row {row} needs {need} slots ({held[row]} held, {len(text)} prompt, {limit[row]} new); "
+                    f"the cache has {self.slots}"
+                )
+        stop = jnp.zeros_like(rows.stop) if self._stops is None else self._stops.start(len(texts))
+        rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop)
+        self.state = replace(self.state, rows=rows)
+        self._prefill(texts)
+        if not self._fanned_out:
+            self._fan_out()
+        self.state = PROGRAMS.call(start, self.strategy, self.model.params, self.state)
+
+    def run(self, steps: int) -> bool:
+        """Decodes at most `steps` steps. Returns whether some row still runs.
+
+        Raises:
+          ValueError: the model's logits are not numbers.
+        """
+        count = jnp.asarray(steps, jnp.int32)
+        self.state = PROGRAMS.call(decode, self.strategy, self.model.params, self.state, count)
+        finish = np.asarray(self.state.rows.finish)
+        if (finish == NOT_A_NUMBER).any():
+            raise ValueError(f"logits are not numbers in row {int(np.argmax(finish == NOT_A_NUMBER))}: check the weights")
+        return bool((finish == RUNNING).any())
+
+    def outputs(self) -> list[list[int]]:
+        """Returns the tokens that each row has emitted in this turn."""
+        output, length = jax.device_get((self.state.rows.output, self.state.rows.output_length))
+        return [row[:n].tolist() for row, n in zip(output, length, strict=True)]
+
+    def log_probs(self) -> list[list[TokenLogProb]] | None:
+        """Returns the record of each emitted token, a row; None unless asked for."""
+        if self.state.rows.log_probs is None:
+            return None
+        record, outputs = jax.device_get(self.state.rows.log_probs), self.outputs()
+        return [
+            [
+                _entry(token, record.chosen[row, i], record.top_values[row, i], record.top_tokens[row, i])
+                for i, token in enumerate(tokens)
+            ]
+            for row, tokens in enumerate(outputs)
+        ]
+
+    def _prefill(self, texts: list[list[int]]) -> None:
+        asked = self._prompt_top is not None
+        self.prompt_log_probs = [[] for _ in texts] if asked else None
+        offset = 0
+        for width in chunks(max(len(t) for t in texts), self._chunk):
+            tokens, following = np.zeros((2, len(texts), width), np.int32)
+            valid = np.zeros((len(texts), width), bool)
+            for row, text in enumerate(texts):
+                piece, after = text[offset : offset + width], text[offset + 1 : offset + width + 1]
+                tokens[row, : len(piece)], valid[row, : len(piece)] = piece, True
+                following[row, : len(after)] = after
+            chunk = Chunk(tokens=jnp.asarray(tokens), valid=jnp.asarray(valid))
+            self.state, hidden = PROGRAMS.call(prefill, self.strategy, self.model.params, self.state, chunk)
+            if asked:
+                record = score(
+                    self.model.definition, self.model.params, hidden, jnp.asarray(following), self._prompt_top
+                )
+                self._record(jax.device_get(record), texts, offset, width)
+            offset += width
+
+    def _record(self, record: Any, texts: list[list[int]], offset: int, width: int) -> None:
+        assert self.prompt_log_probs is not None
+        chosen, values, tokens = record
+        for row, text in enumerate(texts):
+            for i in range(min(width, len(text) - 1 - offset)):
+                entry = _entry(text[offset + i + 1], chosen[row, i], values[row, i], tokens[row, i])
+                self.prompt_log_probs[row].append(entry)
+
+    def _fan_out(self) -> None:
+        index = jnp.repeat(jnp.arange(len(self._sampling)), self.samples)
+        state = take_rows(self.state, index)
+        self.state = replace(
+            state,
+            rows=replace(state.rows, key=self._keys(self.samples)),
+            shared=replace(state.shared, processors=self._processors(self.samples)),
+        )
+        if self.prompt_log_probs is not None:
+            self.prompt_log_probs = [self.prompt_log_probs[i] for i in np.asarray(index)]
+        self._fanned_out = True
+
+    def _processors(self, samples: int) -> tuple[Any, ...]:
+        model = self.model.definition.bind(self.model.params["target"])
+        options = [o for o in self._sampling for _ in range(samples)]
+        return processors_for(
+            options, stop_tokens=self.model.stop_tokens, vocab_size=model.vocab_size, grammar=self._grammar
+        )
+
+    def _keys(self, samples: int) -> jax.Array:
+        keys = [jax.random.fold_in(jax.random.key(seed), i) for seed in self._seeds for i in range(samples)]
+        return jnp.stack(keys)
+
+
+def _entry(token: int, log_prob: Any, values: np.ndarray, tokens: np.ndarray) -> TokenLogProb:
+    top = tuple((int(t), float(v)) for t, v in zip(tokens, values, strict=True))
+    return TokenLogProb(token=int(token), log_prob=float(log_prob), top=top)
