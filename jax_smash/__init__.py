@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from jax_smash.checkpoints.convert import convert
     from jax_smash.config import ModelConfig, RopeConfig
     from jax_smash.decode.autoregressive import Autoregressive
-    from jax_smash.decode.loop import decode
     from jax_smash.decode.state import DecodeState
     from jax_smash.generation import Completion, generate
     from jax_smash.loading import Model, load, random_model
@@ -35,7 +34,6 @@ _HOMES = {
     "Strategy": "protocols",
     "Transformer": "models.transformer",
     "convert": "checkpoints.convert",
-    "decode": "decode.loop",
     "generate": "generation",
     "load": "loading",
     "random_model": "loading",

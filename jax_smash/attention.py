@@ -1,13 +1,18 @@
 """Attention of a block of new entries over the cache and over the block itself."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, LayerCache
 
 MASKED = -1e30
 """Score of what a query may not see: finite, so that a query that sees nothing stays free of NaN."""
+
+QUERIES_AT_ONCE = 64
+"""Queries whose scores are in memory at once where there is no cache, as in training."""
 
 
 def attend(
@@ -46,12 +51,11 @@ def attend(
     seen = block.mask()
     if window:
         seen &= position[:, None, :] > position[:, :, None] - window
+    if cache is None:
+        out = _attend_without_past(query, key, value, seen, capped)
+        return out.reshape(batch, width, heads, head_width)
     scores = capped(jnp.einsum("BTKGH,BUKH->BKGTU", query, key, preferred_element_type=jnp.float32))
     scores = jnp.where(seen[:, None, None], scores, MASKED)
-    if cache is None:
-        weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-        out = jnp.einsum("BKGTU,BUKH->BTKGH", weights, value)
-        return out.reshape(batch, width, heads, head_width)
 
     # An empty slot's position is after every query's, so one comparison hides empty slots too.
     visible = cache.position[:, None, :] <= position[:, :, None]
@@ -67,3 +71,32 @@ def attend(
     ) + jnp.einsum("BKGTU,BUKH->BTKGH", scores.astype(value.dtype), value, preferred_element_type=jnp.float32)
     out = out / total.transpose(0, 3, 1, 2)[..., None]
     return out.astype(value.dtype).reshape(batch, width, heads, head_width)
+
+
+def _attend_without_past(
+    query: Float[Array, "B T K G H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    seen: Bool[Array, "B T T"],
+    capped: Callable[[Array], Array],
+) -> Float[Array, "B T K G H"]:
+    """Attends within a block, some queries at a time.
+
+    A block's entries see no later ones, so a piece of queries meets only the keys up to its end. The backward pass
+    makes each piece's scores again: what a training step keeps and moves is linear in T.
+    """
+    query, key, value = query.transpose(0, 2, 3, 1, 4), key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
+
+    @jax.checkpoint
+    def attend_piece(query: Array, key: Array, value: Array, seen: Array) -> Array:
+        scores = capped(jnp.einsum("BKGTH,BKUH->BKGTU", query, key, preferred_element_type=jnp.float32))
+        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1).astype(value.dtype)
+        return jnp.einsum("BKGTU,BKUH->BKGTH", weights, value)
+
+    pieces = []
+    for start in range(0, query.shape[3], QUERIES_AT_ONCE):
+        end = min(start + QUERIES_AT_ONCE, query.shape[3])
+        pieces.append(
+            attend_piece(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], seen[:, start:end, :end])
+        )
+    return jnp.concatenate(pieces, axis=3).transpose(0, 3, 1, 2, 4)

@@ -64,9 +64,9 @@ class KVCache:
       kind_of_layer: index into `positions`, a layer.
     """
 
-    keys: tuple[Float[Array, "B K S H"], ...]
-    values: tuple[Float[Array, "B K S H"], ...]
-    positions: tuple[Int[Array, "B S"], ...]
+    keys: tuple[Float[Array, "B K _ H"], ...]
+    values: tuple[Float[Array, "B K _ H"], ...]
+    positions: tuple[Int[Array, "B _"], ...]
     slot_length: Int[Array, "B"]
     kind_of_layer: tuple[int, ...] = static()
 
@@ -102,7 +102,7 @@ class KVCache:
         if path is not None:
             block_kv = tuple((_pick(k, path), _pick(v, path)) for k, v in block_kv)
             position = jnp.take_along_axis(position, path, axis=1)
-        offset = jnp.arange(position.shape[1], dtype=jnp.int32)
+        offset = jnp.arange(position.shape[1], dtype=jnp.int32)[None]
         written = offset < count[:, None]
         target = []
         for kind_position in self.positions:

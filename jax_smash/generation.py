@@ -8,7 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_smash.automaton import StreamDecoder, TokenAutomaton, grammar_automaton, stop_automaton
+from jax_smash.automaton import (
+    StreamDecoder,
+    TokenAutomaton,
+    json_schema_automaton,
+    regex_automaton,
+    stop_automaton,
+)
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.state import FINISH_REASONS
 from jax_smash.loading import Model
@@ -89,6 +95,7 @@ def generate(
     slots: int | None = None,
     on_text: Callable[[int, str], None] | None = None,
     on_tokens: Callable[[int], None] | None = None,
+    on_completion: Callable[[Completion], None] | None = None,
     steps: int | None = None,
 ) -> list[Completion]:
     """Continues prompts, a batch at a time.
@@ -114,6 +121,7 @@ def generate(
       slots: capacity of the cache a row; None makes it fit.
       on_text: called with a completion's number and its next piece of text, while it is made.
       on_tokens: called with the number of new tokens, while they are made.
+      on_completion: called with each completion, in order, when its batch has ended.
       steps: steps a call of the loop; None chooses.
 
     Returns:
@@ -140,7 +148,7 @@ def generate(
         log_probs=(log_probs, prompt_log_probs),
     )
     strategy = strategy_class(
-        target=model.definition, sampled=any(o.temperature > 0 for o in plan.sampling), log_probs=log_probs
+        target=model.definition, sampled=any(o.sampled for o in plan.sampling), log_probs=log_probs
     )
     size = min(batch_size, len(plan.tokens))
     completions: list[Completion] = []
@@ -156,6 +164,7 @@ def generate(
             sampling=[plan.sampling[i] for i in batch] + [SamplingOptions()] * fill,
             seeds=[plan.seeds[i] for i in batch] + [0] * fill,
             samples=num_samples,
+            among=plan.sampling,
             stops=plan.stops,
             grammar=plan.grammar,
             log_probs=log_probs,
@@ -166,6 +175,8 @@ def generate(
         for row in range(len(batch) * num_samples):
             i = first + row // num_samples
             completions.append(turn.completion(row, plan.prompts[i], len(plan.tokens[i]), row % num_samples))
+            if on_completion is not None:
+                on_completion(completions[-1])
     return completions
 
 
@@ -185,7 +196,7 @@ class _Turn:
         self.session, self.first, self.rows = session, first, rows
         self.on_text, self.on_tokens = on_text, on_tokens
         decoding = range(rows) if model.tokenizer is not None else ()
-        self.decoders = [StreamDecoder(model.tokenizer, stops) for _ in decoding]
+        self.decoders = [StreamDecoder(model.token_bytes, stops) for _ in decoding]
         self.texts = [""] * rows
         self.shown = [0] * rows
         self.first_token_s = self.decode_s = 0.0
@@ -307,7 +318,7 @@ def _plan(
 
 def _slots(model: Model, tokens: list[list[int]], max_new_tokens: int, slots: int | None) -> int:
     """Returns the cache's capacity, once every prompt is known to be in range and to fit it."""
-    vocab_size = model.definition.bind(model.params["target"]).vocab_size
+    vocab_size = model.vocab_size
     longest = model.config.max_positions if model.config else None
     room = min(x for x in (slots, longest, 2**30) if x is not None)
     for i, prompt in enumerate(tokens):
@@ -327,11 +338,9 @@ def _slots(model: Model, tokens: list[list[int]], max_new_tokens: int, slots: in
 def _stops(model: Model, stop: tuple[str, ...]) -> TokenAutomaton | None:
     if not stop:
         return None
-    if "" in stop:
-        raise ValueError("a stop string must not be empty")
     if model.tokenizer is None:
         raise ValueError(f"stop strings need a tokenizer; {model.name} has none")
-    return stop_automaton(stop, model.tokenizer)
+    return stop_automaton(stop, model.token_bytes)
 
 
 def _grammar(model: Model, json_schema: str | dict[str, Any] | None, regex: str | None) -> TokenAutomaton | None:
@@ -341,4 +350,7 @@ def _grammar(model: Model, json_schema: str | dict[str, Any] | None, regex: str 
         raise ValueError("json_schema and regex exclude each other; got both")
     if model.tokenizer is None:
         raise ValueError(f"a grammar needs a tokenizer; {model.name} has none")
-    return grammar_automaton(model.tokenizer, json_schema=json_schema, regex=regex, stop_tokens=model.stop_tokens)
+    if regex is not None:
+        return regex_automaton(regex, model.token_bytes, stop_tokens=model.stop_tokens)
+    assert json_schema is not None
+    return json_schema_automaton(json_schema, model.token_bytes, stop_tokens=model.stop_tokens)

@@ -1,6 +1,7 @@
 """From a checkpoint's name to a model ready to decode."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
@@ -18,6 +20,9 @@ from jax_smash.protocols import ModelDef
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
 """Models that come with the package, by name."""
+
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Tokenizer classes that are all in their `tokenizer.json`, under the names of transformers 4 and 5."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,20 @@ class Model:
         encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         return list(tokenizer(encoded, add_special_tokens=False)["input_ids"])
 
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.definition.bind(self.params["target"]).vocab_size
+
+    @functools.cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of every token.
+
+        Raises:
+          ValueError: the model has no tokenizer.
+        """
+        return token_bytes(self._tokenizer(), self.vocab_size)
+
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise ValueError(
@@ -81,10 +100,9 @@ def load(name: str | Path, *, dtype: Any = None) -> Model:
       FileNotFoundError: there is no such model.
       ValueError: the checkpoint is damaged, or of an unknown architecture.
     """
-    if str(name) in SHIPPED and not Path(name).exists():
-        path, dtype = ASSETS / str(name), dtype or jnp.float32
-    else:
-        path = huggingface.resolve(name)
+    path = find(name)
+    if path.parent == ASSETS:
+        dtype = dtype or jnp.float32
     if orbax.is_checkpoint(path):
         config, graphdef, params = orbax.load(path, dtype=dtype)
     else:
@@ -97,9 +115,22 @@ def load(name: str | Path, *, dtype: Any = None) -> Model:
         params={"target": params},
         config=config,
         tokenizer=tokenizer,
-        stop_tokens=_stop_tokens(path, config, tokenizer),
+        stop_tokens=stop_tokens(path, config, tokenizer),
         path=path,
     )
+
+
+def find(name: str | Path) -> Path:
+    """Returns the directory of a model: a shipped one by its name, any other by its path or hub id.
+
+    A directory of that name goes before a shipped model.
+
+    Raises:
+      FileNotFoundError: there is no such model.
+    """
+    if str(name) in SHIPPED and not Path(name).exists():
+        return ASSETS / str(name)
+    return huggingface.resolve(name)
 
 
 def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0) -> Model:
@@ -119,20 +150,36 @@ def load_tokenizer(path: Path) -> Any:
     """Returns the directory's tokenizer, or None where it has none. Never runs code from the directory."""
     if not any((path / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None
-    from transformers import AutoTokenizer  # Takes a second to import, so only where a tokenizer is wanted.
+    import transformers  # Takes a second to import, so only where a tokenizer is wanted.
 
     try:
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # noqa: BLE001 - whatever the library raises, the user is told which file is meant.
+        named = _json(path / "tokenizer_config.json").get("tokenizer_class")
+        if named in GENERIC and (path / "tokenizer.json").exists():
+            # AutoTokenizer would choose the same, but first import torch where it is installed: seconds more.
+            return transformers.PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # Whatever the library raises, the user is told which file is meant.
         raise ValueError(f"cannot read the tokenizer in {path}: {error}") from error
 
 
-def _stop_tokens(path: Path, config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
+def stop_tokens(path: Path, config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
+    """Returns the ids that end a text, as configuration, generation settings and tokenizer name them, in order."""
     stops = set(config.eos_tokens)
-    generation = path / "generation_config.json"
-    if generation.exists():
-        eos = json.loads(generation.read_text()).get("eos_token_id")
-        stops |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    eos = _json(path / "generation_config.json").get("eos_token_id")
+    stops |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
     return tuple(sorted(stops))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """Returns a file's JSON object; an empty one where there is no file."""
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object; got {type(content).__name__}")
+    return content

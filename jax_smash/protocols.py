@@ -90,6 +90,7 @@ class ModelDef(Protocol):
         ...
 
 
+@runtime_checkable
 class LogitsProcessor(Protocol[State]):
     """Changes logits in a way that may depend on the tokens before.
 
@@ -117,6 +118,7 @@ class LogitsProcessor(Protocol[State]):
         ...
 
 
+@runtime_checkable
 class SparsePolicy(Protocol):
     """Chooses the cached slots that attention reads (reserved for sparse attention)."""
 
@@ -125,15 +127,24 @@ class SparsePolicy(Protocol):
         ...
 
 
+@runtime_checkable
 class Strategy(Protocol):
-    """A decoding method: everything that one step of the loop does."""
+    """A decoding method: everything that one step of the loop does. Hashable, without arrays: it is compiled in.
 
-    def init(self, params: Params, rows: Any) -> Any:
-        """Makes the state of empty rows."""
-        ...
+    Attributes:
+      target: the model that decodes.
+      block: entries that one step commits at most.
+    """
+
+    target: ModelDef
+    block: int
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Learns from a chunk of the prompt, after the target has read it."""
+        ...
+
+    def start(self, params: Params, state: Any) -> Any:
+        """Emits the token after the prompt."""
         ...
 
     def step(self, params: Params, state: Any) -> Any:

@@ -17,7 +17,7 @@ from jax_smash.loading import Model
 from jax_smash.plan import prefill_chunk
 from jax_smash.protocols import Strategy
 from jax_smash.pytree import replace
-from jax_smash.sampling import SamplingOptions, processors_for
+from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
 
 TokenLists = Sequence[Sequence[int]]
@@ -54,6 +54,7 @@ class Session:
         sampling: Sequence[SamplingOptions],
         seeds: Sequence[int],
         samples: int = 1,
+        among: Sequence[SamplingOptions] = (),
         stops: TokenAutomaton | None = None,
         grammar: TokenAutomaton | None = None,
         log_probs: int | None = None,
@@ -69,6 +70,7 @@ class Session:
           sampling: how tokens are chosen, one a prompt.
           seeds: of each prompt; a row's noise depends on its seed and sample number alone.
           samples: continuations of each prompt.
+          among: options of other batches that are to share this session's programs.
           stops: the stop strings' automaton.
           grammar: the automaton that output is held to.
           log_probs: likeliest tokens recorded beside each emitted one; None for no record.
@@ -77,7 +79,7 @@ class Session:
         self.model, self.strategy, self.slots, self.samples = model, strategy, slots, samples
         self.max_new_tokens = max_new_tokens
         self.prompt_log_probs: list[list[TokenLogProb]] | None = None
-        self._sampling, self._seeds = list(sampling), list(seeds)
+        self._sampling, self._seeds, self._among = list(sampling), list(seeds), list(among)
         self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
         batch = len(self._sampling)
         dtype = jax.tree.leaves(model.params["target"])[0].dtype
@@ -91,7 +93,7 @@ class Session:
             model.definition,
             model.params,
             shared,
-            self._keys(1),
+            row_keys(self._seeds),
             slots=slots,
             output=bucket(max_new_tokens),
             block=max(self._chunk, strategy.block),
@@ -204,7 +206,7 @@ class Session:
         state = take_rows(self.state, index)
         self.state = replace(
             state,
-            rows=replace(state.rows, key=self._keys(self.samples)),
+            rows=replace(state.rows, key=row_keys(self._seeds, samples=self.samples)),
             shared=replace(state.shared, processors=self._processors(self.samples)),
         )
         if self.prompt_log_probs is not None:
@@ -212,15 +214,13 @@ class Session:
         self._fanned_out = True
 
     def _processors(self, samples: int) -> tuple[Any, ...]:
-        model = self.model.definition.bind(self.model.params["target"])
-        options = [o for o in self._sampling for _ in range(samples)]
         return processors_for(
-            options, stop_tokens=self.model.stop_tokens, vocab_size=model.vocab_size, grammar=self._grammar
+            [o for o in self._sampling for _ in range(samples)],
+            stop_tokens=self.model.stop_tokens,
+            vocab_size=self.model.vocab_size,
+            grammar=self._grammar,
+            among=self._among,
         )
-
-    def _keys(self, samples: int) -> jax.Array:
-        keys = [jax.random.fold_in(jax.random.key(seed), i) for seed in self._seeds for i in range(samples)]
-        return jnp.stack(keys)
 
 
 def _entry(token: int, log_prob: Any, values: np.ndarray, tokens: np.ndarray) -> TokenLogProb:

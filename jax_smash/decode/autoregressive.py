@@ -43,15 +43,13 @@ class Autoregressive:
         """Reads the pending token and emits the next."""
         rows = state.rows
         model = self.target.bind(params["target"])
-        running = running_rows(state)
+        running = running_rows(state).astype(jnp.int32)
         position = rows.token_length[:, None] - 1
         out = model.forward(
             model.embed(rows.pending[:, None]), position, rows.cache, Block.causal(jnp.ones_like(position, bool))
         )
         emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
-        cache = rows.cache.commit(
-            after(out.block_kv, emitted.rows.pending), position, running.astype(jnp.int32)
-        )
+        cache = rows.cache.commit(after(out.block_kv, emitted.rows.pending), position, running)
         return replace(emitted, rows=replace(emitted.rows, cache=cache, forwards=rows.forwards + running))
 
     def _emit(self, state: DecodeState, logits: Float[Array, "B V"]) -> DecodeState:

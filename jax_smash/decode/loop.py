@@ -86,7 +86,7 @@ def prefill(
     """
     rows = state.rows
     model = strategy.target.bind(params["target"])
-    position = rows.token_length[:, None] + jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)
+    position = rows.token_length[:, None] + jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)[None]
     out = model.forward(model.embed(chunk.tokens), position, rows.cache, Block.causal(chunk.valid))
     count = chunk.valid.sum(axis=1, dtype=jnp.int32)
     last = jnp.take_along_axis(out.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
@@ -139,13 +139,13 @@ def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> R
       limit: new tokens a row may emit; a row with 0 does not run.
       stop: the stop automaton's first state a row.
     """
-    zeros = jnp.zeros_like(rows.finish)
+    # Fields are donated, so no two may be one array.
     return replace(
         rows,
-        token_length=rows.token_length - (rows.output_length > 0),
-        output_length=zeros,
+        token_length=rows.token_length - (rows.output_length > 0).astype(jnp.int32),
+        output_length=jnp.zeros_like(rows.finish),
         limit=limit,
         stop=stop,
         finish=jnp.where(limit > 0, RUNNING, LENGTH).astype(jnp.int32),
-        forwards=zeros,
+        forwards=jnp.zeros_like(rows.finish),
     )

@@ -113,19 +113,20 @@ def emit(
     running = rows.finish == RUNNING
     # Past the end is dropped, so a finished row writes nothing.
     place = jnp.where(running, rows.output_length, rows.output.shape[1])
-    output_length = rows.output_length + running
+    emitted = running.astype(jnp.int32)
+    output_length = rows.output_length + emitted
     stop = rows.stop
     finish = jnp.where(output_length >= rows.limit, LENGTH, RUNNING)
     if shared.stops is not None:
         stop = jnp.where(running, shared.stops.step(rows.stop, token), rows.stop)
         finish = jnp.where(shared.stops.matched(stop), STOP_STRING, finish)
-    finish = jnp.where((token[:, None] == shared.stop_tokens).any(-1), STOP_TOKEN, finish)
+    finish = jnp.where((token[:, None] == shared.stop_tokens[None]).any(-1), STOP_TOKEN, finish)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
     finish = jnp.where(jnp.isnan(chosen), NOT_A_NUMBER, finish)
     rows = replace(
         rows,
         pending=jnp.where(running, token, rows.pending),
-        token_length=rows.token_length + running,
+        token_length=rows.token_length + emitted,
         output=_put(rows.output, place, token),
         output_length=output_length,
         finish=jnp.where(running, finish, rows.finish).astype(jnp.int32),

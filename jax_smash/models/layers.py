@@ -36,7 +36,7 @@ class RMSNorm(nnx.Module):
         self.offset = config.norm_offset
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        scale = self.scale[...]
+        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + x.shape[-1:])
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
         if self.offset:
@@ -77,7 +77,7 @@ class Attention(nnx.Module):
         config = self.config
         qkv = jnp.einsum("BTD,DKCH->BTKCH", x, self.w_qkv[...])
         if self.b_qkv is not None:
-            qkv += self.b_qkv[...]
+            qkv += self.b_qkv[...][None, None]
         query, key, value = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
         query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)
         if self.q_norm is not None and self.k_norm is not None:
@@ -97,7 +97,7 @@ class Attention(nnx.Module):
         out = out.reshape(*x.shape[:2], config.num_kv_heads, -1, config.head_width)
         out = jnp.einsum("BTKGH,KGHD->BTD", out, self.w_o[...])
         if self.b_o is not None:
-            out += self.b_o[...]
+            out += self.b_o[...][None, None]
         return out, (key, value)
 
 
@@ -116,12 +116,12 @@ class MLP(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         both = jnp.einsum("BTD,DCF->BTCF", x, self.w_gate_up[...])
         if self.b_gate_up is not None:
-            both += self.b_gate_up[...]
+            both += self.b_gate_up[...][None, None]
         gate, up = both[..., 0, :], both[..., 1, :]
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
         out = jnp.einsum("BTF,FD->BTD", gate * up, self.w_down[...])
         if self.b_down is not None:
-            out += self.b_down[...]
+            out += self.b_down[...][None, None]
         return out
 
 

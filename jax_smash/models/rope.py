@@ -48,7 +48,7 @@ def rotation(
     rope: RopeConfig, head_width: int, position: Int[Array, "B T"]
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
     """Returns cos and sin of every pair's angle at each position, float32."""
-    angle = position.astype(jnp.float32)[..., None] * frequencies(rope, head_width)
+    angle = position.astype(jnp.float32)[..., None] * frequencies(rope, head_width)[None, None]
     return jnp.cos(angle) * rope.attention_factor, jnp.sin(angle) * rope.attention_factor
 
 

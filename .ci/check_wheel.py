@@ -1,0 +1,30 @@
+"""Checks that a wheel holds the two packages with their data, and nothing else."""
+
+import sys
+import zipfile
+
+
+def main(path: str) -> None:
+    """Raises `SystemExit` naming what is missing from the wheel or should not be in it."""
+    names = zipfile.ZipFile(path).namelist()
+    metadata = next(n for n in names if n.endswith("METADATA")).split("/")[0]
+    strays = [n for n in names if n.split("/")[0] not in {"jax_smash", "pallas_kernels", metadata}]
+    wanted = {
+        "jax_smash/__init__.py",
+        "jax_smash/py.typed",
+        "jax_smash/models/transformer.py",
+        "jax_smash/assets/tiny/config.json",
+        "jax_smash/assets/tiny/model.safetensors",
+        "jax_smash/assets/tiny/tokenizer.json",
+        "jax_smash/assets/tiny/chat_template.jinja",
+        "pallas_kernels/__init__.py",
+    }
+    missing = wanted - set(names)
+    if strays or missing:
+        sys.exit(f"{path}: strays {sorted(strays)}, missing {sorted(missing)}")
+    size = sum(i.compress_size for i in zipfile.ZipFile(path).infolist()) / 1e6
+    print(f"{path.split('/')[-1]}: {len(names)} files, {size:.1f} MB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,89 @@
+"""Decodes a model that is not one of jax_smash's own: a recurrent one, written in plain JAX.
+
+It offers what `CausalLM` asks for (`embed`, `forward`, `unembed`, `init_cache`) and a cache with one write, `commit`.
+That is enough for `generate`, for batches, for sampling and for streaming.
+
+    python docs/examples/another_model.py
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import jax_smash
+from jax_smash.pytree import pytree, replace
+
+VOCABULARY, WIDTH = 256, 64
+
+
+@pytree
+class Memory:
+    """The recurrent state of each row; it stands where a transformer has keys and values."""
+
+    state: jax.Array  # [B, D]
+    slot_length: jax.Array  # [B]
+
+    def commit(self, block_kv, position, count, path=None):
+        """Steps the state over the first `count` entries of the block."""
+        entries = block_kv[0][0]
+        if path is not None:
+            entries = jnp.take_along_axis(entries, path[:, :, None], axis=1)
+
+        def step(state, x):
+            entry, written = x
+            return jnp.where(written[:, None], 0.9 * state + entry, state), None
+
+        written = jnp.arange(entries.shape[1])[None] < count[:, None]
+        state, _ = jax.lax.scan(step, self.state, (entries.swapaxes(0, 1), written.T))
+        return replace(self, state=state, slot_length=self.slot_length + count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrent:
+    """state = 0.9 · state + x; logits = tanh(state) · Wᵀ."""
+
+    params: dict
+
+    vocab_size = VOCABULARY
+
+    def embed(self, tokens):
+        return self.params["embedding"][tokens]
+
+    def forward(self, inputs, position, cache, block, policy=None):
+        def step(state, x):
+            state = 0.9 * state + x
+            return state, state
+
+        _, states = jax.lax.scan(step, cache.state, inputs.swapaxes(0, 1))
+        hidden = jnp.tanh(states.swapaxes(0, 1))
+        return jax_smash.Forward(hidden=hidden, taps=(inputs, hidden), block_kv=((inputs, inputs),))
+
+    def unembed(self, hidden):
+        return hidden @ self.params["head"].T
+
+    def init_cache(self, batch, slots, block):
+        return Memory(state=jnp.zeros((batch, WIDTH)), slot_length=jnp.zeros((batch,), jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentDef:
+    """The model without its parameters; a strategy holds this."""
+
+    def bind(self, params):
+        return Recurrent(params)
+
+
+def make() -> jax_smash.Model:
+    """Returns a randomly initialised model, ready for `generate`."""
+    first, second = jax.random.split(jax.random.key(0))
+    params = {
+        "embedding": jax.random.normal(first, (VOCABULARY, WIDTH)),
+        "head": jax.random.normal(second, (VOCABULARY, WIDTH)),
+    }
+    return jax_smash.Model(name="recurrent", definition=RecurrentDef(), params={"target": params})
+
+
+if __name__ == "__main__":
+    for completion in jax_smash.generate(make(), [[72, 101, 108], [1, 2, 3, 4]], max_new_tokens=12):
+        print(completion.token_ids)

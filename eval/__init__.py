@@ -1,0 +1,1 @@
+"""Programs that measure: run as `python -m eval.NAME`. They are not installed."""

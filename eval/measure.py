@@ -1,0 +1,178 @@
+"""One timed run of one batch by one of our methods, as a user gets it."""
+
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_smash.decode.loop import decode
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.generation import QUIET_STEPS
+from jax_smash.loading import Model
+from jax_smash.methods import strategy_for
+from jax_smash.plan import step_bytes, tree_bytes
+from jax_smash.sampling import SamplingOptions
+from jax_smash.session import Session
+
+MEGABYTE = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What one run of one batch took.
+
+    Attributes:
+      tokens: new tokens of each row.
+      first_token_s: from the start of prefill to the first token of every row on the host.
+      decode_s: from then to the last token of the batch.
+      steps: decode forwards of the batch.
+      forwards: decode forwards of each row, summed: those it was still running in.
+    """
+
+    tokens: list[list[int]]
+    first_token_s: float
+    decode_s: float
+    steps: int
+    forwards: int
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that decoding emitted: all but the first of each row."""
+        return sum(len(row) - 1 for row in self.tokens)
+
+
+class Contender(Protocol):
+    """Something that continues a batch of prompts and can be timed at it.
+
+    Attributes:
+      name: of its row.
+      is_peer: it is not ours.
+    """
+
+    name: str
+    is_peer: bool
+
+    def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
+        """Compiles, allocates and reads whatever a first run would otherwise be timed with."""
+        ...
+
+    def run(self, prompts: list[list[int]]) -> Sample:
+        """Continues one batch, greedily."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the fields of its row that do not depend on the timing."""
+        ...
+
+
+class Ours:
+    """One of our methods. The loop is the user's: the same session, the same steps a call."""
+
+    is_peer = False
+
+    def __init__(self, name: str, model: Model, *, slots: int, max_new_tokens: int, batch_size: int):
+        """Makes the strategy; allocates nothing.
+
+        Args:
+          name: of the method.
+          model: the model. Its stop tokens end a row.
+          slots: capacity of the cache a row.
+          max_new_tokens: of each row.
+          batch_size: rows.
+        """
+        self.name, self.model, self.slots = name, model, slots
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self.strategy = strategy_for(name)(target=model.definition, sampled=False, log_probs=None)
+        self._compile_s = 0.0
+        self._peak_mb: float | None = None
+        self._program_mb: float | None = None
+
+    def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
+        """Compiles a prefill for each length that occurs, and the loop."""
+        compiled = PROGRAMS.seconds
+        for prompts in batches:
+            session = self._session()
+            session.read(prompts, limits=[min(2, self.max_new_tokens)] * self.batch_size)
+            session.run(QUIET_STEPS)
+        self._compile_s = PROGRAMS.seconds - compiled
+        steps = jnp.asarray(QUIET_STEPS, jnp.int32)
+        program = PROGRAMS.program(decode, self.strategy, self.model.params, session.state, steps)
+        self._program_mb = program_megabytes(program)
+        self._peak_mb = peak_megabytes()
+
+    def run(self, prompts: list[list[int]]) -> Sample:
+        """Continues one batch. The session's empty cache is made before the clock starts."""
+        session = self._session()
+        jax.block_until_ready(session.state)
+        compiled = PROGRAMS.compiled
+        began = time.perf_counter()
+        session.read(prompts)
+        np.asarray(session.state.rows.pending)
+        first = time.perf_counter()
+        while session.run(QUIET_STEPS):
+            pass
+        ended = time.perf_counter()
+        if PROGRAMS.compiled != compiled:
+            raise RuntimeError(f"{self.name} compiled a program while it was timed: warm-up missed a shape")
+        forwards = np.asarray(session.state.rows.forwards)
+        return Sample(
+            tokens=session.outputs(),
+            first_token_s=first - began,
+            decode_s=ended - first,
+            steps=int(forwards.max()),
+            forwards=int(forwards.sum()),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Returns compile time, memory and what a step reads."""
+        return {
+            "compile_s": self._compile_s,
+            "peak_memory_mb": self._peak_mb,
+            "program_memory_mb": self._program_mb,
+            "bytes_per_step": self.bytes_per_step(),
+        }
+
+    def bytes_per_step(self) -> int:
+        """Returns what a decode step must read at least, with the cache at its capacity: every slot is read."""
+        params = self.model.params["target"]
+        if self.model.config is None:
+            return tree_bytes(params)
+        return step_bytes(self.model.config, params, batch=self.batch_size, slots=self.slots).total
+
+    def _session(self) -> Session:
+        return Session(
+            self.model,
+            self.strategy,
+            slots=self.slots,
+            max_new_tokens=self.max_new_tokens,
+            sampling=[SamplingOptions()] * self.batch_size,
+            seeds=[0] * self.batch_size,
+        )
+
+
+def peak_megabytes() -> float:
+    """Returns the most memory that was in use at once so far, in 10⁶ bytes.
+
+    On a device that tells, its own peak. Elsewhere, the largest resident set of this process, which holds Python and
+    its libraries too.
+    """
+    stats = jax.devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / MEGABYTE
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest * (1 if sys.platform == "darwin" else 1024) / MEGABYTE
+
+
+def program_megabytes(program: Any) -> float | None:
+    """Returns what a compiled program holds at once, in 10⁶ bytes: arguments, results, temporaries."""
+    memory = program.memory_analysis()
+    if memory is None:
+        return None
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return (held - memory.alias_size_in_bytes) / MEGABYTE

@@ -1,0 +1,175 @@
+"""What every measured file says beside its figures: the device, the versions, the commit, the command."""
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from jax_smash.cli.errors import debugging, describe
+
+ROOT = Path(__file__).parent.parent
+CPU_INFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def describe_device() -> dict[str, Any]:
+    """Returns the first device's platform, kind, number and memory, and the host's processor, cores and caches."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() or {}
+    return {
+        "platform": device.platform,
+        "kind": device.device_kind,
+        "count": jax.device_count(),
+        "memory_bytes": stats.get("bytes_limit"),
+        "host_processor": _processor(),
+        "host_cores": os.cpu_count(),
+        "host_last_level_cache_bytes": last_level_cache(),
+    }
+
+
+def last_level_cache() -> int | None:
+    """Returns the bytes of the host's largest cache; None where the system does not tell."""
+    sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
+    units = {"K": 2**10, "M": 2**20}
+    return max((int(s[:-1]) * units[s[-1]] for s in sizes if s[-1:] in units), default=None)
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Returns the versions of Python and of the packages that figures depend on.
+
+    Args:
+      more: packages that this run used beside them.
+    """
+    packages = ("jax", "jaxlib", "flax", "transformers", "numpy", *more)
+    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in packages}
+
+
+def commit(root: Path = ROOT) -> dict[str, Any] | None:
+    """Returns the commit that `root` is at and whether its files differ from it; None where there is no repository."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return {"hash": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def heading(program: str, arguments: Sequence[str] | None, settings: Mapping[str, Any], *packages: str) -> dict:
+    """Returns what a measured file begins with.
+
+    Args:
+      program: the module that ran.
+      arguments: its command line; None for this process's own.
+      settings: its options, defaults included.
+      packages: whose versions to tell beside the usual ones.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return {
+        "command": shlex.join(["python", "-m", program, *arguments]),
+        "device": describe_device(),
+        "versions": versions(*packages),
+        "commit": commit(),
+        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()},
+    }
+
+
+def check_output(path: Path | None, *, overwrite: bool) -> None:
+    """Refuses, before any work, a file that could not be written or must not be.
+
+    Raises:
+      FileExistsError: there is a file already.
+      FileNotFoundError: its folder does not exist.
+    """
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"folder of the output file does not exist: {path.parent}")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise FileExistsError(f"output file exists: {path} (--overwrite replaces it)")
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """Writes a report whole or not at all; a number that is not finite is an error."""
+    text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Prints some fields of rows on standard output."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(
+            column.replace("_", " "), justify="left" if column in ("method", "family", "way", "reader") else "right"
+        )
+    for row in rows:
+        table.add_row(*(_shown(row.get(column)) for column in columns))
+    # A pipe has no width; eighty columns would break the numbers.
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Shows on standard error how much of long work is done; yields what is called after each piece of it."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoReturn:
+    """Reads the command line, runs the program and ends the process.
+
+    What a user can cause is one line on standard error and status 1 (2 for a wrong command line).
+
+    Args:
+      settings: a dataclass with an option a field.
+      main: takes the settings; a status other than None or 0 ends the process with it.
+    """
+    chosen = tyro.cli(settings)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        status = main(chosen)
+    except (ValueError, TypeError, OSError, MemoryError, RuntimeError) as error:
+        if debugging():
+            raise
+        sys.exit(f"error: {' '.join(describe(error).split())}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(status)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value) and value:
+        digits = max(0, 2 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{digits}f}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _processor() -> str:
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

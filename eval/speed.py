@@ -1,0 +1,240 @@
+"""Tokens a second of our methods, and of a peer on the same weights and prompts.
+
+    python -m eval.speed --model tiny --methods ar --peers transformers --json speed.json
+    python -m eval.speed --random-init llama-100m --prompt-tokens 64 --json speed.json
+
+Figures are medians over repeats in which all contenders take turns. Speed is of decoding alone; compiling and the time
+to the first token stand beside it.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eval.bandwidth import Bandwidth, read_bandwidth
+from eval.contest import rows, take_turns
+from eval.measure import Contender, Ours
+from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
+from jax_smash.loading import Model, load, random_model
+from jax_smash.methods import strategy_for
+from jax_smash.plan import tree_bytes
+from jax_smash.prompts import FilePrompt, read_prompts
+from jax_smash.shapes import bucket
+
+PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
+BASELINE = "ar"
+RANDOM_PROMPT_TOKENS = 64
+COLUMNS = (
+    "method",
+    "tokens_per_second",
+    "ms_per_step",
+    "mean_accepted_tokens",
+    "speedup",
+    "ours_over_peer",
+    "time_to_first_token_ms",
+    "compile_s",
+    "peak_memory_mb",
+    "roofline_fraction",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Measures tokens a second.
+
+    Attributes:
+      model: a shipped model's name, a directory or a hub id.
+      random_init: a preset's name (llama-100m, llama-3.2-1b, llama-3.1-8b, …) or a directory with a config.json:
+        a real shape with random weights, in place of a model.
+      methods: names of our methods. `ar` is always measured too, for speed-ups are against it.
+      prompts: file of prompts, one {"prompt": …} a line; by default stories that come with the program.
+      prompt_tokens: prompts of this many random tokens, in place of a file; 64 for a random model.
+      num_prompts: prompts to take; by default the whole file, or one batch of random ones.
+      chat: text prompts are a user's message, put into the model's chat template.
+      batch_size: prompts that decode together.
+      max_new_tokens: of each prompt.
+      dtype: of the weights.
+      ignore_stop: decode on past stop tokens, so that every method does the same work.
+      repeats: of everything; medians count.
+      settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
+      peers: other programs to run on the same weights and prompts.
+      bandwidth_mebibytes: size of the array by which read bandwidth is measured; by default 1 GiB on a CPU.
+      json: file to write.
+      overwrite: replace the file if it exists.
+    """
+
+    model: str | None = None
+    random_init: str | None = None
+    methods: tuple[str, ...] = (BASELINE,)
+    prompts: Path | None = None
+    prompt_tokens: int | None = None
+    num_prompts: int | None = None
+    chat: bool = False
+    batch_size: int = 1
+    max_new_tokens: int = 128
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    ignore_stop: bool = True
+    repeats: int = 5
+    settle_seconds: float = 0.2
+    peers: tuple[Literal["transformers"], ...] = ()
+    bandwidth_mebibytes: int | None = None
+    json: Path | None = None
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuses what cannot be measured, before anything is loaded.
+
+        Raises:
+          ValueError: an option is out of range, or two exclude each other.
+          FileExistsError, FileNotFoundError: the output file cannot be written.
+        """
+        if (self.model is None) == (self.random_init is None):
+            raise ValueError(f"give either --model or --random-init; got {self.model} and {self.random_init}")
+        if self.prompts is not None and self.prompt_tokens is not None:
+            raise ValueError("--prompts and --prompt-tokens exclude each other; got both")
+        least = {"batch_size": 1, "max_new_tokens": 2, "repeats": 1, "settle_seconds": 0}
+        least |= {"prompt_tokens": 1, "num_prompts": 1, "bandwidth_mebibytes": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        for method in self.methods:
+            strategy_for(method)
+        check_output(self.json, overwrite=self.overwrite)
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """Measures all contenders and returns the report without its heading.
+
+    Raises:
+      ValueError: an option or a prompt is wrong, or a prompt does not fit the model.
+      OSError: a file cannot be read.
+    """
+    settings.check()
+    prompts = _read_prompts(settings)
+    model = _load(settings)
+    batches = _batches(settings, model, prompts)
+    slots = _slots(model, batches, settings.max_new_tokens)
+    contenders: list[Contender] = [
+        Ours(name, model, slots=slots, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
+        for name in dict.fromkeys((BASELINE, *settings.methods))
+    ]
+    for contender in contenders:
+        contender.warm_up(batches)
+    # Only now, so that the memory of ours is told before another framework and its copy of the weights come in.
+    peers = [_peer(name, model, settings) for name in settings.peers]
+    for peer in peers:
+        peer.warm_up(batches)
+    contenders += peers
+    before = _bandwidth(settings)
+    runs = take_turns(contenders, batches, repeats=settings.repeats, settle_seconds=settings.settle_seconds)
+    # The machine may be shared: the better of two measurements is nearer to what it can do.
+    bandwidth = max(before, _bandwidth(settings), key=lambda b: b.bytes_per_second)
+    speed = bandwidth.bytes_per_second
+    return {
+        "read_bandwidth_bytes_per_second": speed,
+        "read_bandwidth": dataclasses.asdict(bandwidth),
+        "model": {"name": model.name, "weight_bytes": tree_bytes(model.params), "cache_slots": slots},
+        "prompt_tokens": [len(prompt) for batch in batches for prompt in batch],
+        "notes": _notes(model),
+        "rows": rows(contenders, runs, batch_size=settings.batch_size, bytes_per_second=speed),
+    }
+
+
+def _read_prompts(settings: Settings) -> list[FilePrompt] | None:
+    """Returns the prompts of a file; None where random tokens are asked for."""
+    if settings.prompts is not None:
+        return read_prompts(settings.prompts)
+    if settings.prompt_tokens is not None or settings.random_init is not None:
+        return None
+    return read_prompts(PROMPTS)
+
+
+def _load(settings: Settings) -> Model:
+    dtype = jnp.dtype(settings.dtype)
+    if settings.random_init is not None:
+        model = random_model(settings.random_init, dtype=dtype)
+    else:
+        model = load(str(settings.model), dtype=dtype)
+    return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
+
+
+def _batches(settings: Settings, model: Model, prompts: list[FilePrompt] | None) -> list[list[list[int]]]:
+    """Returns the prompts as tokens, in full batches: the first prompts come again where the last batch needs them."""
+    size = settings.batch_size
+    if prompts is None:
+        vocab_size = model.definition.bind(model.params["target"]).vocab_size
+        shape = (settings.num_prompts or size, settings.prompt_tokens or RANDOM_PROMPT_TOKENS)
+        tokens = np.random.default_rng(0).integers(0, vocab_size, shape).tolist()
+    else:
+        tokens = [_encode(model, prompt, settings.chat) for prompt in prompts[: settings.num_prompts]]
+    count = -(-len(tokens) // size) * size
+    whole = [tokens[i % len(tokens)] for i in range(count)]
+    return [whole[i : i + size] for i in range(0, count, size)]
+
+
+def _encode(model: Model, prompt: FilePrompt, chat: bool) -> list[int]:
+    if isinstance(prompt, str):
+        return model.encode_chat([{"role": "user", "content": prompt}]) if chat else model.encode(prompt)
+    if isinstance(prompt[0], dict):
+        return model.encode_chat(prompt)  # type: ignore[arg-type]
+    return list(prompt)  # type: ignore[arg-type]
+
+
+def _slots(model: Model, batches: Sequence[list[list[int]]], max_new_tokens: int) -> int:
+    """Returns the cache's capacity a row, as `generate` chooses it."""
+    need = max(len(prompt) for batch in batches for prompt in batch) + max_new_tokens
+    room = model.config.max_positions if model.config else 2**30
+    if need > room:
+        raise ValueError(f"the longest prompt and its {max_new_tokens} new tokens are {need}; the model takes {room}")
+    return min(bucket(need, least=64), room)
+
+
+def _peer(name: str, model: Model, settings: Settings) -> Contender:
+    from eval.peers import PEERS  # torch takes seconds to import.
+
+    return PEERS[name](model, dtype=settings.dtype, max_new_tokens=settings.max_new_tokens)
+
+
+def _bandwidth(settings: Settings) -> Bandwidth:
+    mebibytes = settings.bandwidth_mebibytes
+    return read_bandwidth(None if mebibytes is None else mebibytes * 2**20)
+
+
+def _notes(model: Model) -> list[str]:
+    """Returns what a reader of the figures must know."""
+    cpu, cache = jax.devices()[0].platform == "cpu", last_level_cache()
+    if not cpu:
+        return []
+    notes = ["peak_memory_mb is the process's largest resident set, Python and libraries included"]
+    if cache and tree_bytes(model.params) < cache:
+        notes.append(
+            f"the weights fit the last-level cache ({cache} bytes), and the roofline is main memory's: "
+            "roofline_fraction may exceed 1 and is limited by launching operations, not by reading"
+        )
+    return notes
+
+
+def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints a table and writes the report."""
+    if settings.peers:
+        # Two frameworks share the device: neither may take all of its memory at once.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    found = measure(settings)
+    packages = ("torch",) if settings.peers else ()
+    report = heading("eval.speed", arguments, dataclasses.asdict(settings), *packages) | found
+    title = f"{report['device']['kind']}: {found['model']['name']}, {settings.dtype}, batch {settings.batch_size}"
+    print_table(title, report["rows"], COLUMNS)
+    print(f"read bandwidth {found['read_bandwidth_bytes_per_second'] / 1e9:.1f} GB/s")
+    if settings.json is not None:
+        write_json(settings.json, report)
+
+
+if __name__ == "__main__":
+    run_program(Settings, main)

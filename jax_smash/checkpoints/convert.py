@@ -1,0 +1,59 @@
+"""From one checkpoint format to another."""
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from jax_smash.checkpoints import huggingface, orbax
+from jax_smash.checkpoints.directory import check_new, new_directory
+
+FORMATS = ("huggingface", "orbax")
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: Literal["huggingface", "orbax"],
+    dtype: Any = None,
+    progress: huggingface.Progress | None = None,
+) -> Path:
+    """Writes a checkpoint in another format or dtype, its tokenizer along with it.
+
+    The target appears whole or not at all. A conversion to the other format and back gives every tensor back bit by
+    bit.
+
+    Args:
+      source: a Hugging Face directory or hub id, or a directory with an Orbax checkpoint; which it is, is found out.
+      target: a directory that is absent or empty.
+      to: the format to write.
+      dtype: of the weights; None keeps the source's.
+      progress: told of every parameter that is read from a Hugging Face checkpoint.
+
+    Returns:
+      The directory that was written.
+
+    Raises:
+      FileExistsError: the target has something in it.
+      FileNotFoundError: there is no source, or a file of it is missing.
+      OSError: the disk is full.
+      ValueError: the source is damaged or not supported, or `to` is no format.
+    """
+    if to not in FORMATS:
+        raise ValueError(f"to must be one of {', '.join(FORMATS)}; got {to!r}")
+    path = check_new(target)
+    directory = huggingface.resolve(source)
+    original: dict[str, Any] | None
+    if orbax.is_checkpoint(directory):
+        config, _, params = orbax.load(directory, dtype=dtype)
+        original = orbax.original_config(directory)
+    else:
+        config, original = huggingface.read_config(directory)
+        _, params = huggingface.load_params(directory, config, dtype=dtype, progress=progress)
+    with new_directory(path, huggingface.params_bytes(params)) as work:
+        writer = huggingface.write if to == "huggingface" else orbax.write
+        writer(work, config, params, original_config=original)
+        for name in huggingface.COMPANIONS:
+            if (directory / name).is_file():
+                shutil.copyfile(directory / name, work / name)
+    return path

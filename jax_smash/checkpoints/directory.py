@@ -1,0 +1,56 @@
+"""A directory that appears whole or not at all."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_new(target: str | Path) -> Path:
+    """Returns the absolute path of a directory that may be written.
+
+    Raises:
+      FileExistsError: something that is not an empty directory is there.
+    """
+    path = Path(target).expanduser().resolve()
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path} must be a new or empty directory; it is a file")
+    if path.is_dir() and any(path.iterdir()):
+        raise FileExistsError(f"{path} must be a new or empty directory; it has files in it")
+    return path
+
+
+@contextlib.contextmanager
+def new_directory(target: str | Path, size: int) -> Iterator[Path]:
+    """Gives a directory to fill, and moves it to its place when it is complete.
+
+    What is filled is a hidden neighbour of the target, so that a fault at any moment leaves the target as it was.
+
+    Args:
+      target: the directory to make; it must be absent or empty.
+      size: bytes that will be written, at least.
+
+    Raises:
+      FileExistsError: something else is there.
+      OSError: the disk is full, or has no room for `size` bytes.
+    """
+    path = check_new(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise OSError(errno.ENOSPC, f"no room to save: {size} bytes are needed, {free} are free", str(path))
+    work = path.with_name(f".{path.name}.{os.getpid()}.part")
+    work.mkdir()
+    try:
+        yield work
+        os.replace(work, path)
+    except OSError as error:
+        if error.errno in FULL:
+            raise OSError(error.errno, f"no room to save: {os.strerror(error.errno)}", str(path)) from error
+        raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,280 @@
+"""Hugging Face checkpoints: a directory or hub id to parameters, and back."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jax_smash.checkpoints.directory import new_directory
+from jax_smash.checkpoints.fit import check_fit, one_dtype
+from jax_smash.checkpoints.shards import BITS, PIECE, Shards, write_shards
+from jax_smash.config import ModelConfig
+from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, to_hf
+from jax_smash.models.transformer import abstract_params
+
+CONFIG = "config.json"
+COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files that go with the weights: the tokenizer and the generation settings. All are data."""
+
+SHARD_BYTES = 5 * 10**9
+
+Place = Callable[[ParamPath, np.ndarray], jax.Array]
+"""Puts a parameter on its device or devices."""
+
+Progress = Callable[[int, int], None]
+"""Told how many parameters are done, and how many there are."""
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
+
+
+def resolve(name: str | Path) -> Path:
+    """Returns the directory of a checkpoint, fetched from the hub where the name is a hub id.
+
+    Of a hub repository, only configuration, safetensors and tokenizer files are fetched.
+
+    Raises:
+      FileNotFoundError: there is no such directory, and no such model on the hub or no way to reach it.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise FileNotFoundError(f"{path} is a file; a checkpoint is a directory")
+    if not _HUB_ID.fullmatch(str(name)):
+        raise FileNotFoundError(f"no model {str(name)!r}: it is neither a directory nor a hub id (owner/model)")
+    import huggingface_hub  # Takes half a second to import.
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    patterns = [CONFIG, "model*.safetensors", "model.safetensors.index.json", *COMPANIONS]
+    try:
+        return Path(huggingface_hub.snapshot_download(str(name), allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(f"no directory {name}, and the hub gave no model of that name: {reason}") from error
+
+
+def read_config(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Returns the configuration of a checkpoint, and the content of its `config.json`.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint, or no `config.json` in it.
+      ValueError: the file is damaged, or asks for something that is not supported.
+    """
+    file = resolve(path) / CONFIG
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing")
+    try:
+        raw = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{file} must hold a JSON object; got {type(raw).__name__}")
+    try:
+        return from_hf(raw), raw
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def load_params(
+    path: str | Path,
+    config: ModelConfig | None = None,
+    *,
+    dtype: Any = None,
+    place: Place | None = None,
+    progress: Progress | None = None,
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """Loads a checkpoint, tensor by tensor, so that memory never holds a second copy of the weights.
+
+    Args:
+      path: a directory or hub id.
+      config: of the model; None reads it from the checkpoint.
+      dtype: of the weights in memory; None keeps the checkpoint's.
+      place: puts a parameter where it belongs; None puts all on the default device.
+      progress: told of every parameter.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint, or a file of it is missing.
+      ValueError: a file is damaged; a tensor is missing, unexpected, of another shape, NaN or infinite.
+    """
+    directory = resolve(path)
+    config = config or read_config(directory)[0]
+    parts = tensor_map(config)
+    with Shards(directory) as shards:
+        names = _language_names(config, shards)
+        _check(directory, config, shards, names)
+        weights = one_dtype(directory, {n: shards.dtypes[theirs] for n, theirs in names.items()}, dtype)
+        graphdef, abstract = abstract_params(config, weights)
+        shapes = {where: variable.shape for where, variable in nnx.to_flat_state(abstract)}
+        leaves: dict[ParamPath, jax.Array] = {}
+        # The longest first, while there is most room for the copy that moves to a device.
+        for where in sorted(shapes, key=lambda p: -int(np.prod(shapes[p]))):
+            bits = _aligned(shapes[where], BITS[weights.itemsize])
+            for part in parts[where]:
+                shards.read_into(names[part.name], part.view(bits), weights)
+            array = bits.view(weights)
+            # Not jnp.asarray, which copies: on a CPU the array itself becomes the parameter.
+            leaves[where] = place(where, array) if place else jax.device_put(array)
+            if progress:
+                progress(len(leaves), len(shapes))
+    return graphdef, nnx.from_flat_state([(p, v.replace(leaves[p])) for p, v in nnx.to_flat_state(abstract)])
+
+
+def save_params(
+    path: str | Path,
+    config: ModelConfig,
+    params: nnx.State,
+    *,
+    original_config: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Saves parameters as a directory that transformers loads. It appears whole or not at all.
+
+    Args:
+      path: a directory that is absent or empty.
+      config: of the model.
+      params: of the model, in the dtype they are saved in.
+      original_config: the `config.json` that the model came with, kept where it still describes the model.
+      max_shard_bytes: longest file, unless one tensor alone is longer.
+      progress: told of every tensor.
+
+    Raises:
+      FileExistsError: the directory has something in it.
+      OSError: the disk is full.
+      ValueError: the family has no field for something in the configuration.
+    """
+    with new_directory(path, params_bytes(params)) as work:
+        write(
+            work,
+            config,
+            params,
+            original_config=original_config,
+            max_shard_bytes=max_shard_bytes,
+            progress=progress,
+        )
+
+
+def write(
+    directory: Path,
+    config: ModelConfig,
+    params: nnx.State,
+    *,
+    original_config: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Writes `config.json` and the weights into an existing directory; see `save_params`."""
+    arrays = {where: variable.get_value() for where, variable in nnx.to_flat_state(params)}
+    owner = {part.name: (where, part) for where, parts in tensor_map(config).items() for part in parts}
+    missing = sorted(str(where) for where, _ in owner.values() if where not in arrays)
+    if missing:
+        raise ValueError(f"params must have {missing[0]}; it is missing")
+    raw = _with_dtype(to_hf(config, original_config), {np.dtype(a.dtype) for a in arrays.values()})
+    tensors = {name: (part.shape, np.dtype(arrays[where].dtype)) for name, (where, part) in owner.items()}
+    host: dict[ParamPath, np.ndarray] = {}
+    done = 0
+
+    def pieces(name: str) -> Iterator[np.ndarray]:
+        nonlocal done
+        where, part = owner[name]
+        if where not in host:
+            host.clear()  # Several tensors of one parameter come one after another; others are not kept.
+            host[where] = _to_host(arrays[where])
+        view = part.view(host[where].view(BITS[host[where].dtype.itemsize]))
+        step = max(1, PIECE * len(view) // view.nbytes)
+        for start in range(0, len(view), step):
+            yield view[start : start + step]
+        done += 1
+        if progress:
+            progress(done, len(owner))
+
+    (directory / CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
+    write_shards(directory, tensors, pieces, max_shard_bytes)
+
+
+def params_bytes(params: nnx.State) -> int:
+    """Returns the size of parameters in bytes."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
+def _language_names(config: ModelConfig, shards: Shards) -> dict[str, str]:
+    """Returns the checkpoint's name of each tensor of the language model, by its plain name."""
+    rename = family_of(config.family).rename
+    # Older writers also saved the rotary frequencies, which follow from the configuration.
+    found = {rename(name): name for name in shards.shapes if not name.endswith(".rotary_emb.inv_freq")}
+    return {plain: name for plain, name in found.items() if plain is not None}
+
+
+def _check(directory: Path, config: ModelConfig, shards: Shards, names: dict[str, str]) -> None:
+    """Checks all tensors against the configuration before any is read."""
+    expected = {part.name: part.shape for parts in tensor_map(config).values() for part in parts}
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    tied_head = names.pop(head) if config.tied_head and head in names and embedding in names else None
+    check_fit(directory, expected, {plain: shards.shapes[name] for plain, name in names.items()})
+    if tied_head is None:
+        return
+    alike = (shards.shapes[tied_head], shards.dtypes[tied_head]) == (
+        shards.shapes[names[embedding]],
+        shards.dtypes[names[embedding]],
+    )
+    if not alike or not shards.equal(tied_head, names[embedding]):
+        raise ValueError(
+            f"{head} in {directory} must equal {embedding}, for tie_word_embeddings is true; "
+            f"it differs: set tie_word_embeddings to false"
+        )
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Makes an array that a CPU device can take as it is: XLA asks for 64-byte alignment."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _to_host(array: jax.Array) -> np.ndarray:
+    if next(iter(array.devices())).platform == "cpu" and len(array.devices()) == 1:
+        return np.asarray(array)
+    # An array keeps the host copy that is made of it; a copy of the array takes it along when it goes.
+    return np.asarray(array.copy())
+
+
+def _with_dtype(raw: dict[str, Any], dtypes: set[np.dtype]) -> dict[str, Any]:
+    """Returns the configuration with the dtype of the weights, where they have one."""
+    if len(dtypes) > 1:
+        return raw
+    name = next(iter(dtypes)).name
+    key = "torch_dtype" if "torch_dtype" in raw and "dtype" not in raw else "dtype"
+    return raw if raw.get(key) == name else raw | {key: name}
+
+
+__all__ = [
+    "COMPANIONS",
+    "CONFIG",
+    "SHARD_BYTES",
+    "Part",
+    "Place",
+    "Progress",
+    "load_params",
+    "params_bytes",
+    "read_config",
+    "resolve",
+    "save_params",
+    "write",
+]

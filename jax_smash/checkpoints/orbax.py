@@ -1,0 +1,151 @@
+"""Orbax checkpoints: parameters as they are in memory, with their configuration beside them."""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from jax_smash.checkpoints.directory import new_directory
+from jax_smash.checkpoints.fit import check_fit, one_dtype
+from jax_smash.checkpoints.huggingface import CONFIG, params_bytes
+from jax_smash.config import ModelConfig, RopeConfig
+from jax_smash.models.transformer import abstract_params
+
+MODEL_CONFIG = "model_config.json"
+PARAMS = "params"
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Returns whether a directory is one that `save` wrote."""
+    return (Path(path) / MODEL_CONFIG).is_file()
+
+
+def save(
+    path: str | Path, config: ModelConfig, params: nnx.State, *, original_config: Mapping[str, Any] | None = None
+) -> None:
+    """Saves parameters and their configuration. The directory appears whole or not at all.
+
+    Args:
+      path: a directory that is absent or empty.
+      config: of the model.
+      params: of the model.
+      original_config: the Hugging Face `config.json` that the model came with, kept for the way back.
+
+    Raises:
+      FileExistsError: the directory has something in it.
+      OSError: the disk is full.
+    """
+    with new_directory(path, params_bytes(params)) as work:
+        write(work, config, params, original_config=original_config)
+
+
+def write(
+    directory: Path, config: ModelConfig, params: nnx.State, *, original_config: Mapping[str, Any] | None = None
+) -> None:
+    """Writes configuration and parameters into an existing directory; see `save`."""
+    ocp = _orbax()
+    (directory / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    if original_config is not None:
+        (directory / CONFIG).write_text(json.dumps(original_config, indent=2) + "\n")
+    ocp.save(directory / PARAMS, {_key(p): v.get_value() for p, v in nnx.to_flat_state(params)})
+
+
+def load(path: str | Path, *, dtype: Any = None) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
+    """Loads what `save` wrote, onto the default device.
+
+    Args:
+      path: the directory.
+      dtype: of the weights in memory; None keeps the checkpoint's.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint.
+      ValueError: it is damaged; a parameter is missing, unexpected, of another shape, NaN or infinite.
+    """
+    directory = Path(path).expanduser().resolve()
+    config = read_config(directory)
+    stored = metadata(directory)
+    _, abstract = abstract_params(config)
+    shapes = {_key(p): tuple(v.shape) for p, v in nnx.to_flat_state(abstract)}
+    check_fit(directory, shapes, {name: tuple(array.shape) for name, array in stored.items()})
+    weights = one_dtype(directory, {name: np.dtype(array.dtype) for name, array in stored.items()}, dtype)
+    graphdef, abstract = abstract_params(config, weights)
+    device = SingleDeviceSharding(jax.devices()[0])
+    target = {name: jax.ShapeDtypeStruct(shape, weights, sharding=device) for name, shape in shapes.items()}
+    try:
+        arrays = _orbax().load(directory / PARAMS, target)
+    except Exception as error:
+        raise ValueError(f"{directory / PARAMS} is damaged or incomplete: {_line(error)}") from error
+    for name, array in arrays.items():
+        if not _finite(array):
+            raise ValueError(f"{name} in {directory} holds NaN or infinity")
+    return (
+        config,
+        graphdef,
+        nnx.from_flat_state([(p, v.replace(arrays[_key(p)])) for p, v in nnx.to_flat_state(abstract)]),
+    )
+
+
+def original_config(path: str | Path) -> dict[str, Any] | None:
+    """Returns the Hugging Face `config.json` that was saved along; None where there was none."""
+    file = Path(path) / CONFIG
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """Returns the configuration of a checkpoint.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint.
+      ValueError: its configuration is damaged.
+    """
+    file = Path(path) / MODEL_CONFIG
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing")
+    try:
+        raw = json.loads(file.read_text())
+        ropes = {name: RopeConfig(**raw[name]) for name in ("rope", "rope_sliding")}
+        tuples = {name: tuple(raw[name]) for name in ("layer_kinds", "eos_tokens")}
+        return ModelConfig(**{**raw, **ropes, **tuples})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is damaged or of another version: {error}") from error
+
+
+def metadata(path: str | Path) -> dict[str, Any]:
+    """Returns shape and dtype of each parameter in a checkpoint, by name. Reads no weights.
+
+    Raises:
+      ValueError: the checkpoint is damaged.
+    """
+    directory = Path(path).expanduser().resolve()
+    try:
+        return _orbax().metadata(directory / PARAMS).metadata
+    except Exception as error:
+        raise ValueError(f"{directory / PARAMS} is damaged or incomplete: {_line(error)}") from error
+
+
+def _orbax() -> Any:
+    from orbax.checkpoint import v1  # Takes a second to import.
+
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    return v1
+
+
+@jax.jit
+def _finite(array: jax.Array) -> jax.Array:
+    return jnp.isfinite(array).all()
+
+
+def _key(path: tuple[str | int, ...]) -> str:
+    return ".".join(str(piece) for piece in path)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,8 @@
+"""The command line: `jax-smash generate`, `info` and `convert`.
+
+Modules of this package import JAX inside functions, so that `--help` and a mistyped option answer at once.
+"""
+
+from jax_smash.cli.main import main
+
+__all__ = ["main"]

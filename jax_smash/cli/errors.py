@@ -1,0 +1,40 @@
+"""What the user is told when something goes wrong: one line."""
+
+import os
+import sys
+
+
+class UsageError(ValueError):
+    """Options that are out of range, or do not go together."""
+
+
+def debugging() -> bool:
+    """Returns whether the user asked for tracebacks."""
+    return os.environ.get("JAX_SMASH_DEBUG", "") not in ("", "0")
+
+
+def report(text: str) -> None:
+    """Writes one error line to stderr."""
+    print(f"jax-smash: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def describe(error: BaseException) -> str:
+    """Returns what an exception says, followed by its notes."""
+    text = _message(error)
+    return "; ".join([text, *getattr(error, "__notes__", [])])
+
+
+def _message(error: BaseException) -> str:
+    text = str(error).strip()
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
+        first = text.splitlines()[0] if text else ""
+        advice = "a smaller --batch-size, --num-samples or --max-new-tokens, or --dtype bfloat16, needs less"
+        return f"out of memory: {first.removeprefix('RESOURCE_EXHAUSTED: ')[:300]}; {advice}"
+    if isinstance(error, OSError) and error.strerror:
+        # The number in "[Errno 28] …" says nothing to a user; the file does.
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    if isinstance(error, ValueError | TypeError | OSError | ImportError) and text:
+        return text
+    return f"{type(error).__name__}: {text or 'no message'} (JAX_SMASH_DEBUG=1 shows where)"

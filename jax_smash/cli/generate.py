@@ -1,0 +1,184 @@
+"""`jax-smash generate`: continue prompts."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from jax_smash.cli.errors import UsageError
+from jax_smash.cli.options import DtypeName, OutputFlags, SamplingFlags, StoppingFlags, at_least
+from jax_smash.cli.records import RecordFile
+from jax_smash.cli.screen import Screen
+from jax_smash.prompts import FilePrompt, checked_text, read_prompts
+
+if TYPE_CHECKING:
+    from jax_smash.generation import Completion
+    from jax_smash.loading import Model
+    from jax_smash.session import TokenLogProb
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Continue prompts."""
+
+    model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "tiny"
+    """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
+    method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
+    """How to decode; ar is plain decoding."""
+    prompt: Annotated[str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """The text to continue."""
+    prompts: Annotated[
+        Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE.jsonl", help_behavior_hint="")
+    ] = None
+    """Many prompts instead: {"prompt": …} a line, where … is text, token ids or chat messages."""
+    chat: bool = False
+    """Take a prompt as what a user says, and answer it."""
+    num_samples: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Continuations of each prompt."""
+    batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 8
+    """Prompts that decode together."""
+    dtype: DtypeName = "auto"
+    """What weights and cache are held in; auto is the checkpoint's, and float32 for a shipped model."""
+    stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
+    sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
+    output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
+
+    def run(self) -> None:
+        """Checks everything that can be checked without the model, then decodes.
+
+        Raises:
+          UsageError: options are out of range, or do not go together.
+          ValueError, OSError: as `read_prompts`, `jax_smash.load` and `jax_smash.generate` say.
+        """
+        self._check()
+        schema = self.stopping.schema()
+        records = RecordFile(self.output.json, overwrite=self.output.overwrite) if self.output.json else None
+        prompts = self._prompts()
+        sampling = self.sampling.options()
+        _check_method(self.method)
+        live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
+        with Screen(
+            prompts=len(prompts), samples=self.num_samples, stream=live, keep_going=records is not None
+        ) as screen:
+            if records is None:
+                self._decode(prompts, sampling, schema, screen, None)
+            else:
+                with records:
+                    self._decode(prompts, sampling, schema, screen, records)
+
+    def _check(self) -> None:
+        if (self.prompt is None) == (self.prompts is None):
+            got = "neither" if self.prompt is None else "both"
+            raise UsageError(f"exactly one of --prompt and --prompts is needed; got {got}")
+        at_least("--num-samples", self.num_samples, 1)
+        at_least("--batch-size", self.batch_size, 1)
+        self.stopping.check()
+        self.output.check()
+
+    def _prompts(self) -> list[FilePrompt]:
+        if self.prompts is not None:
+            return read_prompts(self.prompts)
+        assert self.prompt is not None
+        if not self.prompt:
+            raise UsageError("--prompt must not be empty")
+        return [checked_text(self.prompt)]
+
+    def _decode(
+        self, prompts: list[FilePrompt], sampling: Any, schema: str | None, screen: Screen, records: RecordFile | None
+    ) -> None:
+        screen.waiting(f"loading {self.model}")
+        from jax_smash.decode.programs import PROGRAMS
+        from jax_smash.generation import generate
+        from jax_smash.loading import load
+
+        model = load(self.model, dtype=None if self.dtype == "auto" else self.dtype)
+        screen.waiting("reading prompts")
+        screen.progress()
+        made: list[Completion] = []
+
+        def finish(completion: "Completion") -> None:
+            # The file first: text that was shown is never lost from it.
+            if records is not None:
+                records.write(record(completion, model, sampled=self.num_samples > 1))
+            screen.completion(len(made), completion)
+            made.append(completion)
+
+        began, compiled = time.perf_counter(), PROGRAMS.seconds
+        generate(
+            model,
+            prompts,
+            method=self.method,
+            max_new_tokens=self.stopping.max_new_tokens,
+            sampling=sampling,
+            stop=self.stopping.stops(),
+            json_schema=schema,
+            regex=self.stopping.regex,
+            log_probs=self.output.logprobs,
+            prompt_log_probs=self.output.prompt_logprobs,
+            num_samples=self.num_samples,
+            seed=self.sampling.seed,
+            batch_size=self.batch_size,
+            chat=self.chat,
+            on_text=screen.text if screen.stream else None,
+            on_tokens=screen.tokens,
+            on_completion=finish,
+        )
+        screen.summary(summary(made, time.perf_counter() - began, PROGRAMS.seconds - compiled))
+
+
+def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[str, Any]:
+    """Returns a completion as it is written to a JSON line.
+
+    Args:
+      completion: what to write.
+      model: its tokenizer names the tokens of log-probabilities.
+      sampled: prompts have several continuations, so each says which it is.
+    """
+    fields = {f.name: getattr(completion, f.name) for f in dataclasses.fields(completion)}
+    if not sampled:
+        del fields["sample"]
+    for name in ("log_probs", "prompt_log_probs"):
+        entries = fields.pop(name)
+        if entries is not None:
+            fields[name.replace("log_probs", "logprobs")] = [_entry(e, _namer(model)) for e in entries]
+    return fields
+
+
+def summary(completions: list["Completion"], seconds: float, compiled: float) -> str:
+    """Returns one line on how long everything took: `seconds` in all, `compiled` of them spent on compilation."""
+    tokens = sum(c.new_tokens for c in completions)
+    forwards = sum(c.target_forwards for c in completions)
+    rates = [c.tokens_per_second for c in completions if c.tokens_per_second is not None]
+    parts = [f"{tokens} new tokens in {seconds - compiled:.2f} s"]
+    if len(completions) > 1:
+        parts.append(f"{tokens / (seconds - compiled):.1f} tokens/s in all")
+    if rates:
+        parts.append(f"{sum(rates) / len(rates):.1f} tokens/s a text")
+    if forwards:
+        parts.append(f"{(tokens - len(completions)) / forwards:.2f} accepted a forward")
+    parts.append(f"first token after {1e3 * max(c.time_to_first_token_s for c in completions):.0f} ms")
+    parts.append(f"compiling took {compiled:.1f} s more")
+    return ", ".join(parts)
+
+
+def _check_method(method: str) -> None:
+    from jax_smash.methods import strategy_for
+
+    try:
+        strategy_for(method)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
+
+
+def _namer(model: "Model") -> Callable[[int], dict[str, Any]]:
+    if model.tokenizer is None:
+        return lambda token: {"token_id": token}
+    return lambda token: {"token_id": token, "token": model.tokenizer.decode([token])}
+
+
+def _entry(entry: "TokenLogProb", name: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    top = [name(token) | {"logprob": value} for token, value in entry.top]
+    return name(entry.token) | {"logprob": entry.log_prob, "top": top}

@@ -1,0 +1,180 @@
+"""`jax-smash info`: what a checkpoint holds, and what it costs to decode."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from jax_smash.cli.options import at_least
+
+if TYPE_CHECKING:
+    from jax_smash.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """Describe a model without loading its weights."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print a JSON object instead of a table."""
+    slots: Annotated[
+        int | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="S", help_behavior_hint="(default: 1024)")
+    ] = None
+    """Cache slots that a decode step is taken to read, at most the model's context."""
+
+    def run(self) -> None:
+        """Prints the description to stdout.
+
+        Raises:
+          UsageError: an option is out of range.
+          FileNotFoundError: there is no such model.
+          ValueError: its files are damaged or not supported.
+        """
+        slots = 1024 if self.slots is None else self.slots
+        at_least("--slots", slots, 1)
+        facts = describe(self.model, slots=slots)
+        if self.json:
+            print(json.dumps(facts, indent=2, ensure_ascii=False))
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(soft_wrap=True)
+        for name, value in rows(facts):
+            console.print(Text.assemble((f"{name:<13}", "bold"), value))
+
+
+def describe(name: str, *, slots: int) -> dict[str, Any]:
+    """Returns what there is to know of a model, from its configuration, file headers and tokenizer.
+
+    Args:
+      name: a shipped model's name, a directory or a hub id.
+      slots: cache slots that a decode step is taken to read; no more than the model's context count.
+    """
+    import jax
+
+    from jax_smash.loading import find, load_tokenizer, stop_tokens
+    from jax_smash.models.transformer import abstract_params
+    from jax_smash.plan import step_bytes
+
+    path = find(name)
+    config, layout, stored = _stored(path)
+    # Weights of several dtypes are loaded as one: the one that most of them have.
+    dtype = max(stored, key=stored.__getitem__)
+    _, params = abstract_params(config, dtype)
+    slots = min(slots, config.max_positions)
+    step = step_bytes(config, params, batch=1, slots=slots)
+    tokenizer = load_tokenizer(path)
+    stops = stop_tokens(path, config, tokenizer)
+    return {
+        "model": name,
+        "path": str(path),
+        "layout": layout,
+        **_architecture(config),
+        "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "bytes_by_dtype": stored,
+        "tokenizer": None if tokenizer is None else type(tokenizer).__name__,
+        "tokenizer_size": None if tokenizer is None else len(tokenizer),
+        "chat_template": bool(tokenizer is not None and tokenizer.chat_template),
+        "stop_tokens": [
+            {"token_id": t} if tokenizer is None else {"token_id": t, "token": tokenizer.decode([t])} for t in stops
+        ],
+        "cache_bytes_per_token": step_bytes(config, params, batch=1, slots=1).cache,
+        "decode_step": {
+            "batch": 1,
+            "slots": slots,
+            "dtype": dtype,
+            "weight_bytes": step.weights,
+            "cache_bytes": step.cache,
+            "bytes": step.total,
+        },
+    }
+
+
+def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns a description as names and values to read."""
+    step = facts["decode_step"]
+    kinds = Counter(facts["attention_kinds"])
+    stops = [f"{s['token_id']}{' ' + repr(s['token']) if 'token' in s else ''}" for s in facts["stop_tokens"]]
+    tokenizer = "none: prompts must be tokens"
+    if facts["tokenizer"]:
+        template = "with" if facts["chat_template"] else "without"
+        tokenizer = f"{facts['tokenizer']}, {facts['tokenizer_size']:,} tokens, {template} a chat template"
+    return [
+        ("path", f"{facts['path']} ({facts['layout']})"),
+        ("family", facts["family"]),
+        ("parameters", f"{facts['parameters']:,}"),
+        ("weights", ", ".join(f"{d} {_amount(n)}" for d, n in facts["bytes_by_dtype"].items())),
+        ("layers", f"{facts['layers']}, width {facts['width']:,}, MLP {facts['mlp_width']:,}"),
+        ("attention", f"{facts['heads']} heads of {facts['head_width']}, {facts['kv_heads']} for keys and values"),
+        ("", ", ".join(f"{n} {k}" for k, n in kinds.items()) + _window(facts)),
+        ("rope", "; ".join(f"{kind}: {_rope(rope)}" for kind, rope in facts["rope"].items())),
+        ("context", f"{facts['context']:,} positions"),
+        ("vocabulary", f"{facts['vocabulary']:,}, head {'tied' if facts['tied_head'] else 'untied'}"),
+        ("tokenizer", tokenizer),
+        ("stop tokens", ", ".join(stops) or "none"),
+        ("cache", f"{_amount(facts['cache_bytes_per_token'])} a token"),
+        (
+            "decode step",
+            f"reads {_amount(step['bytes'])} at batch 1 in {step['dtype']}: weights {_amount(step['weight_bytes'])}, "
+            f"{step['slots']:,} cache slots {_amount(step['cache_bytes'])}",
+        ),
+    ]
+
+
+def _architecture(config: "ModelConfig") -> dict[str, Any]:
+    return {
+        "family": config.family,
+        "layers": config.num_layers,
+        "width": config.d_model,
+        "mlp_width": config.mlp_width,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_width": config.head_width,
+        "attention_kinds": list(config.layer_kinds),
+        "window": config.window or None,
+        "rope": {kind: dataclasses.asdict(config.rope_of(kind)) for kind in config.kinds},
+        "context": config.max_positions,
+        "vocabulary": config.vocab_size,
+        "tied_head": config.tied_head,
+    }
+
+
+def _stored(path: Path) -> tuple["ModelConfig", str, dict[str, int]]:
+    """Returns the configuration, the layout's name, and how many bytes are stored in each dtype."""
+    from jax_smash.checkpoints import huggingface, orbax
+    from jax_smash.checkpoints.shards import Shards
+
+    sizes: Counter[str] = Counter()
+    if orbax.is_checkpoint(path):
+        for array in orbax.metadata(path).values():
+            sizes[str(array.dtype)] += math.prod(array.shape) * array.dtype.itemsize
+        return orbax.read_config(path), "Orbax", dict(sizes)
+    config, _ = huggingface.read_config(path)
+    with Shards(path) as shards:
+        for name, dtype in shards.dtypes.items():
+            sizes[str(dtype)] += math.prod(shards.shapes[name]) * dtype.itemsize
+    return config, "Hugging Face", dict(sizes)
+
+
+def _window(facts: dict[str, Any]) -> str:
+    return f" over {facts['window']:,} positions" if facts["window"] else ""
+
+
+def _rope(rope: dict[str, Any]) -> str:
+    scaling = "" if rope["scaling"] == "none" else f", {rope['scaling']} × {rope['factor']:g}"
+    return f"base {rope['base']:,.0f}{scaling}"
+
+
+def _amount(count: int) -> str:
+    """Says a number of bytes with three digits."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+    return f"{count} B"

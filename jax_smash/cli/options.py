@@ -1,0 +1,167 @@
+"""Options of `jax-smash generate`, by what they are about."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jax_smash.cli.errors import UsageError
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _flag(metavar: str, hint: str | None = None) -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingFlags:
+    """Without any, the likeliest token is taken each time."""
+
+    temperature: Annotated[float, _flag("T")] = 0.0
+    """0 takes the likeliest token; higher is more varied."""
+    top_k: Annotated[int, _flag("K")] = 0
+    """Keep the K likeliest tokens; 0 keeps all."""
+    top_p: Annotated[float, _flag("P")] = 1.0
+    """Keep the likeliest tokens that reach probability P together."""
+    min_p: Annotated[float, _flag("P")] = 0.0
+    """Keep tokens of at least P times the likeliest one's probability."""
+    repetition_penalty: Annotated[float, _flag("R")] = 1.0
+    """Above 1 makes tokens of prompt and text less likely."""
+    presence_penalty: Annotated[float, _flag("X")] = 0.0
+    """Taken from the logit of every token that the text holds."""
+    frequency_penalty: Annotated[float, _flag("X")] = 0.0
+    """Taken from a token's logit for each time the text holds it."""
+    logit_bias: Annotated[tuple[str, ...], _flag("ID=VALUE", "(default: none)")] = ()
+    """Added to the logits of these tokens, e.g. 13=-5 262=2.5."""
+    min_new_tokens: Annotated[int, _flag("N")] = 0
+    """The text does not end before this many tokens."""
+    seed: Annotated[int, _flag("N")] = 0
+    """The same seed gives the same text."""
+
+    def options(self) -> Any:
+        """Returns the library's sampling options.
+
+        Raises:
+          UsageError: one is out of range.
+        """
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"--seed must be from 0 to {2**32 - 1}; got {self.seed}")
+        from jax_smash.sampling import SamplingOptions
+
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del fields["seed"]
+        fields["logit_bias"] = _bias(self.logit_bias)
+        try:
+            return SamplingOptions(**fields)
+        except (ValueError, TypeError) as error:
+            raise UsageError(str(error)) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class StoppingFlags:
+    """A text also ends at the model's own stop tokens."""
+
+    max_new_tokens: Annotated[int, _flag("N")] = 128
+    """Tokens a text may have at most."""
+    stop: Annotated[
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], _flag("TEXT", "(default: none, repeatable)")
+    ] = ()
+    """Strings that end a text; they and what follows are cut."""
+    json_schema: Annotated[str | None, tyro.conf.DisallowNone, _flag("SCHEMA|@FILE", "")] = None
+    """Hold the text to this JSON schema."""
+    regex: Annotated[str | None, tyro.conf.DisallowNone, _flag("PATTERN", "")] = None
+    """Hold the text, from first to last character, to this regular expression."""
+
+    def check(self) -> None:
+        """Checks what needs no file and no model.
+
+        Raises:
+          UsageError: an option is out of range, or two exclude each other.
+        """
+        at_least("--max-new-tokens", self.max_new_tokens, 1)
+        if "" in self.stops():
+            raise UsageError("--stop must not be empty")
+        if self.json_schema is not None and self.regex is not None:
+            raise UsageError("--json-schema and --regex exclude each other; got both")
+
+    def stops(self) -> tuple[str, ...]:
+        """Returns all stop strings, in the order given."""
+        return tuple(text for group in self.stop for text in group)
+
+    def schema(self) -> str | None:
+        """Returns the JSON schema's text, from its file where one is named.
+
+        Raises:
+          OSError: its file cannot be read.
+          UsageError: it is not JSON.
+        """
+        if self.json_schema is None:
+            return None
+        text, where = self.json_schema, "--json-schema"
+        if text.startswith("@") or not text.lstrip().startswith(("{", "true", "false")):
+            where = text.removeprefix("@")
+            text = Path(where).read_text(encoding="utf-8")
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{where} must be a JSON schema; at line {error.lineno}: {error.msg}") from error
+        return text
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFlags:
+    """Text goes to stdout, everything else to stderr."""
+
+    stream: Annotated[bool, _flag("", "(default: on a terminal)")] = dataclasses.field(default_factory=_on_terminal)
+    """Show text as it is made; of several prompts only with --batch-size 1."""
+    json: Annotated[Path | None, tyro.conf.DisallowNone, _flag("OUT.jsonl", "")] = None
+    """Write one JSON object a text, in order. The file appears when it is whole; until then see OUT.jsonl.partial."""
+    overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let --json replace a file."""
+    logprobs: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "")] = None
+    """Record in --json the log-probability of each token, and the N likeliest in its place."""
+    prompt_logprobs: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "")] = None
+    """Likewise of each prompt token after the first."""
+
+    def check(self) -> None:
+        """Checks that the options go together.
+
+        Raises:
+          UsageError: they do not, or one is out of range.
+        """
+        for name, value in (("--logprobs", self.logprobs), ("--prompt-logprobs", self.prompt_logprobs)):
+            if value is not None:
+                at_least(name, value, 0)
+                if self.json is None:
+                    raise UsageError(f"{name} is written to --json; give it a file")
+        if self.overwrite and self.json is None:
+            raise UsageError("--overwrite is about --json; give it a file")
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Checks a number.
+
+    Raises:
+      UsageError: it is smaller than `least`.
+    """
+    if value < least:
+        raise UsageError(f"{name} must be at least {least}; got {value}")
+
+
+def _bias(pairs: tuple[str, ...]) -> dict[int, float]:
+    bias = {}
+    for pair in pairs:
+        token, _, value = pair.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError as error:
+            raise UsageError(f"--logit-bias must be ID=VALUE with a token and a number; got {pair!r}") from error
+    return bias

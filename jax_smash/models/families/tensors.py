@@ -1,0 +1,123 @@
+"""Which checkpoint tensors each parameter is made of. The one place that knows both layouts.
+
+A parameter may hold several checkpoint tensors. Each is a view of the parameter with its axes in the checkpoint's
+order: writing a tensor into its view loads it, reading the view saves it, so both directions are one description.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jax_smash.config import ModelConfig
+
+ParamPath = tuple[str | int, ...]
+"""Where a parameter stands in the model, as in `("layers", 0, "attention", "w_qkv")`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One checkpoint tensor and the part of a parameter that it is.
+
+    Attributes:
+      name: of the tensor.
+      shape: of the tensor.
+      view: takes the parameter to the elements that are this tensor's, in the tensor's order. The view's first axis
+        divides the tensor's first axis evenly.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    view: Callable[[np.ndarray], np.ndarray]
+
+
+TensorMap = Mapping[ParamPath, tuple[Part, ...]]
+
+
+def tensor_map(config: ModelConfig, norms: Mapping[str, str]) -> TensorMap:
+    """Returns the parts of every parameter of a model.
+
+    Args:
+      config: of the model.
+      norms: the checkpoint's name of each norm of a layer, by ours.
+    """
+    parts: dict[ParamPath, tuple[Part, ...]] = {}
+    vocabulary = (config.vocab_size, config.d_model)
+    parts["embedding",] = (Part("model.embed_tokens.weight", vocabulary, _whole),)
+    for i in range(config.num_layers):
+        prefix = f"model.layers.{i}"
+        for ours, theirs in norms.items():
+            parts["layers", i, ours, "scale"] = (Part(f"{prefix}.{theirs}.weight", (config.d_model,), _whole),)
+        for name, layer_parts in _attention(config, f"{prefix}.self_attn").items():
+            parts["layers", i, "attention", *name] = layer_parts
+        for name, layer_parts in _mlp(config, f"{prefix}.mlp").items():
+            parts["layers", i, "mlp", *name] = layer_parts
+    parts["final_norm", "scale"] = (Part("model.norm.weight", (config.d_model,), _whole),)
+    if not config.tied_head:
+        parts["head",] = (Part("lm_head.weight", vocabulary, _whole),)
+    return parts
+
+
+def _attention(config: ModelConfig, prefix: str) -> dict[ParamPath, tuple[Part, ...]]:
+    d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
+    widths = {"q_proj": n * h, "k_proj": k * h, "v_proj": k * h}
+    # Along the head axis of a KV head: its query heads, its key head, its value head.
+    heads = {"q_proj": slice(None, -2), "k_proj": slice(-2, -1), "v_proj": slice(-1, None)}
+    parts: dict[ParamPath, tuple[Part, ...]] = {
+        ("w_qkv",): tuple(
+            Part(f"{prefix}.{name}.weight", (width, d), _then(_heads_first, heads[name]))
+            for name, width in widths.items()
+        ),
+        ("w_o",): (Part(f"{prefix}.o_proj.weight", (d, n * h), _model_first),),
+    }
+    if config.qkv_bias:
+        parts["b_qkv",] = tuple(
+            Part(f"{prefix}.{name}.bias", (width,), _then(_whole, heads[name])) for name, width in widths.items()
+        )
+    if config.output_bias:
+        parts["b_o",] = (Part(f"{prefix}.o_proj.bias", (d,), _whole),)
+    if config.qk_norm:
+        for norm in ("q_norm", "k_norm"):
+            parts[norm, "scale"] = (Part(f"{prefix}.{norm}.weight", (h,), _whole),)
+    return parts
+
+
+def _mlp(config: ModelConfig, prefix: str) -> dict[ParamPath, tuple[Part, ...]]:
+    d, f = config.d_model, config.mlp_width
+    inner = ("gate_proj", "up_proj")
+    parts: dict[ParamPath, tuple[Part, ...]] = {
+        ("w_gate_up",): tuple(
+            Part(f"{prefix}.{name}.weight", (f, d), _then(_hidden_first, i)) for i, name in enumerate(inner)
+        ),
+        ("w_down",): (Part(f"{prefix}.down_proj.weight", (d, f), np.transpose),),
+    }
+    if config.mlp_bias:
+        parts["b_gate_up",] = tuple(
+            Part(f"{prefix}.{name}.bias", (f,), _then(_whole, i)) for i, name in enumerate(inner)
+        )
+        parts["b_down",] = (Part(f"{prefix}.down_proj.bias", (d,), _whole),)
+    return parts
+
+
+def _whole(parameter: np.ndarray) -> np.ndarray:
+    return parameter
+
+
+def _heads_first(w_qkv: np.ndarray) -> np.ndarray:
+    return w_qkv.transpose(1, 2, 3, 0)  # [D, K, G+2, H] as [K, G+2, H, D].
+
+
+def _model_first(w_o: np.ndarray) -> np.ndarray:
+    return w_o.transpose(3, 0, 1, 2)  # [K, G, H, D] as [D, K, G, H].
+
+
+def _hidden_first(w_gate_up: np.ndarray) -> np.ndarray:
+    return w_gate_up.transpose(1, 2, 0)  # [D, 2, F] as [2, F, D].
+
+
+def _then(view: Callable[[np.ndarray], np.ndarray], part: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a view that then takes a part: an index of the first axis, or a slice of the second."""
+    if isinstance(part, slice):
+        return lambda parameter: view(parameter)[:, part]
+    return lambda parameter: view(parameter)[part]

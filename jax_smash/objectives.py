@@ -1,0 +1,76 @@
+"""Training objectives."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.shapes import round_up
+
+Unembed = Callable[[Float[Array, "C D"]], Float[Array, "C V"]]
+
+
+def summed_cross_entropy(
+    unembed: Unembed,
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    *,
+    chunk: int = 512,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Returns the weighted sum of the targets' negative log-likelihoods, in nats, and the sum of the weights.
+
+    Two sums and no mean, so that what devices or batches contribute can be added up before it is divided.
+
+    Logits exist for `chunk` entries at a time, forward and backward: the backward pass makes them again.
+
+    Equivalent formula: Σ weights · (logsumexp(logits) − logits[target]), float32.
+
+    Args:
+      unembed: logits of entries, `CausalLM.unembed`.
+      hidden: after the final norm.
+      targets: the token after each entry.
+      weights: 0 where the target counts for nothing.
+      chunk: entries whose logits are in memory at once.
+
+    Raises:
+      ValueError: `chunk` is below 1.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1; got {chunk}")
+    entries = targets.size
+    chunk = min(chunk, entries)
+    padding = round_up(entries, chunk) - entries
+
+    def split(x: Array) -> Array:
+        x = x.reshape(entries, *x.shape[2:])
+        x = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
+        return x.reshape(-1, chunk, *x.shape[1:])
+
+    @jax.checkpoint
+    def add(total: Array, piece: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        vectors, target, weight = piece
+        logits = unembed(vectors).astype(jnp.float32)
+        of_target = jnp.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+        return total + jnp.sum(weight * (jax.nn.logsumexp(logits, axis=-1) - of_target)), None
+
+    pieces = (split(hidden), split(targets), split(weights.astype(jnp.float32)))
+    total, _ = jax.lax.scan(add, jnp.zeros((), jnp.float32), pieces)
+    return total, weights.astype(jnp.float32).sum()
+
+
+def cross_entropy(
+    unembed: Unembed,
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    weights: Float[Array, "B T"],
+    *,
+    chunk: int = 512,
+) -> Float[Array, ""]:
+    """Returns the weighted mean negative log-likelihood in nats a target; 0 where no target counts.
+
+    Arguments are those of `summed_cross_entropy`.
+    """
+    total, weight = summed_cross_entropy(unembed, hidden, targets, weights, chunk=chunk)
+    return total / jnp.where(weight > 0, weight, 1)

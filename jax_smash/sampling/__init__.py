@@ -1,0 +1,24 @@
+"""From logits to tokens: options, logits processors, and the choice itself."""
+
+from jax_smash.sampling.choice import choose, gumbel_noise, log_probabilities, row_keys
+from jax_smash.sampling.options import SamplingOptions, processors_for
+from jax_smash.sampling.penalties import Constrained, LogitBias, MinNewTokens, OutputPenalty, RepetitionPenalty
+from jax_smash.sampling.truncation import MinP, Temperature, TopK, TopP
+
+__all__ = [
+    "Constrained",
+    "LogitBias",
+    "MinNewTokens",
+    "MinP",
+    "OutputPenalty",
+    "RepetitionPenalty",
+    "SamplingOptions",
+    "Temperature",
+    "TopK",
+    "TopP",
+    "choose",
+    "gumbel_noise",
+    "log_probabilities",
+    "processors_for",
+    "row_keys",
+]

@@ -1,0 +1,87 @@
+"""The choice of a token from processed logits."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+
+def row_keys(seeds: Sequence[int], *, samples: int = 1) -> Key[Array, "B"]:
+    """Makes the random key of each row: the samples of one seed side by side.
+
+    A key depends on its seed and sample number alone. The generator is named, since others draw different numbers for
+    a key alone and in a batch.
+
+    Args:
+      seeds: of each prompt, from 0 to 2³² − 1.
+      samples: rows a seed.
+
+    Raises:
+      ValueError: a seed is out of range.
+    """
+    for seed in seeds:
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed must be from 0 to {2**32 - 1}; got {seed}")
+    keys = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(jnp.asarray(list(seeds), jnp.uint32))
+    number = jnp.arange(samples, dtype=jnp.uint32)
+    return jax.vmap(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(number))(keys).reshape(-1)
+
+
+def gumbel_noise(key: Key[Array, "B"], position: Int[Array, "B M"], vocab_size: int) -> Float[Array, "B M V"]:
+    """Returns the noise of each place: the same for a row's key and a position, wherever and whenever it is asked for.
+
+    Args:
+      key: of each row.
+      position: index, in the row's sequence, of the token to be chosen.
+      vocab_size: V.
+    """
+
+    def noise(key: Key[Array, ""], position: Int[Array, ""]) -> Float[Array, "V"]:
+        return jax.random.gumbel(jax.random.fold_in(key, position), (vocab_size,), jnp.float32)
+
+    return jax.vmap(jax.vmap(noise, in_axes=(None, 0)))(key, position)
+
+
+def choose(
+    logits: Float[Array, "B M V"], key: Key[Array, "B"], position: Int[Array, "B M"], *, sampled: bool
+) -> Int[Array, "B M"]:
+    """Returns the token at each node: the likeliest after Gumbel noise, which draws it from the softmax of the logits.
+
+    Two nodes of a row that stand at the same position get the same noise: a draft agrees with what plain decoding
+    would have chosen there.
+
+    Args:
+      logits: processed; a greedy row has one finite logit a node where others sample (`Temperature` at 0).
+      key: of each row.
+      position: index, in the row's sequence, of the token to be chosen.
+      sampled: some row samples; False takes the likeliest token, without noise.
+    """
+    if sampled:
+        logits = logits.astype(jnp.float32) + gumbel_noise(key, position, logits.shape[-1])
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+def log_probabilities(
+    logits: Float[Array, "*batch V"], tokens: Int[Array, "*batch"], n: int
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"], Int[Array, "*batch n"]]:
+    """Returns log-probabilities in nats under the model's own logits, before any processor.
+
+    Args:
+      logits: of the model.
+      tokens: the tokens that were chosen.
+      n: how many of the likeliest tokens to return, at most V.
+
+    Returns:
+      The chosen token's log-probability; those of the n likeliest, likeliest first; and their ids.
+
+    Raises:
+      ValueError: n is out of range.
+    """
+    if not 0 <= n <= logits.shape[-1]:
+        raise ValueError(f"log-probabilities must be asked for at most {logits.shape[-1]} tokens; got {n}")
+    logits = logits.astype(jnp.float32)
+    total = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - total
+    values, ids = jax.lax.top_k(logits, n)
+    return chosen, values - total[..., None], ids

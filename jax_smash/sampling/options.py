@@ -1,0 +1,173 @@
+"""What a user may ask of the sampler, row by row."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jax_smash.automaton import TokenAutomaton, join
+from jax_smash.protocols import LogitsProcessor
+from jax_smash.sampling.penalties import Constrained, LogitBias, MinNewTokens, OutputPenalty, RepetitionPenalty
+from jax_smash.sampling.truncation import MinP, Temperature, TopK, TopP
+
+LEAST_TEMPERATURE = 1e-4
+"""Below it, logits over the temperature leave float32's useful range; 0 asks for the likeliest token instead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingOptions:
+    """How one row's tokens are chosen. Processors are applied in the order of `processors_for`.
+
+    Attributes:
+      temperature: 0 takes the likeliest token; else at least 0.0001.
+      top_k: keep the k likeliest tokens; 0 keeps all.
+      top_p: keep the likeliest tokens that reach this probability together; over 0, and 1 keeps all.
+      min_p: keep tokens of at least this fraction of the likeliest one's probability; from 0 (keeps all) to 1.
+      repetition_penalty: divides positive logits and multiplies negative ones of tokens in prompt or output; over 0.
+      presence_penalty: taken from the logit of each token in the output; from −2 to 2.
+      frequency_penalty: taken from a token's logit for each time it is in the output; from −2 to 2.
+      logit_bias: added to the logits of token ids; from −100 to 100 each.
+      min_new_tokens: tokens that are emitted before the first stop token.
+
+    Raises:
+      TypeError: an option is of the wrong type.
+      ValueError: an option is out of range.
+    """
+
+    temperature: float | int = 0.0
+    top_k: int = 0
+    top_p: float | int = 1.0
+    min_p: float | int = 0.0
+    repetition_penalty: float | int = 1.0
+    presence_penalty: float | int = 0.0
+    frequency_penalty: float | int = 0.0
+    logit_bias: Mapping[int, float | int] = dataclasses.field(default_factory=dict)
+    min_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "min_new_tokens"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), Integral):
+                raise TypeError(f"{name} must be a whole number; got {getattr(self, name)!r}")
+            _check(name, getattr(self, name), 0 <= getattr(self, name) < 2**31, "from 0 to 2147483647")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            _check_number(name, getattr(self, name))
+        _check(
+            "temperature",
+            self.temperature,
+            self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE,
+            f"0 or at least {LEAST_TEMPERATURE}",
+        )
+        _check("top_p", self.top_p, 0 < self.top_p <= 1, "over 0 and at most 1")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")
+        _check("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "over 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check(name, getattr(self, name), -2 <= getattr(self, name) <= 2, "from -2 to 2")
+        if not isinstance(self.logit_bias, Mapping):
+            raise TypeError(f"logit_bias must map token ids to numbers; got {self.logit_bias!r}")
+        for token, bias in self.logit_bias.items():
+            if isinstance(token, bool) or not isinstance(token, Integral) or token < 0:
+                raise ValueError(f"logit_bias must have token ids, at least 0, as keys; got {token!r}")
+            _check_number(f"logit_bias of token {token}", bias)
+            _check(f"logit_bias of token {token}", bias, -100 <= bias <= 100, "from -100 to 100")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.temperature > 0
+
+
+def processors_for(
+    options: Sequence[SamplingOptions],
+    *,
+    stop_tokens: Sequence[int],
+    vocab_size: int,
+    grammar: TokenAutomaton | Sequence[TokenAutomaton | None] | None = None,
+    among: Sequence[SamplingOptions] = (),
+) -> tuple[LogitsProcessor, ...]:
+    """Makes the processors that some row needs, in the order in which they are applied.
+
+    The order is logit bias, repetition penalty, presence and frequency penalties, minimum of new tokens, grammar,
+    temperature, top-k, top-p, min-p. Settings are arrays: other values of the same options compile nothing new.
+
+    Args:
+      options: of each row.
+      stop_tokens: ids that end a row.
+      vocab_size: V.
+      grammar: the automaton that holds all rows, or one a row, None where a row is free.
+      among: options of other batches of the same run, whose processors are put in too, so that all batches share one
+        compiled program.
+
+    Raises:
+      ValueError: a biased or stop token is not in the vocabulary, or a grammar is over another vocabulary.
+    """
+    for token in {t for o in options for t in o.logit_bias}.union(stop_tokens):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"a biased or stop token must be below the vocabulary's {vocab_size}; got {token}")
+    every = [*options, *among]
+    processors: list[LogitsProcessor] = []
+    if any(o.logit_bias for o in every):
+        processors.append(_logit_bias(options, max(len(o.logit_bias) for o in every)))
+    if any(o.repetition_penalty != 1 for o in every):
+        processors.append(RepetitionPenalty(penalty=_floats([o.repetition_penalty for o in options])))
+    if any(o.presence_penalty or o.frequency_penalty for o in every):
+        presence, frequency = ([getattr(o, f"{x}_penalty") for o in options] for x in ("presence", "frequency"))
+        processors.append(OutputPenalty(presence=_floats(presence), frequency=_floats(frequency)))
+    if any(o.min_new_tokens for o in every) and stop_tokens:
+        stops = jnp.tile(jnp.asarray([list(stop_tokens)], jnp.int32), (len(options), 1))
+        processors.append(MinNewTokens(count=_ints([o.min_new_tokens for o in options]), stop_tokens=stops))
+    grammars = [grammar] * len(options) if grammar is None or isinstance(grammar, TokenAutomaton) else list(grammar)
+    if len(grammars) != len(options):
+        raise ValueError(f"grammar must be one for all or one a row ({len(options)}); got {len(grammars)}")
+    if any(g is not None for g in grammars):
+        automaton, start = join(grammars)
+        if automaton.vocab_size != vocab_size:
+            raise ValueError(f"a grammar must be over {vocab_size} tokens; got {automaton.vocab_size}")
+        processors.append(Constrained(automaton=automaton, start=start))
+    return (*processors, *_truncation(options, [o for o in every if o.sampled]))
+
+
+def _truncation(options: Sequence[SamplingOptions], sampled: Sequence[SamplingOptions]) -> list[LogitsProcessor]:
+    """Makes the processors that only matter where tokens are drawn."""
+    processors: list[LogitsProcessor] = []
+    if sampled:
+        processors.append(Temperature(temperature=_floats([o.temperature for o in options])))
+    if any(o.top_k for o in sampled):
+        processors.append(TopK(k=_ints([o.top_k for o in options])))
+    if any(o.top_p < 1 for o in sampled):
+        processors.append(TopP(p=_floats([o.top_p for o in options])))
+    if any(o.min_p for o in sampled):
+        processors.append(MinP(p=_floats([o.min_p for o in options])))
+    return processors
+
+
+def _logit_bias(options: Sequence[SamplingOptions], width: int) -> LogitBias:
+    tokens = np.full((len(options), width), -1, np.int32)
+    bias = np.zeros((len(options), width), np.float32)
+    for row, option in enumerate(options):
+        count = len(option.logit_bias)
+        tokens[row, :count] = list(option.logit_bias)
+        bias[row, :count] = list(option.logit_bias.values())
+    return LogitBias(tokens=jnp.asarray(tokens), bias=jnp.asarray(bias))
+
+
+def _floats(values: Sequence[float | int]) -> Array:
+    return jnp.asarray(values, jnp.float32)
+
+
+def _ints(values: Sequence[int]) -> Array:
+    return jnp.asarray(values, jnp.int32)
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number; got {value!r}")
+    _check(name, value, math.isfinite(value), "finite")
+
+
+def _check(name: str, value: object, fits: bool, range_: str) -> None:
+    if not fits:
+        raise ValueError(f"{name} must be {range_}; got {value!r}")

@@ -1,0 +1,149 @@
+"""Tiny random Hugging Face checkpoints of every family, made without torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from jax_smash.checkpoints.fit import DTYPES
+from jax_smash.models.families import from_hf, tensor_map
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **SIZES}
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **SIZES, "head_dim": 24}
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], **SIZES}
+GEMMA2 = {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    **SIZES,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 40,
+    "sliding_window": 8,
+}
+GEMMA3 = {**GEMMA2, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 3}
+LLAMA3_ROPE = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama-mha-biases": {**LLAMA, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    "llama-3-tied": {
+        **LLAMA,
+        "tie_word_embeddings": True,
+        "rope_theta": 5e5,
+        "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE},
+    },
+    "llama-linear": {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.5}},
+    "llama-yarn": {
+        **LLAMA,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+        },
+    },
+    "qwen2": {**QWEN2, "rope_theta": 1e6},
+    "qwen2-sliding-yarn": {
+        **QWEN2,
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "attention_factor": 1.3,
+            "truncate": False,
+        },
+    },
+    "qwen3-tied": {**QWEN3, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}},
+    "qwen3-biases": {**QWEN3, "attention_bias": True},
+    "mistral-mqa": {**MISTRAL, "num_key_value_heads": 1, "sliding_window": 8},
+    "mistral-full": {**MISTRAL, "sliding_window": None, "head_dim": 24},
+    "gemma2": {**GEMMA2, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+    "gemma3": {
+        **GEMMA3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "gemma3-old-fields": {
+        **GEMMA3,
+        "sliding_window_pattern": 2,
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 2e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": False,
+    },
+}
+"""Content of `config.json` of each variant: each family, and each thing that a family may switch on."""
+
+
+def random_tensors(raw: dict[str, Any], *, seed: int = 0, dtype: str = "F32") -> dict[str, np.ndarray]:
+    """Returns random weights by their checkpoint names, of sizes that make every one of them matter."""
+    config = from_hf(raw)
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for parts in tensor_map(config).values():
+        for part in parts:
+            values = rng.standard_normal(part.shape, dtype=np.float32)
+            if part.name.endswith("norm.weight"):
+                values = np.clip(values / 4, -0.5, 0.5) + (0 if config.norm_offset else 1)
+            elif part.name.endswith("bias"):
+                values *= 0.3
+            elif "embed_tokens" in part.name:
+                values /= config.embedding_scale
+            else:
+                values *= 1.5 * part.shape[1] ** -0.5
+            tensors[part.name] = values.astype(DTYPES[dtype])
+    return tensors
+
+
+def write_checkpoint(
+    directory: Path, raw: dict[str, Any], *, seed: int = 0, dtype: str = "F32", shards: int = 1
+) -> dict[str, np.ndarray]:
+    """Writes a random checkpoint, single or sharded, and returns its tensors."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(raw))
+    tensors = random_tensors(raw, seed=seed, dtype=dtype)
+    write_tensors(directory, tensors, shards=shards)
+    return tensors
+
+
+def write_tensors(directory: Path, tensors: dict[str, np.ndarray], *, shards: int = 1) -> None:
+    """Writes safetensors files with the package of that name, for ours to be compared with."""
+    if shards == 1:
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for i in range(shards):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        names = sorted(tensors)[i::shards]
+        save_file({name: tensors[name] for name in names}, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))

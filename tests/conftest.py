@@ -1,0 +1,20 @@
+"""Tests run on the CPU with eight virtual devices, strict dtypes, no silent broadcasting and checked shapes."""
+
+import os
+
+# Before jax is imported: how many devices there are is fixed then, and an installed libtpu must not be asked.
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_SMASH_TEST_PLATFORMS", "cpu")
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from jaxtyping import install_import_hook
+
+# Shapes stand in annotations; here they are checked at every call.
+install_import_hook(["jax_smash", "pallas_kernels"], "beartype.beartype")
+
+import jax  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,0 +1,68 @@
+"""A small checkpoint on disk, and the program run on it as a user runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.model_directory import write_model
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    """The directory of a sound checkpoint. Tests must not change it."""
+    return write_model(tmp_path_factory.mktemp("model") / "sound")
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """The environment of a shell in another directory, where nothing asks the network."""
+    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")}
+    return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def start(environment, tmp_path):
+    """Starts the program in an empty directory; ends it where a test leaves it running."""
+    running = []
+
+    def start_(*args, **options) -> subprocess.Popen:
+        command = [sys.executable, "-m", "jax_smash", *map(str, args)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        running.append(subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **streams))
+        return running[-1]
+
+    yield start_
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run(start):
+    """Runs the program to its end."""
+
+    def run_(*args, **options) -> subprocess.CompletedProcess:
+        process = start(*args, **options)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    return run_
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Runs the program in this process, which costs no start: exit status, stdout, stderr."""
+    from jax_smash.cli import main
+
+    def call_(*args) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        status = main([str(a) for a in args])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call_

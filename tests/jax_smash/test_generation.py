@@ -1,0 +1,211 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_smash import SamplingOptions, generate
+from jax_smash.cache import Block
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.methods import strategy_for
+from jax_smash.session import Session
+from tests.tiny import tiny_model
+
+PROMPTS = ["Once upon a time there was a fox", "Tea?", "The river ran down to the old mill and", "abc abc abc"]
+WARM = SamplingOptions(temperature=1.0, top_k=50, top_p=0.95)
+
+
+def plain_greedy(model, prompt: list[int], count: int) -> list[int]:
+    """Decodes without a cache: a forward over everything for each token."""
+    target = model.definition.bind(model.params["target"])
+    tokens = list(prompt)
+    for _ in range(count):
+        width = 128
+        padded = jnp.asarray([tokens + [0] * (width - len(tokens))], jnp.int32)
+        valid = jnp.arange(width)[None] < len(tokens)
+        position = jnp.arange(width, dtype=jnp.int32)[None]
+        hidden = target.forward(target.embed(padded), position, None, Block.causal(valid)).hidden
+        tokens.append(int(target.unembed(hidden[:, len(tokens) - 1]).argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_text_is_that_of_a_forward_over_everything(prompt):
+    model = tiny_model()
+    completion = generate(model, prompt, max_new_tokens=40)[0]
+    assert completion.token_ids == plain_greedy(model, model.encode(prompt), 40)
+    assert completion.finish_reason == "length"
+    assert completion.new_tokens == 40
+    assert completion.target_forwards == 39
+    assert completion.mean_accepted_tokens == 1.0
+
+
+@pytest.mark.parametrize("sampling", [SamplingOptions(), WARM], ids=["greedy", "sampled"])
+def test_a_row_is_the_same_alone_in_a_batch_and_streamed(sampling):
+    model = tiny_model()
+    together = generate(model, PROMPTS, max_new_tokens=24, sampling=sampling, seed=7, batch_size=4)
+    pairs = generate(model, PROMPTS, max_new_tokens=24, sampling=sampling, seed=7, batch_size=3)
+    pieces = {}
+    streamed = generate(
+        model,
+        PROMPTS,
+        max_new_tokens=24,
+        sampling=sampling,
+        seed=7,
+        steps=3,
+        on_text=lambda i, text: pieces.setdefault(i, []).append(text),
+    )
+    for i, prompt in enumerate(PROMPTS):
+        alone = generate(model, prompt, max_new_tokens=24, sampling=sampling, seed=7)[0]
+        assert alone.token_ids == together[i].token_ids == pairs[i].token_ids == streamed[i].token_ids
+        assert "".join(pieces.get(i, [])) == streamed[i].text == alone.text
+
+
+def test_sampling_varies_with_the_seed_and_the_sample_and_with_nothing_else():
+    model = tiny_model()
+    first, second = (generate(model, "fox", max_new_tokens=16, sampling=WARM, seed=s)[0] for s in (1, 2))
+    assert first.token_ids != second.token_ids
+    samples = generate(model, ["fox", "hen"], max_new_tokens=16, sampling=WARM, seed=1, num_samples=3)
+    assert [c.sample for c in samples] == [0, 1, 2, 0, 1, 2]
+    assert samples[0].token_ids == first.token_ids
+    assert len({tuple(c.token_ids) for c in samples}) == 6
+
+
+def test_each_prompt_may_have_its_own_options_and_seed():
+    model = tiny_model()
+    options = [SamplingOptions(), WARM, SamplingOptions(repetition_penalty=2.0)]
+    mixed = generate(model, PROMPTS[:3], max_new_tokens=12, sampling=options, seed=[1, 2, 3])
+    for prompt, option, seed, completion in zip(PROMPTS, options, (1, 2, 3), mixed, strict=False):
+        alone = generate(model, prompt, max_new_tokens=12, sampling=option, seed=seed)[0]
+        assert completion.token_ids == alone.token_ids
+
+
+def test_a_prompt_read_in_chunks_is_a_prompt_read_at_once(monkeypatch):
+    model = tiny_model()
+    prompt = "the long winter " * 8
+    whole = generate(model, prompt, max_new_tokens=12)[0]
+    monkeypatch.setattr("jax_smash.session.prefill_chunk", lambda *a, **k: 16)
+    assert generate(model, prompt, max_new_tokens=12)[0].token_ids == whole.token_ids
+
+
+def test_a_chat_goes_on_without_reading_again():
+    model = tiny_model()
+    strategy = strategy_for("ar")(target=model.definition)
+
+    def session(batch):
+        return Session(
+            model,
+            strategy,
+            slots=192,
+            max_new_tokens=16,
+            sampling=[SamplingOptions()] * batch,
+            seeds=[0] * batch,
+        )
+
+    chat = session(2)
+    first, second = [[65, 66, 67], [70, 71]], [[72, 73, 74, 75], [76]]
+    chat.read(first)
+    while chat.run(5):
+        pass
+    said = chat.outputs()
+    chat.read(second)
+    while chat.run(64):
+        pass
+    fresh = session(2)
+    fresh.read([a + b + c for a, b, c in zip(first, said, second, strict=True)])
+    while fresh.run(64):
+        pass
+    assert chat.outputs() == fresh.outputs()
+
+
+def test_a_turn_that_does_not_fit_is_refused_and_changes_nothing():
+    model = tiny_model()
+    chat = Session(
+        model,
+        strategy_for("ar")(target=model.definition),
+        slots=64,
+        max_new_tokens=16,
+        sampling=[SamplingOptions()],
+        seeds=[0],
+    )
+    chat.read([[65] * 10])
+    while chat.run(64):
+        pass
+    said = chat.outputs()
+    with pytest.raises(ValueError, match=r"needs \d+ slots .* the cache has 64"):
+        chat.read([[66] * 60])
+    assert chat.outputs() == said
+
+
+def test_a_stop_token_ends_a_row_and_is_counted_but_not_shown():
+    model = tiny_model()
+    free = generate(model, PROMPTS[0], max_new_tokens=32)[0]
+    stop = free.token_ids[10]
+    at = free.token_ids.index(stop)
+    stopped = generate(tiny_model(stop_tokens=(stop,)), PROMPTS[0], max_new_tokens=32)[0]
+    assert stopped.token_ids == free.token_ids[: at + 1]
+    assert stopped.finish_reason == "stop_token"
+    assert stopped.new_tokens == at + 1
+    assert stopped.target_forwards == at
+
+
+def test_recorded_log_probabilities_are_the_models_own():
+    model = tiny_model()
+    target = model.definition.bind(model.params["target"])
+    completion = generate(model, "fox and hen", max_new_tokens=6, log_probs=3, prompt_log_probs=2)[0]
+    tokens = model.encode("fox and hen")
+    everything = jnp.asarray([tokens + completion.token_ids], jnp.int32)
+    position = jnp.arange(everything.shape[1], dtype=jnp.int32)[None]
+    out = target.forward(target.embed(everything), position, None, Block.causal(jnp.ones_like(everything, bool)))
+    logits = np.asarray(target.unembed(out.hidden), np.float64)[0]
+    expected = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+    expected -= logits.max(-1, keepdims=True)
+    records = completion.prompt_log_probs + completion.log_probs
+    assert [r.token for r in records] == everything[0, 1:].tolist()
+    for i, record in enumerate(records):
+        assert record.log_prob == pytest.approx(expected[i, record.token], abs=1e-4)
+        assert len(record.top) == (2 if i < len(tokens) - 1 else 3)
+        assert record.top[0][0] == int(expected[i].argmax())
+        assert record.top[0][1] == pytest.approx(expected[i].max(), abs=1e-4)
+
+
+def test_a_second_call_in_the_bucket_compiles_nothing():
+    model = tiny_model()
+    generate(model, "a first prompt", max_new_tokens=20, sampling=WARM)
+    compiled = PROGRAMS.compiled
+    other = SamplingOptions(temperature=0.3, top_k=7, top_p=0.5)
+    generate(model, "another prompt, longer", max_new_tokens=18, sampling=other, seed=5)
+    assert PROGRAMS.compiled == compiled
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([], {}, "at least one prompt"),
+        ("", {}, "prompt 0 is empty"),
+        (["x", []], {}, "prompt 1 is empty"),
+        ([[1, 9999]], {}, r"prompt 0 has tokens outside 0 … \d+"),
+        ("x", {"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
+        ("x", {"max_new_tokens": 600}, "more than the model's context of 512"),
+        ("x" * 40, {"slots": 32}, "more than the cache of 32"),
+        ("x", {"num_samples": 0}, "num_samples must be at least 1; got 0"),
+        ("x", {"batch_size": 0}, "batch_size must be at least 1; got 0"),
+        ("x", {"method": "magic"}, "method must be one of .*; got 'magic'"),
+        ("x", {"stop": ["a", ""]}, "stop strings must be at least one, and none empty"),
+        ("x", {"regex": "a", "json_schema": "{}"}, "exclude each other"),
+        ("x", {"seed": [1, 2]}, r"one a prompt \(1\); got 2"),
+    ],
+)
+def test_a_bad_request_is_refused_by_name(prompts, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(tiny_model(), prompts, **options)
+
+
+def test_weights_that_are_not_numbers_are_reported():
+    model = tiny_model()
+    broken = {"target": {**model.params}["target"]}
+    import jax
+
+    broken["target"] = jax.tree.map(lambda w: w * jnp.float32(jnp.nan), broken["target"])
+    import dataclasses
+
+    with pytest.raises(ValueError, match="logits are not numbers in row 0"):
+        generate(dataclasses.replace(model, params=broken), "fox", max_new_tokens=4)
