@@ -61,7 +61,7 @@ def read_bandwidth(array_bytes: int | None = None, *, repeats: int = 7) -> Bandw
     rows = size // (4 * COLUMNS)
     if rows < 64:
         raise ValueError(f"array_bytes must be at least {64 * 4 * COLUMNS}; got {size}")
-    timed = {name: _seconds(read, repeats) for name, read in _readers(rows).items()}
+    timed = {name: _seconds(read, repeats) for name, read in readers(rows).items()}
     speeds = {name: rows * COLUMNS * 4 / seconds for name, seconds in timed.items()}
     best = max(speeds, key=speeds.__getitem__)
     return Bandwidth(bytes_per_second=speeds[best], reader=best, array_bytes=rows * COLUMNS * 4, readers=speeds)
@@ -76,7 +76,7 @@ def _default_bytes() -> int:
     return min(DEVICE_BYTES, free // 8)
 
 
-def _readers(rows: int) -> dict[str, Callable[[], object]]:
+def readers(rows: int) -> dict[str, Callable[[], object]]:
     """Returns ways to read `rows` × `COLUMNS` float32 once, each blocking until it is done."""
     matrix = jax.jit(lambda: jnp.ones((rows, COLUMNS), jnp.float32))()
     vector = jnp.ones((COLUMNS,), jnp.float32)
@@ -92,10 +92,10 @@ def _readers(rows: int) -> dict[str, Callable[[], object]]:
         compiled = jax.jit(function).lower(array, vector).compile()
         return lambda: compiled(array, vector).block_until_ready()
 
-    readers = {name: reader(function, array) for name, (function, array) in programs.items()}
+    found = {name: reader(function, array) for name, (function, array) in programs.items()}
     if jax.devices()[0].platform == "cpu":
-        readers |= _numpy_readers(np.asarray(matrix))
-    return readers
+        found |= _numpy_readers(np.asarray(matrix))
+    return found
 
 
 def _numpy_readers(matrix: np.ndarray) -> dict[str, Callable[[], object]]:

@@ -1,10 +1,10 @@
 """A row's text depends on its prompt, options and seed alone: checked over random draws.
 
-    python -m eval.invariance --draws 100 --json invariance.json
+    python -m eval.invariance --draws 200 --json invariance.json
 
-A draw is a batch of random prompts, each row with sampling options and a seed of its own, on a random small model. It is
-decoded together, then in other ways: each row alone, with 1 or 3 steps a call of the loop, streamed, and in the reverse
-order beside other neighbours. All must give the same tokens. torch is not needed.
+A draw is a batch of random prompts, each row with sampling options and a seed of its own, on a random small model. It
+is decoded together, then in other ways: each row alone, with 1 or 3 steps a call of the loop, streamed, and in the
+reverse order. All must give the same tokens. torch is not needed.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jax_smash.loading import Model
 from jax_smash.sampling import SamplingOptions
 
 ROWS = 4
-LONGEST_PROMPT = 32
+LONGEST_PROMPT = 24
 NEW_TOKENS = 24
 INITIAL_SPREAD = 0.02
 """Standard deviation of the library's own random weights, which greedy text would only repeat itself from."""
@@ -54,8 +54,8 @@ class Settings:
       overwrite: replace the file if it exists.
     """
 
-    draws: int = 100
-    configurations: int = 12
+    draws: int = 200
+    configurations: int = 6
     families: tuple[str, ...] = tuple(FAMILIES)
     seed: int = 0
     json: Path | None = None
@@ -165,7 +165,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     """
     settings.check()
     configurations = min(settings.configurations, settings.draws)
-    rows = {way: {"way": way, "prompts": 0, "tokens": 0, "differences": 0} for way in WAYS}
+    rows: dict[str, dict[str, Any]] = {way: {"way": way, "prompts": 0, "tokens": 0, "differences": 0} for way in WAYS}
     listed = []
     with progress("draws", settings.draws) as advance, jax.default_matmul_precision("highest"):
         for number in range(configurations):

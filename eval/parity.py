@@ -45,7 +45,7 @@ class Settings:
     """
 
     draws: int = 1000
-    configurations: int = 60
+    configurations: int = 48
     families: tuple[str, ...] = tuple(FAMILIES)
     seed: int = 0
     json: Path | None = None

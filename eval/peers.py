@@ -35,7 +35,8 @@ class Transformers:
     """transformers on torch, greedy, with its own cache, in the fastest of several ways to drive it.
 
     The ways are its `generate` with a growing cache, `generate` with a static cache (which compiles the model where
-    transformers does so by itself), and the shortest loop that can be written by hand. Warm-up tries them all.
+    transformers does so by itself), and the shortest loop that can be written by hand; on a CPU each with a thread a
+    core, half of them, and one. Warm-up tries them all.
     """
 
     name = "transformers"
@@ -54,8 +55,6 @@ class Transformers:
         """
         self.torch = _torch()
         self.max_new_tokens, self.stop_tokens = max_new_tokens, model.stop_tokens
-        # One thread a core is its best on a machine of its own, and what XLA takes too.
-        self.torch.set_num_threads(os.cpu_count() or 1)
         self.device = "cuda" if self.torch.cuda.is_available() else "cpu"
         self.model = _load(self.torch, model, dtype).to(self.device)
         self.ways: dict[str, Callable[[Inputs], Sample]] = {
@@ -64,28 +63,34 @@ class Transformers:
         }
         if not self.stop_tokens:
             self.ways["loop by hand"] = self._loop
-        self.way = "generate"
-        self.tried: dict[str, float] = {}
+        # Small models are slower with many threads, and all are where other work takes the cores.
+        cores = os.cpu_count() or 1
+        self.threads = (cores,) if self.device == "cuda" else tuple({cores: 0, max(cores // 2, 1): 0, 1: 0})
+        self.chosen = ("generate", cores)
+        self.tried: dict[tuple[str, int], float] = {}
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
         """Tries every way twice on the first batch and keeps the fastest."""
-        inputs = self._inputs(batches[0])
-        for name, way in self.ways.items():
-            samples = [way(inputs) for _ in range(2)]
-            self.tried[name] = max(sample.decoded / sample.decode_s for sample in samples)
-        self.way = max(self.tried, key=self.tried.__getitem__)
+        for threads in self.threads:
+            for way in self.ways:
+                self.chosen = (way, threads)
+                samples = [self.run(batches[0]) for _ in range(2)]
+                self.tried[way, threads] = max(sample.decoded / sample.decode_s for sample in samples)
+        self.chosen = max(self.tried, key=self.tried.__getitem__)
 
     def run(self, prompts: list[list[int]]) -> Sample:
         """Continues one batch."""
-        return self.ways[self.way](self._inputs(prompts))
+        way, threads = self.chosen
+        self.torch.set_num_threads(threads)
+        return self.ways[way](self._inputs(prompts))
 
     def facts(self) -> dict[str, Any]:
         """Returns the way taken and every way's tokens a second in warm-up; memory where the device tells."""
         cuda = self.device == "cuda"
         return {
-            "implementation": self.way,
-            "tried_tokens_per_second": self.tried,
-            "threads": self.torch.get_num_threads(),
+            "implementation": self.chosen[0],
+            "threads": self.chosen[1],
+            "tried": [{"implementation": w, "threads": t, "tokens_per_second": x} for (w, t), x in self.tried.items()],
             "compile_s": None,
             "peak_memory_mb": self.torch.cuda.max_memory_allocated() / MEGABYTE if cuda else None,
             "program_memory_mb": None,
@@ -185,7 +190,9 @@ def _torch() -> Any:
 
 def _load(torch: Any, model: Model, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     if model.config is None:
         raise ValueError(f"{model.name} has no configuration that transformers could load")
     with tempfile.TemporaryDirectory() as folder:

@@ -39,7 +39,9 @@ class Reference:
         except ImportError as error:
             raise ValueError("the comparison needs torch: install the extra `peers`") from error
         from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         self.torch = torch
         # Models this small gain nothing from more threads, and lose the time to wake them.
         torch.set_num_threads(1)

@@ -27,7 +27,10 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def describe_device() -> dict[str, Any]:
-    """Returns the first device's platform, kind, number and memory, and the host's processor, cores and caches."""
+    """Returns the first device's platform, kind, number and memory, and the host's processor, cores, cache and load.
+
+    The load is of the last minute: other work on the machine shows there.
+    """
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
     return {
@@ -38,6 +41,7 @@ def describe_device() -> dict[str, Any]:
         "host_processor": _processor(),
         "host_cores": os.cpu_count(),
         "host_last_level_cache_bytes": last_level_cache(),
+        "host_load_average": os.getloadavg()[0],
     }
 
 

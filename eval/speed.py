@@ -25,7 +25,8 @@ from jax_smash.loading import Model, load, random_model
 from jax_smash.methods import strategy_for
 from jax_smash.plan import tree_bytes
 from jax_smash.prompts import FilePrompt, read_prompts
-from jax_smash.shapes import bucket
+from jax_smash.request import make_request
+from jax_smash.sampling import SamplingOptions
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
 BASELINE = "ar"
@@ -119,8 +120,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     settings.check()
     prompts = _read_prompts(settings)
     model = _load(settings)
-    batches = _batches(settings, model, prompts)
-    slots = _slots(model, batches, settings.max_new_tokens)
+    batches, slots = _prepare(settings, model, prompts)
     contenders: list[Contender] = [
         Ours(name, model, slots=slots, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
         for name in dict.fromkeys((BASELINE, *settings.methods))
@@ -165,35 +165,31 @@ def _load(settings: Settings) -> Model:
     return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
 
 
-def _batches(settings: Settings, model: Model, prompts: list[FilePrompt] | None) -> list[list[list[int]]]:
-    """Returns the prompts as tokens, in full batches: the first prompts come again where the last batch needs them."""
+def _prepare(settings: Settings, model: Model, prompts: list[FilePrompt] | None) -> tuple[list[list[list[int]]], int]:
+    """Returns the prompts as tokens, in full batches, and the cache's capacity a row, as `generate` chooses it.
+
+    Where the last batch needs more, the first prompts come again.
+    """
     size = settings.batch_size
+    taken: list[Any] = [] if prompts is None else prompts[: settings.num_prompts]
     if prompts is None:
-        vocab_size = model.definition.bind(model.params["target"]).vocab_size
         shape = (settings.num_prompts or size, settings.prompt_tokens or RANDOM_PROMPT_TOKENS)
-        tokens = np.random.default_rng(0).integers(0, vocab_size, shape).tolist()
-    else:
-        tokens = [_encode(model, prompt, settings.chat) for prompt in prompts[: settings.num_prompts]]
-    count = -(-len(tokens) // size) * size
-    whole = [tokens[i % len(tokens)] for i in range(count)]
-    return [whole[i : i + size] for i in range(0, count, size)]
-
-
-def _encode(model: Model, prompt: FilePrompt, chat: bool) -> list[int]:
-    if isinstance(prompt, str):
-        return model.encode_chat([{"role": "user", "content": prompt}]) if chat else model.encode(prompt)
-    if isinstance(prompt[0], dict):
-        return model.encode_chat(prompt)  # type: ignore[arg-type]
-    return list(prompt)  # type: ignore[arg-type]
-
-
-def _slots(model: Model, batches: Sequence[list[list[int]]], max_new_tokens: int) -> int:
-    """Returns the cache's capacity a row, as `generate` chooses it."""
-    need = max(len(prompt) for batch in batches for prompt in batch) + max_new_tokens
-    room = model.config.max_positions if model.config else 2**30
-    if need > room:
-        raise ValueError(f"the longest prompt and its {max_new_tokens} new tokens are {need}; the model takes {room}")
-    return min(bucket(need, least=64), room)
+        taken = np.random.default_rng(0).integers(0, model.vocab_size, shape).tolist()
+    request = make_request(
+        model,
+        taken,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=SamplingOptions(),
+        stop=(),
+        json_schema=None,
+        regex=None,
+        seed=0,
+        chat=settings.chat,
+        slots=None,
+    )
+    count = -(-len(request.tokens) // size) * size
+    whole = [request.tokens[i % len(request.tokens)] for i in range(count)]
+    return [whole[i : i + size] for i in range(0, count, size)], request.slots
 
 
 def _peer(name: str, model: Model, settings: Settings) -> Contender:

@@ -39,7 +39,7 @@ _HOMES = {
     "random_model": "loading",
 }
 
-__all__ = list(_HOMES)  # noqa: PLE0604 - every key is a string
+__all__ = list(_HOMES)
 __version__ = "0.1.0"
 
 

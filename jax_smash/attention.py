@@ -11,6 +11,9 @@ from jax_smash.cache import Block, LayerCache
 MASKED = -1e30
 """Score of what a query may not see: finite, so that a query that sees nothing stays free of NaN."""
 
+FEW_ROWS = 8
+"""Rows a KV head up to which a CPU multiplies them one by one."""
+
 QUERIES_AT_ONCE = 64
 """Queries whose scores are in memory at once where there is no cache, as in training."""
 
@@ -41,8 +44,8 @@ def attend(
       softcap: scores become cap · tanh(score / cap); 0 for none.
     """
     batch, width, heads, head_width = query.shape
-    groups = heads // key.shape[2]
-    query = query.reshape(batch, width, key.shape[2], groups, head_width)
+    kv_heads = key.shape[2]
+    query = query.reshape(batch, width, kv_heads, heads // kv_heads, head_width)
 
     def capped(scores: Array) -> Array:
         scores = scores.astype(jnp.float32) * scale
@@ -54,23 +57,64 @@ def attend(
     if cache is None:
         out = _attend_without_past(query, key, value, seen, capped)
         return out.reshape(batch, width, heads, head_width)
-    scores = capped(jnp.einsum("BTKGH,BUKH->BKGTU", query, key, preferred_element_type=jnp.float32))
-    scores = jnp.where(seen[:, None, None], scores, MASKED)
 
     # An empty slot's position is after every query's, so one comparison hides empty slots too.
     visible = cache.position[:, None, :] <= position[:, :, None]
     if window:
         visible &= cache.position[:, None, :] > position[:, :, None] - window
-    past = capped(jnp.einsum("BTKGH,BKSH->BKGTS", query, cache.keys, preferred_element_type=jnp.float32))
-    past = jnp.where(visible[:, None, None], past, MASKED)
-    peak = jnp.maximum(past.max(-1, keepdims=True), scores.max(-1, keepdims=True))
-    past, scores = jnp.exp(past - peak), jnp.exp(scores - peak)
-    total = past.sum(-1) + scores.sum(-1)
-    out = jnp.einsum(
-        "BKGTS,BKSH->BTKGH", past.astype(value.dtype), cache.values, preferred_element_type=jnp.float32
-    ) + jnp.einsum("BKGTU,BUKH->BTKGH", scores.astype(value.dtype), value, preferred_element_type=jnp.float32)
-    out = out / total.transpose(0, 3, 1, 2)[..., None]
-    return out.astype(value.dtype).reshape(batch, width, heads, head_width)
+    # A KV head's queries side by side, token by token: R = T · G rows.
+    query = query.transpose(0, 2, 1, 3, 4).reshape(batch, kv_heads, -1, head_width)
+    past = _hide(capped(_products("BKRH,BKSH->BKRS", query, cache.keys)), visible)
+    own = _hide(capped(_own_scores(query, key)), seen)
+    peak = jnp.maximum(past.max(-1, keepdims=True), own.max(-1, keepdims=True))
+    past, own = jnp.exp(past - peak), jnp.exp(own - peak)
+    total = past.sum(-1, keepdims=True) + own.sum(-1, keepdims=True)
+    out = _products("BKRS,BKSH->BKRH", past.astype(value.dtype), cache.values) + _own_mix(own, value)
+    out = (out / total).astype(value.dtype).reshape(batch, kv_heads, width, -1, head_width)
+    return out.transpose(0, 2, 1, 3, 4).reshape(batch, width, heads, head_width)
+
+
+def _hide(scores: Float[Array, "B K R X"], seen: Bool[Array, "B T X"]) -> Float[Array, "B K R X"]:
+    """Masks the scores of what a row's token may not see."""
+    batch, heads, _, keys = scores.shape
+    by_token = scores.reshape(batch, heads, seen.shape[1], -1, keys)
+    return jnp.where(seen[:, None, :, None], by_token, MASKED).reshape(scores.shape)
+
+
+def _products(spec: str, rows: Float[Array, "B K R X"], matrix: Float[Array, "B K S H"]) -> Float[Array, "B K R Y"]:
+    """Multiplies each head's rows with its keys or values; float32.
+
+    On a CPU a single row's product runs at memory speed where a few rows' go through a slower library call.
+    """
+    one = spec.replace("R", "")
+
+    def at_once(rows: Array, matrix: Array) -> Array:
+        return jnp.einsum(spec, rows, matrix, preferred_element_type=jnp.float32)
+
+    def one_by_one(rows: Array, matrix: Array) -> Array:
+        products = [
+            jnp.einsum(one, rows[:, :, r], matrix, preferred_element_type=jnp.float32) for r in range(rows.shape[2])
+        ]
+        return jnp.stack(products, axis=2)
+
+    if rows.shape[2] > FEW_ROWS or rows.dtype != jnp.float32:
+        return at_once(rows, matrix)
+    return jax.lax.platform_dependent(rows, matrix, cpu=one_by_one, default=at_once)
+
+
+def _own_scores(query: Float[Array, "B K R H"], key: Float[Array, "B T K H"]) -> Float[Array, "B K R T"]:
+    """Returns each row's product with the block's keys, float32."""
+    if key.shape[1] == 1:  # No matrix product: it would cost a call of its own.
+        wide = query.astype(jnp.float32) * key.transpose(0, 2, 1, 3).astype(jnp.float32)
+        return wide.sum(-1, keepdims=True)
+    return jnp.einsum("BKRH,BTKH->BKRT", query, key, preferred_element_type=jnp.float32)
+
+
+def _own_mix(weights: Float[Array, "B K R T"], value: Float[Array, "B T K H"]) -> Float[Array, "B K R H"]:
+    """Returns the block's values weighted for each row, float32."""
+    if value.shape[1] == 1:
+        return weights * value.transpose(0, 2, 1, 3).astype(jnp.float32)
+    return jnp.einsum("BKRT,BTKH->BKRH", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
 
 
 def _attend_without_past(

@@ -12,6 +12,9 @@ from jax_smash.shapes import round_up
 EMPTY = 2**30
 """Slot position of an empty slot: after every real position, so comparing positions also hides empty slots."""
 
+FEW_WRITES = 8
+"""Entries a layer up to which single writes beat one scatter."""
+
 BlockKV = tuple[tuple[Any, Any], ...]
 """Keys and values that a forward made, a pair a layer, each `[B, T, K, H]`."""
 
@@ -90,8 +93,8 @@ class KVCache:
     ) -> "KVCache":
         """Writes the first `count` entries of `path` behind what each row already holds.
 
-        The caller makes `count` or `path` depend on the logits (`after`), so that every read of the cache comes
-        before the write and XLA can write in place. The caller has checked the capacity.
+        The caller makes `count` depend on the logits (`after`), so that every read of the cache comes before the
+        write and XLA can write in place. The caller has checked the capacity.
 
         Args:
           block_kv: keys and values of the forward.
@@ -180,12 +183,14 @@ def init_cache(
     )
 
 
-def after(block_kv: BlockKV, evidence: Any) -> BlockKV:
-    """Returns `block_kv` unchanged, but only once `evidence` (something made from the logits) is known.
+def after(count: Int[Array, "B"], evidence: Int[Array, "B"] | Float[Array, "B"]) -> Int[Array, "B"]:
+    """Returns `count` unchanged, but known only once `evidence` is: tokens (at least 0), or numbers from the logits.
 
-    A write that could run before the attention has read the cache makes XLA copy the cache.
+    A write that could run before the attention has read the cache makes XLA copy the cache. An optimisation barrier is
+    no help: it is gone when copies are inserted. So where the write goes is made to depend on what was read.
     """
-    return jax.lax.optimization_barrier((block_kv, evidence))[0]
+    impossible = jnp.isnan(evidence) if jnp.issubdtype(evidence.dtype, jnp.floating) else evidence < 0
+    return jnp.where(impossible, 0, count)
 
 
 def _pick(entries: Float[Array, "B T K H"], path: Int[Array, "B P"]) -> Float[Array, "B P K H"]:
@@ -196,6 +201,22 @@ def _write(
     cache: Float[Array, "B K S H"], entries: Float[Array, "B P K H"], slot: Int[Array, "B P"]
 ) -> Float[Array, "B K S H"]:
     """Writes each entry into its slot; a slot past the end is dropped."""
-    rows = jnp.arange(cache.shape[0])[:, None]
+    batch, width = slot.shape
+    if batch * width <= FEW_WRITES:
+        return _write_one_by_one(cache, entries, slot)
+    rows = jnp.arange(batch)[:, None]
     # The advanced indices stand apart, so their axes come first: [B, P, K, H], as the entries are.
     return cache.at[rows, :, slot].set(entries.astype(cache.dtype), mode="drop")
+
+
+def _write_one_by_one(
+    cache: Float[Array, "B K S H"], entries: Float[Array, "B P K H"], slot: Int[Array, "B P"]
+) -> Float[Array, "B K S H"]:
+    last = cache.shape[2] - 1
+    for row in range(slot.shape[0]):
+        for i in range(slot.shape[1]):
+            start = (row, 0, jnp.minimum(slot[row, i], last), 0)
+            entry = entries[row, i].astype(cache.dtype)[None, :, None]
+            held = jax.lax.dynamic_slice(cache, start, entry.shape)
+            cache = jax.lax.dynamic_update_slice(cache, jnp.where(slot[row, i] > last, held, entry), start)
+    return cache

@@ -87,7 +87,7 @@ class Session:
         shared = Shared(
             processors=self._processors(1),
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),
-            stops=stops,
+            stops=jax.tree.map(jnp.copy, stops),
         )
         rows = init_rows(
             model.definition,
@@ -103,6 +103,11 @@ class Session:
         self._fanned_out = samples == 1
 
     @property
+    def prompts(self) -> int:
+        """Prompts that the first turn takes."""
+        return len(self._sampling)
+
+    @property
     def batch(self) -> int:
         """Rows that decode."""
         return len(self._sampling) * self.samples
@@ -116,14 +121,13 @@ class Session:
           limits: new tokens a row, at most `max_new_tokens`.
 
         Raises:
-          ValueError: the prompts or their continuations do not fit the cache. Nothing has changed then.
+          ValueError: the prompts or their continuations do not fit the cache, and nothing has changed; or the model's
+            logits are not numbers.
         """
         rows = self.state.rows
         length, emitted, pending = jax.device_get((rows.token_length, rows.output_length, rows.pending))
         held = length - (emitted > 0)
-        texts = [
-            [int(t)] * bool(n and p) + list(p) for t, n, p in zip(pending, emitted, prompts, strict=True)
-        ]
+        texts = [[int(t)] * bool(n and p) + list(p) for t, n, p in zip(pending, emitted, prompts, strict=True)]
         limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
         limit = np.where([bool(t) for t in texts], limit, 0).astype(np.int32)
         for row, text in enumerate(texts):
@@ -141,6 +145,7 @@ class Session:
         if not self._fanned_out:
             self._fan_out()
         self.state = PROGRAMS.call(start, self.strategy, self.model.params, self.state)
+        self._finish()
 
     def run(self, steps: int) -> bool:
         """Decodes at most `steps` steps. Returns whether some row still runs.
@@ -150,10 +155,7 @@ class Session:
         """
         count = jnp.asarray(steps, jnp.int32)
         self.state = PROGRAMS.call(decode, self.strategy, self.model.params, self.state, count)
-        finish = np.asarray(self.state.rows.finish)
-        if (finish == NOT_A_NUMBER).any():
-            raise ValueError(f"logits are not numbers in row {int(np.argmax(finish == NOT_A_NUMBER))}: check the weights")
-        return bool((finish == RUNNING).any())
+        return bool((self._finish() == RUNNING).any())
 
     def outputs(self) -> list[list[int]]:
         """Returns the tokens that each row has emitted in this turn."""
@@ -172,6 +174,13 @@ class Session:
             ]
             for row, tokens in enumerate(outputs)
         ]
+
+    def _finish(self) -> np.ndarray:
+        finish = np.asarray(self.state.rows.finish)
+        if (finish == NOT_A_NUMBER).any():
+            row = int(np.argmax(finish == NOT_A_NUMBER))
+            raise ValueError(f"logits are not numbers in row {row}: check the weights")
+        return finish
 
     def _prefill(self, texts: list[list[int]]) -> None:
         asked = self._prompt_top is not None
@@ -214,13 +223,15 @@ class Session:
         self._fanned_out = True
 
     def _processors(self, samples: int) -> tuple[Any, ...]:
-        return processors_for(
+        processors = processors_for(
             [o for o in self._sampling for _ in range(samples)],
             stop_tokens=self.model.stop_tokens,
             vocab_size=self.model.vocab_size,
             grammar=self._grammar,
             among=self._among,
         )
+        # The state is donated: tables of the caller's, which its next session reads too, must not go along.
+        return jax.tree.map(jnp.copy, processors)
 
 
 def _entry(token: int, log_prob: Any, values: np.ndarray, tokens: np.ndarray) -> TokenLogProb:

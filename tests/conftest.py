@@ -18,3 +18,6 @@ import jax  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Programs this small run once: half of a test's time would go into optimising them. Tests that read a compiled program
+# turn it back on.
+jax.config.update("jax_disable_most_optimizations", True)

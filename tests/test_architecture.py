@@ -16,7 +16,7 @@ LAYERS = [
     {"checkpoints", "objectives", "plan"},
     {"decode"},
     {"methods", "loading"},
-    {"session"},
+    {"session", "request"},
     {"generation", "prompts"},
     {"cli"},
 ]

@@ -94,12 +94,16 @@ class Batch(NamedTuple):
 
 
 def load_corpus(path: Path) -> Corpus:
-    """Returns the corpus of a JSON file; raises ValueError where a field is missing, unknown or out of range."""
+    """Returns the corpus of a JSON file, which may stand in it as `corpus`, beside what `train.base` reads.
+
+    Raises ValueError where a field is missing, unknown or out of range.
+    """
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        fields = fields.get("corpus", fields)
         sources = tuple(Source(**{**source, "paths": tuple(source["paths"])}) for source in fields.pop("sources"))
         return Corpus(sources=sources, **fields)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a corpus file: {error!r}") from error
 
 

@@ -1,34 +1,53 @@
-"""A trained model as a Hugging Face folder."""
+"""A trained model as a Hugging Face folder with a model card.
+
+    python -m train.export --run RUN --packed PACKED --tokenizer TOKENIZER --output MODEL
+
+The run may still be going on: its newest checkpoint is taken.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import tyro
 from flax import nnx
 
-from jax_smash.checkpoints.directory import new_directory
+import jax_smash
+from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.huggingface import params_bytes, write
 from jax_smash.config import ModelConfig
+from jax_smash.models.transformer import random_params
+from train.card import model_card
+from train.checkpoint import Checkpoints
+from train.data import load_packed, ordered_batches
+from train.loop import TrainState, data_mesh, make_evaluation
+from train.objective import language_model_objective
+from train.settings import FILE, load_settings
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
+PROMPTS = (
+    "Once upon a time, there was a little girl named",
+    "The old king looked out of the window and",
+    "Tom and his sister found a big box in the garden. They",
+)
+CHATS = ("Hi! I would like to book a table at a restaurant.", "Do you like to read books?")
 
-def export(
-    output: Path, config: ModelConfig, params: nnx.State, tokenizer: Path, *, dtype: Any = jnp.bfloat16
-) -> None:
+
+def export(output: Path, config: ModelConfig, params: nnx.State, tokenizer: Path) -> None:
     """Writes weights, configuration, tokenizer and generation settings; the folder appears whole or not at all.
 
     Args:
       output: a folder that is absent or empty.
       config: of the model.
-      params: its weights, which are rounded to `dtype`.
+      params: its weights, in the dtype that they are stored in.
       tokenizer: folder of the tokenizer, which is copied.
-      dtype: of the weights on disk.
 
     Raises:
       FileExistsError: `output` has something in it.
@@ -37,7 +56,6 @@ def export(
     for name in TOKENIZER_FILES:
         if not (tokenizer / name).is_file():
             raise FileNotFoundError(f"{tokenizer / name} is missing")
-    params = jax.tree.map(lambda x: x.astype(dtype), params)
     settings = {
         "bos_token_id": config.bos_token,
         "eos_token_id": list(config.eos_tokens),
@@ -48,3 +66,81 @@ def export(
         for name in TOKENIZER_FILES:
             shutil.copyfile(tokenizer / name, work / name)
         (work / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def export_run(
+    run: Path,
+    packed: Path,
+    tokenizer: Path,
+    output: Path,
+    *,
+    sources: Path | None = None,
+    prompts: tuple[str, ...] = PROMPTS,
+    chats: tuple[str, ...] = CHATS,
+) -> Path:
+    """Writes a run's newest checkpoint, rounded to bfloat16, with a card that says how it was made and what it does.
+
+    Args:
+      run: folder of the run.
+      packed: folder of packed rows; the held-out ones measure the rounded weights.
+      tokenizer: folder of the tokenizer.
+      output: a folder that is absent or empty.
+      sources: Markdown on the text and its licences.
+      prompts: begin the card's greedy samples.
+      chats: first turns of its greedy dialogues.
+
+    Returns:
+      `output`.
+
+    Raises:
+      ValueError: the run has no checkpoint.
+      FileExistsError: `output` has something in it.
+    """
+    check_new(output)
+    about = sources.read_text(encoding="utf-8") if sources else ""
+    settings, held_out = load_settings(run / FILE), load_packed(packed, tokenizer, split="held_out")
+    graphdef, params = random_params(settings.model, settings.seed)
+    like = TrainState(
+        params=params,
+        optimiser=settings.optimiser.build(settings.steps).init(params),
+        step=jnp.zeros((), jnp.int32),
+    )
+    state = Checkpoints(run / "checkpoints").load(like)
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), rounded)
+    evaluate = make_evaluation(language_model_objective(graphdef), data_mesh())
+    loss = evaluate(wide, ordered_batches(held_out, settings.batch_size))
+    export(output, settings.model, rounded, tokenizer)
+    samples = greedy_samples(output, prompts, chats)
+    card = model_card(settings, held_out.index, samples, step=int(state.step), held_out_loss=loss, sources=about)
+    (output / "README.md").write_text(card, encoding="utf-8")
+    return output
+
+
+def greedy_samples(model: Path, prompts: tuple[str, ...], chats: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Returns each prompt and each first turn of a dialogue with its greedy continuation, in float32."""
+    loaded = jax_smash.load(model, dtype=jnp.float32)
+    texts: list[Any] = [jax_smash.generate(loaded, list(prompts), max_new_tokens=80)]
+    texts.append(jax_smash.generate(loaded, list(chats), max_new_tokens=80, chat=True))
+    both = zip((*prompts, *chats), (completion.text for group in texts for completion in group), strict=True)
+    return list(both)
+
+
+def main(run: Path, packed: Path, tokenizer: Path, output: Path, sources: Path | None = None) -> None:
+    """Exports the newest checkpoint of a run.
+
+    Args:
+      run: folder of the run.
+      packed: folder of packed rows.
+      tokenizer: folder of the tokenizer.
+      output: a folder that is absent or empty.
+      sources: Markdown on the text and its licences, for the model card.
+    """
+    print("exported to", export_run(run, packed, tokenizer, output, sources=sources))
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -81,9 +81,10 @@ def make_step(
         total, count, gradient = summed(state.params, batch)
         count = jnp.maximum(count, 1)
         gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
-        updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # Optax mixes its int32 count with floats.
+            updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
-        measured = {"loss": total / count, "gradient_norm": optax.global_norm(gradient)}
+        measured = {"loss": total / count, "gradient_norm": optax.tree.norm(gradient)}
         return TrainState(params=params, optimiser=optimiser_state, step=state.step + 1), measured
 
     return step
@@ -99,6 +100,7 @@ def make_evaluation(objective: Objective, mesh: Mesh) -> Callable[[Any, Iterable
     summed = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(same, rows), out_specs=same, check_vma=False))
 
     def evaluate(params: Any, batches: Iterable[Any]) -> float:
+        params = jax.device_put(params, NamedSharding(mesh, same))
         sums = [summed(params, jax.device_put(batch, NamedSharding(mesh, rows))) for batch in batches]
         if not sums or not (count := math.fsum(float(n) for _, n in sums)):
             raise ValueError("evaluation needs at least one target; got none")
@@ -208,7 +210,7 @@ class _Run:
                 if done % loop.evaluate_every == 0 or done == loop.steps:
                     loss = self.evaluate(state.params, held_out())
                     metrics.write(step=done, held_out_loss=loss)
-                    progress.console.print(f"step {done}: held-out loss {loss:.4f} nats a token")
+                    progress.console.print(f"step {done}: held-out loss {loss:.4f}")
                 if done % loop.save_every == 0 or done == loop.steps:
                     self.checkpoints.save(done, state)
                 since += time.perf_counter() - paused

@@ -46,9 +46,7 @@ class Optimiser:
 
     def build(self, steps: int) -> optax.GradientTransformation:
         """Returns the transformation of a run of `steps`; raises ValueError where that is no more than the warm-up."""
-        adamw = optax.adamw(
-            self.schedule(steps), b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=decayed
-        )
+        adamw = optax.adamw(self.schedule(steps), b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=decayed)
         return optax.chain(optax.clip_by_global_norm(self.clip), adamw)
 
 

@@ -71,7 +71,7 @@ def _magnitudes(low: int, low_open: bool, high: int, high_open: bool) -> str:
     fraction = rf"(?:\.[0-9]{{1,{DIGITS}}})?"
     choices = [f"{c}{fraction}" for c in _whole(low + low_open, high - 1)]
     if low_open and low < high:
-        choices.append(rf"{low}\.[0-9]{{0,{DIGITS - 1}}}[1-9]")
+        choices.append(rf"{low}\.0{{0,{DIGITS - 1}}}[1-9][0-9]{{0,{DIGITS - 1}}}")
     if not high_open:
         choices.append(rf"{high}(?:\.0{{1,{DIGITS}}})?")
     return f"(?:{'|'.join(choices)})"

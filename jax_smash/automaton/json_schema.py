@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from jax_smash.automaton.json_number import DIGITS, integer_between, number_between
 from jax_smash.automaton.regex import byte_machine
 
@@ -52,8 +54,8 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def schema_regex(schema: Mapping[str, Any] | bool) -> str:
-    """Returns a regular expression for documents that fit a JSON schema.
+def schema_regex(schema: Any) -> str:
+    """Returns a regular expression for documents that fit a JSON schema, given as `json.loads` returns it.
 
     Raises:
       ValueError: the schema is invalid, recursive, has a keyword that cannot be kept, or fits nothing.
@@ -219,10 +221,10 @@ def _inner_pattern(pattern: Any, where: str) -> str:
     if re.search(r"(?<!\\)(?:\\\\)*\$$", inner):
         inner = inner[:-1]
     try:
-        allowed = (byte_machine(inner).next_state >= 0).any(axis=0)
+        bytes_matched = np.nonzero(byte_machine(inner).next_state >= 0)[1]
     except ValueError as error:
         raise ValueError(f"JSON schema at {where}/pattern: {error}") from None
-    if allowed[:0x20].any() or allowed[ord('"')] or allowed[ord("\\")]:
+    if any(byte < 0x20 or byte in b'"\\' for byte in np.unique(bytes_matched).tolist()):
         raise ValueError(
             f"JSON schema at {where}/pattern must not match quotes, backslashes or control characters, as "
             rf"[^\"\\\x00-\x1f] does not; got {pattern!r}"
@@ -233,18 +235,19 @@ def _inner_pattern(pattern: Any, where: str) -> str:
 def _literal(values: list[Any], schema: Mapping[str, Any], where: str) -> str:
     """Returns the expression of given values, those alone that have the schema's type."""
     kinds = schema.get("type")
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+    kinds = kinds if kinds is None or isinstance(kinds, list) else [kinds]
     fitting = [v for v in values if kinds is None or any(_has_type(v, kind) for kind in kinds)]
     if not fitting:
         raise ValueError(f"JSON schema at {where} must allow a value; got none of type {kinds}")
-    return _either(re.escape(json.dumps(value, ensure_ascii=False)) for value in fitting)
+    return _either(re.escape(json.dumps(value, ensure_ascii=False, allow_nan=False)) for value in fitting)
 
 
 def _has_type(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
-    types = {"null": type(None), "integer": int, "number": (int, float), "string": str, "array": list, "object": dict}
-    return kind in types and isinstance(value, types[kind])
+    kinds: dict[type, tuple[str, ...]] = {int: ("integer", "number"), float: ("number",), str: ("string",)}
+    kinds |= {list: ("array",), dict: ("object",), type(None): ("null",)}
+    return kind in kinds.get(type(value), ())
 
 
 def _anything(depth: int) -> str:

@@ -117,7 +117,7 @@ def transitions(machine: ByteMachine, tokens: Sequence[bytes]) -> tuple[np.ndarr
     columns = [np.arange(states, dtype=np.int32)]
     known: dict[bytes, int] = {}
     after: list[list[int]] = [[-1] * len(moves)]
-    token_class = np.zeros(len(tokens), np.int32)
+    column_of_token = np.zeros(len(tokens), np.int32)
     for token, text in enumerate(tokens):
         column = 0
         for byte in text:
@@ -132,8 +132,9 @@ def transitions(machine: ByteMachine, tokens: Sequence[bytes]) -> tuple[np.ndarr
                     _check_bytes(states, len(columns), len(tokens))
                 after[column][move] = follower
             column = follower
-        token_class[token] = column
-    return np.stack(columns, axis=1), token_class
+        column_of_token[token] = column
+    used, token_class = np.unique(np.append(0, column_of_token), return_inverse=True)
+    return np.stack([columns[i] for i in used], axis=1), token_class.ravel()[1:].astype(np.int32)
 
 
 def build(next_state: np.ndarray, token_class: np.ndarray, accepting: np.ndarray) -> TokenAutomaton:

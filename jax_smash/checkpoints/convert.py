@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.directory import check_new, new_directory
@@ -14,7 +14,7 @@ def convert(
     source: str | Path,
     target: str | Path,
     *,
-    to: Literal["huggingface", "orbax"],
+    to: str,
     dtype: Any = None,
     progress: huggingface.Progress | None = None,
 ) -> Path:
@@ -26,7 +26,7 @@ def convert(
     Args:
       source: a Hugging Face directory or hub id, or a directory with an Orbax checkpoint; which it is, is found out.
       target: a directory that is absent or empty.
-      to: the format to write.
+      to: the format to write, one of `FORMATS`.
       dtype: of the weights; None keeps the source's.
       progress: told of every parameter that is read from a Hugging Face checkpoint.
 

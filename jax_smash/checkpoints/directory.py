@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,4 +54,12 @@ def new_directory(target: str | Path, size: int) -> Iterator[Path]:
             raise OSError(error.errno, f"no room to save: {os.strerror(error.errno)}", str(path)) from error
         raise
     finally:
+        _remove(work)
+
+
+def _remove(work: Path) -> None:
+    for _ in range(20):
         shutil.rmtree(work, ignore_errors=True)
+        if not work.exists():
+            return
+        time.sleep(0.1)  # After an error, threads of Orbax may still be writing.

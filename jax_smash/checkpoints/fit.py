@@ -16,13 +16,18 @@ DTYPES = {"BF16": np.dtype(jnp.bfloat16), "F16": np.dtype(np.float16), "F32": np
 Shape = tuple[int, ...]
 
 
-def check_fit(where: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
-    """Checks that a checkpoint has every tensor it should, none besides, and each of the right shape.
+def dotted(path: tuple[Any, ...]) -> str:
+    """Returns the name of a parameter, as in `layers.0.attention.w_qkv`."""
+    return ".".join(str(piece) for piece in path)
+
+
+def check_fit(where: Path | str, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
+    """Checks that all tensors are there that should be, none besides, and each of the right shape.
 
     Args:
-      where: the checkpoint, named in the error.
+      where: the checkpoint or other place they are in, named in the error.
       expected: shape of each tensor that the configuration calls for.
-      found: shape of each tensor in the checkpoint.
+      found: shape of each tensor that is there.
 
     Raises:
       ValueError: one message that names all differences.

@@ -1,8 +1,11 @@
 """Hugging Face checkpoints: a directory or hub id to parameters, and back."""
 
 import json
+import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,8 @@ import numpy as np
 from flax import nnx
 
 from jax_smash.checkpoints.directory import new_directory
-from jax_smash.checkpoints.fit import check_fit, one_dtype
-from jax_smash.checkpoints.shards import BITS, PIECE, Shards, write_shards
+from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
+from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write_shards
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, to_hf
 from jax_smash.models.transformer import abstract_params
@@ -33,6 +36,9 @@ COMPANIONS = (
 """Files that go with the weights: the tokenizer and the generation settings. All are data."""
 
 SHARD_BYTES = 5 * 10**9
+
+THREADS = min(8, os.cpu_count() or 1)
+"""Threads that read pieces of a tensor: turning its axes takes longer than reading it."""
 
 Place = Callable[[ParamPath, np.ndarray], jax.Array]
 """Puts a parameter on its device or devices."""
@@ -114,19 +120,19 @@ def load_params(
     """
     directory = resolve(path)
     config = config or read_config(directory)[0]
-    parts = tensor_map(config)
-    with Shards(directory) as shards:
-        names = _language_names(config, shards)
-        _check(directory, config, shards, names)
-        weights = one_dtype(directory, {n: shards.dtypes[theirs] for n, theirs in names.items()}, dtype)
-        graphdef, abstract = abstract_params(config, weights)
-        shapes = {where: variable.shape for where, variable in nnx.to_flat_state(abstract)}
-        leaves: dict[ParamPath, jax.Array] = {}
+    parts, shards = tensor_map(config), Shards(directory)
+    names = _language_names(config, shards)
+    _check(directory, config, shards, names)
+    weights = one_dtype(directory, {n: shards.dtypes[theirs] for n, theirs in names.items()}, dtype)
+    graphdef, abstract = abstract_params(config, weights)
+    shapes = {where: variable.shape for where, variable in nnx.to_flat_state(abstract)}
+    leaves: dict[ParamPath, jax.Array] = {}
+    with ThreadPoolExecutor(THREADS) as pool:
         # The longest first, while there is most room for the copy that moves to a device.
-        for where in sorted(shapes, key=lambda p: -int(np.prod(shapes[p]))):
+        for where in sorted(shapes, key=lambda p: -math.prod(shapes[p])):
             bits = _aligned(shapes[where], BITS[weights.itemsize])
             for part in parts[where]:
-                shards.read_into(names[part.name], part.view(bits), weights)
+                shards.read_into(names[part.name], part.view(bits), weights, pool)
             array = bits.view(weights)
             # Not jnp.asarray, which copies: on a CPU the array itself becomes the parameter.
             leaves[where] = place(where, array) if place else jax.device_put(array)
@@ -181,31 +187,28 @@ def write(
 ) -> None:
     """Writes `config.json` and the weights into an existing directory; see `save_params`."""
     arrays = {where: variable.get_value() for where, variable in nnx.to_flat_state(params)}
-    owner = {part.name: (where, part) for where, parts in tensor_map(config).items() for part in parts}
-    missing = sorted(str(where) for where, _ in owner.values() if where not in arrays)
-    if missing:
-        raise ValueError(f"params must have {missing[0]}; it is missing")
+    _check_params(config, arrays)
     raw = _with_dtype(to_hf(config, original_config), {np.dtype(a.dtype) for a in arrays.values()})
+    owner = {part.name: (where, part) for where, parts in tensor_map(config).items() for part in parts}
     tensors = {name: (part.shape, np.dtype(arrays[where].dtype)) for name, (where, part) in owner.items()}
     host: dict[ParamPath, np.ndarray] = {}
     done = 0
 
-    def pieces(name: str) -> Iterator[np.ndarray]:
+    def contents(name: str) -> Iterator[np.ndarray]:
         nonlocal done
         where, part = owner[name]
         if where not in host:
             host.clear()  # Several tensors of one parameter come one after another; others are not kept.
             host[where] = _to_host(arrays[where])
         view = part.view(host[where].view(BITS[host[where].dtype.itemsize]))
-        step = max(1, PIECE * len(view) // view.nbytes)
-        for start in range(0, len(view), step):
-            yield view[start : start + step]
+        for piece in pieces(view):
+            yield contiguous(view[piece])
         done += 1
         if progress:
             progress(done, len(owner))
 
     (directory / CONFIG).write_text(json.dumps(raw, indent=2) + "\n")
-    write_shards(directory, tensors, pieces, max_shard_bytes)
+    write_shards(directory, tensors, contents, max_shard_bytes)
 
 
 def params_bytes(params: nnx.State) -> int:
@@ -240,9 +243,21 @@ def _check(directory: Path, config: ModelConfig, shards: Shards, names: dict[str
         )
 
 
+def _check_params(config: ModelConfig, arrays: Mapping[ParamPath, jax.Array]) -> None:
+    """Checks that parameters are those of a model, and plain weights."""
+    _, abstract = abstract_params(config)
+    expected = {dotted(where): tuple(variable.shape) for where, variable in nnx.to_flat_state(abstract)}
+    check_fit("params", expected, {dotted(where): tuple(array.shape) for where, array in arrays.items()})
+    for where, array in arrays.items():
+        if array.dtype not in DTYPES.values():
+            raise ValueError(
+                f"{dotted(where)} must be one of {', '.join(map(str, DTYPES.values()))}; got {array.dtype}"
+            )
+
+
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Makes an array that a CPU device can take as it is: XLA asks for 64-byte alignment."""
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size].view(dtype).reshape(shape)

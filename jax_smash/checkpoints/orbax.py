@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import logging
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from jax_smash.checkpoints.directory import new_directory
-from jax_smash.checkpoints.fit import check_fit, one_dtype
+from jax_smash.checkpoints.fit import check_fit, dotted, one_dtype
 from jax_smash.checkpoints.huggingface import CONFIG, params_bytes
 from jax_smash.config import ModelConfig, RopeConfig
 from jax_smash.models.transformer import abstract_params
@@ -55,7 +57,14 @@ def write(
     (directory / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     if original_config is not None:
         (directory / CONFIG).write_text(json.dumps(original_config, indent=2) + "\n")
-    ocp.save(directory / PARAMS, {_key(p): v.get_value() for p, v in nnx.to_flat_state(params)})
+    try:
+        ocp.save(directory / PARAMS, {dotted(p): v.get_value() for p, v in nnx.to_flat_state(params)})
+    except ValueError as error:
+        # What the disk said stands in the message only.
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from error
 
 
 def load(path: str | Path, *, dtype: Any = None) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
@@ -73,7 +82,7 @@ def load(path: str | Path, *, dtype: Any = None) -> tuple[ModelConfig, nnx.Graph
     config = read_config(directory)
     stored = metadata(directory)
     _, abstract = abstract_params(config)
-    shapes = {_key(p): tuple(v.shape) for p, v in nnx.to_flat_state(abstract)}
+    shapes = {dotted(p): tuple(v.shape) for p, v in nnx.to_flat_state(abstract)}
     check_fit(directory, shapes, {name: tuple(array.shape) for name, array in stored.items()})
     weights = one_dtype(directory, {name: np.dtype(array.dtype) for name, array in stored.items()}, dtype)
     graphdef, abstract = abstract_params(config, weights)
@@ -89,7 +98,7 @@ def load(path: str | Path, *, dtype: Any = None) -> tuple[ModelConfig, nnx.Graph
     return (
         config,
         graphdef,
-        nnx.from_flat_state([(p, v.replace(arrays[_key(p)])) for p, v in nnx.to_flat_state(abstract)]),
+        nnx.from_flat_state([(p, v.replace(arrays[dotted(p)])) for p, v in nnx.to_flat_state(abstract)]),
     )
 
 
@@ -134,17 +143,14 @@ def metadata(path: str | Path) -> dict[str, Any]:
 def _orbax() -> Any:
     from orbax.checkpoint import v1  # Takes a second to import.
 
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # It logs every error with a traceback, and raises it too.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     return v1
 
 
 @jax.jit
 def _finite(array: jax.Array) -> jax.Array:
     return jnp.isfinite(array).all()
-
-
-def _key(path: tuple[str | int, ...]) -> str:
-    return ".".join(str(piece) for piece in path)
 
 
 def _line(error: Exception) -> str:

@@ -28,10 +28,10 @@ def _message(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
-        first = text.splitlines()[0] if text else ""
-        advice = "a smaller --batch-size, --num-samples or --max-new-tokens, or --dtype bfloat16, needs less"
-        return f"out of memory: {first.removeprefix('RESOURCE_EXHAUSTED: ')[:300]}; {advice}"
+    out_of_memory = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and "RESOURCE_EXHAUSTED" in text
+    if isinstance(error, MemoryError) or out_of_memory:
+        first = text.splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")[:300] if text else "out of memory"
+        return f"{first}; a smaller --batch-size, --num-samples or --max-new-tokens, or --dtype bfloat16, needs less"
     if isinstance(error, OSError) and error.strerror:
         # The number in "[Errno 28] …" says nothing to a user; the file does.
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror

@@ -95,7 +95,7 @@ class Generate:
         from jax_smash.loading import load
 
         model = load(self.model, dtype=None if self.dtype == "auto" else self.dtype)
-        screen.waiting("reading prompts")
+        screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []
 

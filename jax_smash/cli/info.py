@@ -157,9 +157,9 @@ def _stored(path: Path) -> tuple["ModelConfig", str, dict[str, int]]:
             sizes[str(array.dtype)] += math.prod(array.shape) * array.dtype.itemsize
         return orbax.read_config(path), "Orbax", dict(sizes)
     config, _ = huggingface.read_config(path)
-    with Shards(path) as shards:
-        for name, dtype in shards.dtypes.items():
-            sizes[str(dtype)] += math.prod(shards.shapes[name]) * dtype.itemsize
+    shards = Shards(path)
+    for name, dtype in shards.dtypes.items():
+        sizes[str(dtype)] += math.prod(shards.shapes[name]) * dtype.itemsize
     return config, "Hugging Face", dict(sizes)
 
 

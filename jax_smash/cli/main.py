@@ -77,6 +77,8 @@ def run(command: Any) -> int:
     # Libraries speak up on stderr about what does not concern a user of this program.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # JAX would add a remark about its traceback to every exception.
+    os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
     try:
         command.run()
     except BrokenPipeError:

@@ -1,5 +1,6 @@
 """A JSON-lines file that appears under its name only when it is whole."""
 
+import contextlib
 import json
 import math
 import os
@@ -70,7 +71,8 @@ class RecordFile:
             while done < len(line):
                 done += file.write(line[done:])
         except OSError as error:
-            os.ftruncate(file.fileno(), self._size)
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), self._size)
             raise OSError(error.errno, error.strerror, str(self.partial)) from error
         self._size += len(line)
         self.count += 1

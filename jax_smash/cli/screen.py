@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -31,7 +30,7 @@ class Screen:
         """
         self.stream, self.samples, self.total = stream, samples, prompts * samples
         self._keep_going, self._open, self._started, self._ends_line = keep_going, True, -1, True
-        self._tokens, self._began = 0, time.perf_counter()
+        self._tokens = 0
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._status: Any = None
@@ -59,24 +58,25 @@ class Screen:
         if self.stream or self.total == 1:
             return
         self._quiet()
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[rate]}", TimeElapsedColumn())
         self._bar = Progress(
-            *(TextColumn(c) if isinstance(c, str) else c for c in columns),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[tokens]} tokens"),
+            TimeElapsedColumn(),
             console=self._console,
             transient=True,
             redirect_stdout=False,  # The text belongs on stdout, not above the bar on stderr.
             disable=not self._console.is_terminal,
         )
-        self._bar.add_task("texts", total=self.total, rate="")
+        self._bar.add_task("texts", total=self.total, tokens=0)
         self._bar.start()
-        self._began = time.perf_counter()
 
     def tokens(self, count: int) -> None:
         """Counts new tokens."""
         self._tokens += count
         if self._bar is not None:
-            rate = self._tokens / max(time.perf_counter() - self._began, 1e-9)
-            self._bar.update(self._bar.task_ids[0], rate=f"{self._tokens} tokens, {rate:.0f}/s")
+            self._bar.update(self._bar.task_ids[0], tokens=self._tokens)
 
     def text(self, number: int, piece: str) -> None:
         """Shows a piece of the text of a completion."""

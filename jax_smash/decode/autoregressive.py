@@ -49,7 +49,7 @@ class Autoregressive:
             model.embed(rows.pending[:, None]), position, rows.cache, Block.causal(jnp.ones_like(position, bool))
         )
         emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
-        cache = rows.cache.commit(after(out.block_kv, emitted.rows.pending), position, running)
+        cache = rows.cache.commit(out.block_kv, position, after(running, emitted.rows.pending))
         return replace(emitted, rows=replace(emitted.rows, cache=cache, forwards=rows.forwards + running))
 
     def _emit(self, state: DecodeState, logits: Float[Array, "B V"]) -> DecodeState:

@@ -1,6 +1,7 @@
 """The one decoding loop: prompts in by chunks, then steps on the device until every row has ended."""
 
 import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -92,7 +93,7 @@ def prefill(
     last = jnp.take_along_axis(out.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
     rows = replace(
         rows,
-        cache=rows.cache.commit(after(out.block_kv, out.hidden), position, count),
+        cache=rows.cache.commit(out.block_kv, position, after(count, last[:, 0])),
         token_length=rows.token_length + count,
         last_hidden=jnp.where((count > 0)[:, None], last, rows.last_hidden),
         processors=tuple(

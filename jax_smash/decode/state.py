@@ -131,9 +131,7 @@ def emit(
         output_length=output_length,
         finish=jnp.where(running, finish, rows.finish).astype(jnp.int32),
         stop=stop,
-        processors=tuple(
-            p.advance(s, token, running) for p, s in zip(shared.processors, rows.processors, strict=True)
-        ),
+        processors=tuple(p.advance(s, token, running) for p, s in zip(shared.processors, rows.processors, strict=True)),
         log_probs=rows.log_probs
         if rows.log_probs is None or log_probs is None
         else LogProbs(

@@ -78,11 +78,13 @@ class Attention(nnx.Module):
         qkv = jnp.einsum("BTD,DKCH->BTKCH", x, self.w_qkv[...])
         if self.b_qkv is not None:
             qkv += self.b_qkv[...][None, None]
-        query, key, value = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
-        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)
+        rotated, value = qkv[..., :-1, :], qkv[..., -1, :]
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotate(query, angles), rotate(key, angles)
+            query, key = self.q_norm(rotated[..., :-1, :]), self.k_norm(rotated[..., -1:, :])
+            rotated = jnp.concatenate([query, key], axis=-2)
+        rotated = rotate(rotated, angles)
+        query, key = rotated[..., :-1, :], rotated[..., -1, :]
+        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)
         out = attend(
             query,
             key,
@@ -94,8 +96,8 @@ class Attention(nnx.Module):
             window=self.window,
             softcap=config.attention_softcap,
         )
-        out = out.reshape(*x.shape[:2], config.num_kv_heads, -1, config.head_width)
-        out = jnp.einsum("BTKGH,KGHD->BTD", out, self.w_o[...])
+        # As one matrix product over all heads: contracted head by head, XLA copies w_o at every step.
+        out = jnp.einsum("BTX,XD->BTD", out.reshape(*x.shape[:2], -1), self.w_o[...].reshape(-1, config.d_model))
         if self.b_o is not None:
             out += self.b_o[...][None, None]
         return out, (key, value)

@@ -53,9 +53,10 @@ def rotation(
 
 
 def rotate(
-    x: Float[Array, "B T heads H"], angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
-) -> Float[Array, "B T heads H"]:
+    x: Float[Array, "B T *heads H"], angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
+) -> Float[Array, "B T *heads H"]:
     """Turns each pair (i, i + H/2) of every head by its angle."""
-    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in angles)
+    heads = (1,) * (x.ndim - 3)
+    cos, sin = (a.astype(x.dtype).reshape(*a.shape[:2], *heads, -1) for a in angles)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -22,9 +22,7 @@ class Transformer(nnx.Module):
         self.layers = nnx.List([Layer(config, kind, rngs=rngs, dtype=dtype) for kind in config.layer_kinds])
         self.final_norm = RMSNorm(config.d_model, config, rngs=rngs, dtype=dtype)
         self.head = (
-            None
-            if config.tied_head
-            else weight(rngs, (config.vocab_size, config.d_model), ("vocab", "embed"), dtype)
+            None if config.tied_head else weight(rngs, (config.vocab_size, config.d_model), ("vocab", "embed"), dtype)
         )
 
     @property
@@ -99,9 +97,5 @@ def abstract_params(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[nnx.
 
 def random_params(config: ModelConfig, seed: int = 0, dtype: Any = jnp.float32) -> tuple[nnx.GraphDef, nnx.State]:
     """Returns the model's structure and randomly initialised parameters."""
-
-    @nnx.jit
-    def make() -> Transformer:
-        return Transformer(config, rngs=nnx.Rngs(seed), dtype=dtype)
-
-    return nnx.split(make())
+    # Not jitted as a whole: layers share the compiled initialisers, and one program for all would take far longer.
+    return nnx.split(Transformer(config, rngs=nnx.Rngs(seed), dtype=dtype))

@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_smash.config import ModelConfig
 
-ParamPath = tuple[str | int, ...]
+ParamPath = tuple[Any, ...]
 """Where a parameter stands in the model, as in `("layers", 0, "attention", "w_qkv")`."""
 
 

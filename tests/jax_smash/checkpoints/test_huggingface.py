@@ -1,5 +1,6 @@
 """Hugging Face checkpoints, read and written."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -314,8 +315,13 @@ def test_parameters_of_another_model_are_not_saved(llama, tmp_path):
     directory, _ = llama
     config, _ = read_config(directory)
     _, params = load_params(directory)
+    with pytest.raises(ValueError, match=r"tensors in params do not fit .* layers.0.mlp.w_down must be \[100, 64\]"):
+        save_params(tmp_path / "out", dataclasses.replace(config, mlp_width=100), params)
+    packed = jax.tree.map(lambda w: w.astype(jnp.int8), params)
+    with pytest.raises(ValueError, match=r"embedding must be one of bfloat16, float16, float32; got int8"):
+        save_params(tmp_path / "out", config, packed)
     del params["final_norm"]
-    with pytest.raises(ValueError, match=r"params must have \('final_norm', 'scale'\); it is missing"):
+    with pytest.raises(ValueError, match=r"missing: final_norm.scale \[64\]"):
         save_params(tmp_path / "out", config, params)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["llama"]
 
@@ -381,6 +387,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(llama, tmp_path):
 
         config, raw = read_config(sys.argv[1])
         _, params = load_params(sys.argv[1])
+        sys.dont_write_bytecode = True  # A module first imported below would be cached cut short.
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
             save_params(sys.argv[2], config, params)

@@ -22,16 +22,28 @@ def model(tmp_path_factory) -> Path:
 def environment(tmp_path_factory) -> dict[str, str]:
     """The environment of a shell in another directory, where nothing asks the network."""
     kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")}
-    return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "JAX_PLATFORMS": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+    }
 
 
 @pytest.fixture
 def start(environment, tmp_path):
-    """Starts the program in an empty directory; ends it where a test leaves it running."""
+    """Starts the program in an empty directory; ends it where a test leaves it running.
+
+    `blocks` is the longest file that it can write, in blocks of 512 bytes, to stand for a full disk.
+    """
     running = []
 
-    def start_(*args, **options) -> subprocess.Popen:
+    def start_(*args, blocks=None, **options) -> subprocess.Popen:
         command = [sys.executable, "-m", "jax_smash", *map(str, args)]
+        if blocks is not None:
+            command = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         running.append(subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **streams))
         return running[-1]

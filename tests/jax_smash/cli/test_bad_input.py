@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 from pathlib import Path
 
@@ -260,15 +259,10 @@ def test_options_that_do_not_go_together_are_refused_by_name(call, args, said):
     assert said in err
 
 
-def limited(size: int):
-    """Returns what makes a child process see a disk that takes files of so many bytes."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 def test_a_full_disk_while_writing_completions_is_reported(run, model, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
     args = ("--model", model, "--prompts", "prompts.jsonl", "--max-new-tokens", "4", "--batch-size", "1")
-    result = run("generate", *args, "--json", "out.jsonl", preexec_fn=limited(600))
+    result = run("generate", *args, "--json", "out.jsonl", blocks=1)
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1
     assert "out.jsonl.partial: File too large" in result.stderr
@@ -302,6 +296,6 @@ def test_a_full_disk_while_converting_leaves_nothing_behind(run, model, tmp_path
     (tmp_path / "neighbour").mkdir()
     (tmp_path / "neighbour" / "notes.txt").write_text("precious")
     before = files(model)
-    refused(run("convert", model, "target", "--to", to, preexec_fn=limited(20_000)), "no room to save", "target")
+    refused(run("convert", model, "target", "--to", to, blocks=40), "no room to save", "target")
     assert files(tmp_path) == {"neighbour/notes.txt": b"precious"}
     assert files(model) == before

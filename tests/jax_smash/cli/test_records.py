@@ -3,12 +3,22 @@
 import json
 import os
 import resource
+import sys
 from pathlib import Path
 
 import pytest
 
 from jax_smash.cli.errors import UsageError
 from jax_smash.cli.records import RecordFile
+
+
+def write(path: Path, *lines: dict, error: BaseException | None = None, overwrite: bool = False) -> None:
+    """Writes lines, then ends well or with an error."""
+    with RecordFile(path, overwrite=overwrite) as records:
+        for line in lines:
+            records.write(line)
+        if error is not None:
+            raise error
 
 
 def test_lines_are_kept_beside_the_file_until_all_are_there(tmp_path):
@@ -31,17 +41,16 @@ def test_numbers_that_json_lacks_become_null(tmp_path):
 
 def test_an_error_keeps_the_lines_and_says_where_they_are(tmp_path):
     path = tmp_path / "out.jsonl"
-    with pytest.raises(ValueError) as caught, RecordFile(path) as records:
-        records.write({"n": 1})
-        raise ValueError("bad")
+    with pytest.raises(ValueError, match="bad") as caught:
+        write(path, {"n": 1}, error=ValueError("bad"))
     assert caught.value.__notes__ == [f"1 finished completions are in {path}.partial"]
     assert not path.exists()
     assert (tmp_path / "out.jsonl.partial").read_text() == '{"n": 1}\n'
 
 
 def test_an_error_before_the_first_line_leaves_nothing(tmp_path):
-    with pytest.raises(ValueError) as caught, RecordFile(tmp_path / "out.jsonl"):
-        raise ValueError("bad")
+    with pytest.raises(ValueError, match="bad") as caught:
+        write(tmp_path / "out.jsonl", error=ValueError("bad"))
     assert not hasattr(caught.value, "__notes__")
     assert os.listdir(tmp_path) == []
 
@@ -60,9 +69,11 @@ def test_a_file_that_exists_is_refused_or_replaced_as_asked(tmp_path, name):
 
 def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path):
     path = tmp_path / "out.jsonl"
-    with pytest.raises(UsageError, match="exists"), RecordFile(path) as records:
-        records.write({"n": 1})
-        path.write_text("another program's")
+    records = RecordFile(path)
+    records.write({"n": 1})
+    path.write_text("another program's")
+    with pytest.raises(UsageError, match="exists"):
+        records.__exit__(None, None, None)
     assert path.read_text() == "another program's"
     assert (tmp_path / "out.jsonl.partial").read_text() == '{"n": 1}\n'
 
@@ -70,9 +81,8 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path):
 def test_an_error_while_replacing_leaves_the_old_file(tmp_path):
     path = tmp_path / "out.jsonl"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), RecordFile(path, overwrite=True) as records:
-        records.write({"n": 1})
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        write(path, {"n": 1}, error=KeyboardInterrupt(), overwrite=True)
     assert path.read_text() == "old"
 
 
@@ -95,14 +105,14 @@ def test_what_is_no_regular_file_or_has_no_directory_is_refused(tmp_path):
         RecordFile(tmp_path / "absent" / "out.jsonl")
 
 
-def test_a_full_disk_leaves_whole_lines_and_names_the_file(tmp_path):
+def test_a_full_disk_leaves_whole_lines_and_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # A module first imported below would be cached cut short.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     path, record = tmp_path / "out.jsonl", {"text": "x" * 40}
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large") as caught, RecordFile(path) as records:
-            for _ in range(3):
-                records.write(record)
+        with pytest.raises(OSError, match="File too large") as caught:
+            write(path, record, record, record)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == f"{path}.partial"

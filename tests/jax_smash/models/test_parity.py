@@ -50,7 +50,7 @@ def cached(graphdef, params, cache, tokens, position, valid):
     model = nnx.merge(graphdef, params)
     out = model.forward(model.embed(tokens), position, cache, Block.causal(valid))
     logits = model.unembed(out.hidden)
-    cache = cache.commit(after(out.block_kv, logits), position, valid.sum(1, dtype=jnp.int32))
+    cache = cache.commit(out.block_kv, position, after(valid.sum(1, dtype=jnp.int32), logits[:, 0, 0]))
     return logits, cache
 
 

@@ -1,0 +1,177 @@
+import dataclasses
+import json
+
+import pytest
+
+from eval.measure import Ours
+from eval.report import run_program
+from eval.speed import PROMPTS, Settings, main, measure
+from jax_smash.prompts import read_prompts
+from tests.checkpoints import LLAMA
+from tests.model_directory import write_model
+from tests.tiny import tiny_model
+
+FAST = {"repeats": 1, "settle_seconds": 0.0, "bandwidth_mebibytes": 2}
+SIZES = {"slots": 64, "max_new_tokens": 12, "batch_size": 2}
+TOKENS = [[10, 20, 30], [40, 50]]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shape")
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 1}))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def report(config, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "speed.json"
+    settings = Settings(random_init=config, prompt_tokens=5, num_prompts=3, batch_size=2, max_new_tokens=9, json=path)
+    main(dataclasses.replace(settings, **FAST))
+    return json.loads(path.read_text())
+
+
+def test_the_report_says_how_it_was_made(report):
+    assert report["device"]["platform"] == "cpu"
+    assert report["versions"]["jax"]
+    assert report["settings"]["batch_size"] == 2
+    assert report["read_bandwidth_bytes_per_second"] == max(report["read_bandwidth"]["readers"].values())
+
+
+def test_a_row_has_every_figure(report):
+    (row,) = report["rows"]
+    names = """method batch_size tokens_per_second ms_per_step mean_accepted_tokens speedup time_to_first_token_ms
+        compile_s peak_memory_mb bytes_per_step roofline_fraction"""
+    assert row.keys() >= set(names.split())
+    assert all(row[name] is not None for name in names.split())
+
+
+def test_the_figures_of_a_row_agree(report):
+    (row,) = report["rows"]
+    assert (row["method"], row["speedup"], row["mean_accepted_tokens"]) == ("ar", 1, 1)
+    assert row["tokens_per_second"] * row["ms_per_step"] / 1e3 == pytest.approx(row["batch_size"])
+    read = row["bytes_per_step"] / (row["ms_per_step"] / 1e3)
+    assert row["roofline_fraction"] == pytest.approx(read / report["read_bandwidth_bytes_per_second"])
+    assert row["compile_s"] > 0
+    assert row["peak_memory_mb"] > row["program_memory_mb"] > report["model"]["weight_bytes"] / 1e6
+
+
+def test_three_prompts_in_batches_of_two_fill_the_last_batch_up(report):
+    assert report["prompt_tokens"] == [5] * 4
+
+
+def test_weights_that_fit_the_cache_are_noted(report):
+    if report["device"]["host_last_level_cache_bytes"] is None:
+        pytest.skip("the system does not tell its caches")
+    assert any("last-level cache" in note for note in report["notes"])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(num_layers=1, layer_kinds=("full",), window=0)
+
+
+@pytest.fixture(scope="module")
+def ours(model):
+    contender = Ours("ar", model, **SIZES)
+    contender.warm_up([TOKENS])
+    return contender
+
+
+@pytest.fixture(scope="module")
+def sample(ours):
+    return ours.run(TOKENS)
+
+
+@pytest.fixture(scope="module")
+def stopping(model, sample):
+    """The same model with a stop token that it is known to say."""
+    return dataclasses.replace(model, stop_tokens=(sample.tokens[0][4],))
+
+
+def test_without_stop_tokens_every_row_does_the_same_work(sample):
+    assert [len(row) for row in sample.tokens] == [12, 12]
+    assert (sample.steps, sample.forwards, sample.decoded) == (11, 22, 22)
+
+
+def test_a_stop_token_ends_a_row_and_its_work(stopping, sample):
+    contender = Ours("ar", stopping, **SIZES)
+    contender.warm_up([TOKENS])
+    found = contender.run(TOKENS)
+    length = sample.tokens[0].index(stopping.stop_tokens[0]) + 1
+    assert found.tokens[0] == sample.tokens[0][:length]
+    assert found.forwards == sum(map(len, found.tokens)) - 2
+
+
+def test_a_shape_that_was_not_warmed_up_is_not_reported(ours):
+    with pytest.raises(RuntimeError, match="warm-up missed a shape"):
+        ours.run([[1] * 20, [2]])
+
+
+def test_the_shipped_prompts_can_be_read():
+    prompts = read_prompts(PROMPTS)
+    assert len(prompts) == 24
+    assert len(set(prompts)) == 24
+
+
+def test_transformers_says_the_same_on_the_same_weights(tmp_path):
+    pytest.importorskip("torch", reason="the peer runs on torch")
+    write_model(tmp_path, num_hidden_layers=1)
+    settings = Settings(
+        model=str(tmp_path), num_prompts=2, batch_size=2, max_new_tokens=8, peers=("transformers",), **FAST
+    )
+    ours, peer = measure(settings)["rows"]
+    assert (peer["method"], peer["prompts_compared"], peer["prompts_differing"]) == ("transformers", 2, 0)
+    assert peer["ours_over_peer"] == ours["ours_over_peer"] == pytest.approx(1 / peer["speedup"])
+    assert {t["implementation"] for t in peer["tried"]} == {"generate", "generate, static cache", "loop by hand"}
+    assert peer["implementation"] in {t["implementation"] for t in peer["tried"]}
+
+
+def test_the_peer_ends_where_we_end(stopping):
+    pytest.importorskip("torch", reason="the peer runs on torch")
+    from eval.peers import Transformers
+
+    ours, peer = Ours("ar", stopping, **SIZES), Transformers(stopping, dtype="float32", max_new_tokens=12)
+    ours.warm_up([TOKENS])
+    mine, theirs = ours.run(TOKENS), peer.run(TOKENS)
+    assert theirs.tokens == mine.tokens
+    assert (theirs.steps, theirs.forwards) == (mine.steps, mine.forwards)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("magic",)}, "method must be one of ar.*; got 'magic'"),
+        ({"model": "tiny"}, "either --model or --random-init"),
+        ({"prompts": PROMPTS}, "--prompts and --prompt-tokens exclude each other"),
+        ({"max_new_tokens": 1}, "max_new_tokens must be at least 2; got 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
+        ({"max_new_tokens": 1000}, "1005 are more than the model's context of 256"),
+        ({"random_init": "no-such-shape"}, "no-such-shape"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(config, changes, message):
+    settings = Settings(random_init=config, prompt_tokens=5, **FAST)
+    with pytest.raises((ValueError, OSError), match=message):
+        measure(dataclasses.replace(settings, **changes))
+
+
+def test_a_bad_prompts_file_is_one_line_and_a_status(config, tmp_path, monkeypatch, capsys):
+    bad, out = tmp_path / "bad.jsonl", tmp_path / "out.json"
+    bad.write_text('{"prompt": [1, 2]}\n{"text": "a"}\n')
+    arguments = ["speed", "--random-init", config, "--prompts", str(bad), "--json", str(out)]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        run_program(Settings, main)
+    assert str(end.value).startswith("error: ")
+    assert "line 2" in str(end.value)
+    assert "\n" not in str(end.value)
+    assert not out.exists()
+
+
+def test_a_file_that_exists_stays_as_it_is(config, tmp_path):
+    out = tmp_path / "out.json"
+    out.write_text("mine")
+    with pytest.raises(FileExistsError, match="output file exists"):
+        main(Settings(random_init=config, json=out))
+    assert out.read_text() == "mine"

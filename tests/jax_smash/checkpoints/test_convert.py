@@ -1,0 +1,70 @@
+"""Conversions between checkpoint formats."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_smash.checkpoints import orbax
+from jax_smash.checkpoints.convert import convert
+from jax_smash.checkpoints.huggingface import COMPANIONS, load_params, read_config
+from tests.checkpoints import CONFIGS, write_checkpoint
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A checkpoint with a tokenizer, and files that no conversion should take along."""
+    directory = tmp_path / "source"
+    write_checkpoint(directory, CONFIGS["llama-3-tied"] | {"dtype": "bfloat16", "note": "kept"}, dtype="BF16")
+    for name in COMPANIONS:
+        (directory / name).write_text(f'{{"name": "{name}"}}')
+    (directory / "modeling_llama.py").write_text("raise SystemExit")
+    return directory
+
+
+def test_to_orbax_and_back_changes_nothing(source, tmp_path):
+    assert convert(source, tmp_path / "orbax", to="orbax") == tmp_path / "orbax"
+    assert orbax.is_checkpoint(tmp_path / "orbax")
+    convert(tmp_path / "orbax", tmp_path / "back", to="huggingface")
+    convert(source, tmp_path / "copy", to="huggingface")
+    for name in COMPANIONS:
+        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads(
+        (source / "config.json").read_text()
+    )
+    assert (tmp_path / "back" / WEIGHTS).read_bytes() == (tmp_path / "copy" / WEIGHTS).read_bytes()
+    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "back")[1], load_params(source)[1])
+    expected = sorted(["config.json", WEIGHTS, *COMPANIONS])
+    assert sorted(p.name for p in (tmp_path / "back").iterdir()) == expected
+
+
+def test_a_conversion_may_change_the_dtype(source, tmp_path):
+    steps = []
+    convert(source, tmp_path / "wide", to="huggingface", dtype=jnp.float32, progress=lambda *step: steps.append(step))
+    assert read_config(tmp_path / "wide")[1]["dtype"] == "float32"
+    assert steps[-1][0] == steps[-1][1] > 1
+    convert(tmp_path / "wide", tmp_path / "orbax", to="orbax", dtype=jnp.bfloat16)
+    _, _, params = orbax.load(tmp_path / "orbax")
+    jax.tree.map(np.testing.assert_array_equal, params, load_params(source)[1])
+
+
+def test_nothing_is_written_for_a_source_that_is_no_good(source, tmp_path):
+    before = sorted(p.name for p in tmp_path.iterdir())
+    (source / WEIGHTS).write_bytes((source / WEIGHTS).read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"is damaged or incomplete"):
+        convert(source, tmp_path / "out", to="orbax")
+    with pytest.raises(FileNotFoundError, match=r"is neither a directory nor a hub id"):
+        convert(tmp_path / "no" / "thing", tmp_path / "out", to="orbax")
+    with pytest.raises(ValueError, match=r"to must be one of huggingface, orbax; got 'gguf'"):
+        convert(source, tmp_path / "out", to="gguf")
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_a_target_with_something_in_it_is_refused_before_the_source_is_read(source, tmp_path):
+    with pytest.raises(FileExistsError, match=r"it has files in it"):
+        convert(tmp_path / "nothing", source, to="orbax")
+    assert (source / WEIGHTS).stat().st_size > 1000

@@ -1,0 +1,63 @@
+"""`jax-smash info`."""
+
+import json
+
+import jax
+import pytest
+
+import jax_smash
+from jax_smash.plan import tree_bytes
+from tests.checkpoints import GEMMA2, write_checkpoint
+
+
+def test_a_checkpoint_is_described_as_it_is_when_loaded(call, model):
+    status, out, _ = call("info", model, "--json")
+    facts = json.loads(out)
+    loaded = jax_smash.load(model)
+    assert status == 0
+    assert facts["parameters"] == sum(x.size for x in jax.tree.leaves(loaded.params["target"]))
+    assert facts["bytes_by_dtype"] == {"float32": tree_bytes(loaded.params["target"])}
+    assert (facts["family"], facts["layers"], facts["width"], facts["vocabulary"]) == ("llama", 2, 64, 259)
+    assert [s["token_id"] for s in facts["stop_tokens"]] == list(loaded.stop_tokens)
+    assert (facts["tokenizer_size"], facts["chat_template"]) == (259, True)
+    # Keys and values of 2 layers, 2 heads of 16, in float32.
+    assert facts["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    step = facts["decode_step"]
+    assert step["slots"] == facts["context"] == 256
+    assert step["cache_bytes"] == 256 * facts["cache_bytes_per_token"]
+    assert step["weight_bytes"] == facts["bytes_by_dtype"]["float32"] - 4 * 259 * 64
+
+
+def test_the_table_says_the_same(call, model):
+    status, out, _ = call("info", model)
+    table = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith(" "))
+    assert status == 0
+    assert table["parameters"] == "94,912"
+    assert table["weights"] == "float32 380 kB"
+    assert table["tokenizer"].endswith("259 tokens, with a chat template")
+    assert table["decode"].startswith("step  reads 444 kB at batch 1 in float32")
+
+
+def test_a_model_without_a_tokenizer_and_with_windows_is_described(call, tmp_path):
+    write_checkpoint(tmp_path / "gemma", GEMMA2, dtype="BF16")
+    status, out, _ = call("info", "gemma")
+    assert status == 0
+    for said in ("bfloat16", "1 sliding, 1 full over 8 positions", "none: prompts must be tokens", "head tied"):
+        assert said in out
+
+
+def test_both_layouts_are_described_alike(call, model, tmp_path):
+    assert call("convert", model, tmp_path / "orbax", "--to", "orbax")[0] == 0
+    ours, theirs = (json.loads(call("info", path, "--json")[1]) for path in (tmp_path / "orbax", model))
+    assert (ours.pop("layout"), theirs.pop("layout")) == ("Orbax", "Hugging Face")
+    del ours["model"], ours["path"], theirs["model"], theirs["path"]
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("slots", ["0", "-3"])
+def test_slots_out_of_range_are_refused(call, slots):
+    assert call("info", "absent", "--slots", slots) == (
+        2,
+        "",
+        f"jax-smash: error: --slots must be at least 1; got {slots}\n",
+    )

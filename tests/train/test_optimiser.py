@@ -1,0 +1,46 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_smash.models.transformer import abstract_params
+from tests.tiny import tiny_config
+from train.optimiser import Optimiser, decayed
+
+
+def test_matrices_decay_and_norms_and_biases_do_not():
+    config = tiny_config(qkv_bias=True, mlp_bias=True, output_bias=True, qk_norm=True)
+    _, params = abstract_params(config)
+    marks = jax.tree_util.tree_flatten_with_path(decayed(params))[0]
+    by_name = {jax.tree_util.keystr(path, simple=True, separator="/"): mark for path, mark in marks}
+    assert {name.split("/")[-2 if name.endswith("value") else -1] for name, mark in by_name.items() if mark} == {
+        "embedding", "head", "w_qkv", "w_o", "w_gate_up", "w_down",
+    }  # fmt: skip
+    assert len(by_name) > sum(by_name.values()) > 0
+
+
+def test_the_learning_rate_rises_to_the_peak_and_falls_to_its_share():
+    schedule = Optimiser(learning_rate=1e-2, warmup=10, final=0.1).schedule(100)
+    rates = np.array([schedule(step) for step in range(101)])
+    np.testing.assert_allclose(rates[[0, 5, 10, 55, 100]], [0, 5e-3, 1e-2, 5.5e-3, 1e-3], rtol=1e-4, atol=1e-9)
+    assert rates.argmax() == 10
+
+
+def test_a_parameter_without_gradient_shrinks_only_where_it_decays():
+    optimiser = Optimiser(learning_rate=0.5, warmup=0, weight_decay=0.1).build(10)
+    params = {"w_o": jnp.ones((2, 2)), "scale": jnp.ones(2)}
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
+    np.testing.assert_allclose(updates["w_o"], -0.05 * np.ones((2, 2)), rtol=1e-6)
+    np.testing.assert_array_equal(updates["scale"], np.zeros(2))
+
+
+def test_a_run_no_longer_than_its_warm_up_is_refused():
+    with pytest.raises(ValueError, match="steps must exceed the 100 steps of warm-up; got 100"):
+        Optimiser().build(100)
+
+
+@pytest.mark.parametrize("field", [{"learning_rate": 0.0}, {"warmup": -1}, {"final": 1.5}, {"clip": 0.0}])
+def test_a_setting_out_of_range_is_refused(field):
+    with pytest.raises(ValueError, match="expected learning_rate"):
+        Optimiser(**field)

@@ -1,0 +1,97 @@
+"""The model card that goes with exported weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from train.settings import Settings
+
+TEMPLATE = """\
+---
+library_name: jax_smash
+pipeline_tag: text-generation
+language: en
+---
+# A small language model for trying out decoding methods
+
+{family} family, {layers} layers, width {width}, {heads} query and {kv_heads} key-value heads of width {head}, MLP width
+{mlp}, vocabulary {vocabulary}, {tie}, rope base {base:g}. Weights are stored in bfloat16.
+It tells short stories and holds short dialogues; it knows nothing, and its limits are those of its size. Training rows
+were {length} tokens long, so positions past that are untrained.
+
+## Training
+
+| | |
+|---|---|
+| Tokens seen | {tokens:,} ({epochs:.2f} epochs of {epoch_tokens:,}) |
+| Steps | {step} of {steps} planned, {batch_size} rows of {length} tokens each |
+| Held-out loss of these weights | {loss:.4f} nats a token (perplexity {perplexity:.2f}) |
+| Optimiser | AdamW, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
+{learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
+| Precision | float32 |
+| Seed | {seed} |
+| Tokenizer | byte-level BPE, SHA-256 {tokenizer_sha256} |
+
+```
+python -m train.base --config train/configs/tiny.json --packed PACKED --tokenizer TOKENIZER --output RUN \\
+  --steps {steps} --batch-size {batch_size} --seed {seed}
+```
+{sources}
+## Greedy samples
+"""
+
+
+def model_card(
+    settings: Settings,
+    index: dict[str, Any],
+    samples: Sequence[tuple[str, str]],
+    *,
+    step: int,
+    held_out_loss: float,
+    sources: str = "",
+) -> str:
+    """Returns the card as Markdown.
+
+    Args:
+      settings: of the run.
+      index: of the packed rows.
+      samples: prompts and their continuations.
+      step: steps that made the weights.
+      held_out_loss: of the stored weights, in nats a token.
+      sources: Markdown on the text and its licences.
+    """
+    model, optimiser, length = settings.model, settings.optimiser, index["length"]
+    tokens, epoch_tokens = step * settings.batch_size * length, index["rows"]["train"] * length
+    head = TEMPLATE.format(
+        family=model.family.capitalize(),
+        layers=model.num_layers,
+        width=model.d_model,
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        head=model.head_width,
+        mlp=model.mlp_width,
+        vocabulary=model.vocab_size,
+        tie="tied embeddings" if model.tied_head else "a head of its own",
+        base=model.rope.base,
+        length=length,
+        tokens=tokens,
+        epochs=tokens / epoch_tokens,
+        epoch_tokens=epoch_tokens,
+        step=step,
+        steps=settings.steps,
+        batch_size=settings.batch_size,
+        loss=held_out_loss,
+        perplexity=math.exp(held_out_loss),
+        seed=settings.seed,
+        tokenizer_sha256=index["tokenizer_sha256"],
+        sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
+        **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
+        **{name: getattr(optimiser, name) for name in ("warmup", "final")},
+    )
+    return head + "".join(f"\n> **{prompt}** {_quoted(text)}\n" for prompt, text in samples)
+
+
+def _quoted(text: str) -> str:
+    return text.strip().replace("\n", "\n> ")

@@ -1,0 +1,99 @@
+"""The settings that decide what weights a run ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from jax_smash.config import ModelConfig, RopeConfig
+from train.optimiser import Optimiser
+from train.tokenizer import END
+
+FILE = "settings.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides the weights that a run on given rows ends with.
+
+    Attributes:
+      model: its shape.
+      optimiser: its settings.
+      batch_size: rows a step.
+      steps: length of the run.
+      seed: of the first weights and of the order of rows.
+    """
+
+    model: ModelConfig
+    optimiser: Optimiser
+    batch_size: int
+    steps: int
+    seed: int = 0
+
+
+def load_settings(path: Path, **changes: Any) -> Settings:
+    """Returns the settings of a JSON file; changes that are not None replace what it says.
+
+    Of the model, fields with a default may be absent, and `layer_kinds` too: all layers are then full.
+
+    Raises:
+      ValueError: the file cannot be read, or a field is missing, unknown or out of range.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        model = dict(fields["model"])
+        model |= {name: RopeConfig(**model[name]) for name in ("rope", "rope_sliding") if name in model}
+        model["layer_kinds"] = tuple(model.get("layer_kinds", ["full"] * model["num_layers"]))
+        model["eos_tokens"] = tuple(model.get("eos_tokens", ()))
+        names = {field.name for field in dataclasses.fields(Settings)} - {"model", "optimiser"}
+        rest = {name: fields[name] for name in names if name in fields}
+        rest |= {name: value for name, value in changes.items() if value is not None}
+        return Settings(model=ModelConfig(**model), optimiser=Optimiser(**fields.get("optimiser", {})), **rest)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a training file: {error!r}") from error
+
+
+def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:
+    """Returns the settings with the tokenizer's ids; the end of a document and of a turn both end a text.
+
+    Raises:
+      ValueError: the folder holds no tokenizer, or one with more ids than the model's vocabulary.
+    """
+    try:
+        vocabulary = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+        names = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except Exception as error:  # The tokenizers library raises bare Exception.
+        raise ValueError(f"{tokenizer} is not a tokenizer's folder: {error}") from error
+    config = settings.model
+    if (size := vocabulary.get_vocab_size()) > config.vocab_size:
+        raise ValueError(f"vocab_size must be at least the tokenizer's {size}; got {config.vocab_size}")
+    bos, eos, pad = (vocabulary.token_to_id(names[f"{kind}_token"]) for kind in ("bos", "eos", "pad"))
+    ends = tuple(token for token in (eos, vocabulary.token_to_id(END)) if token is not None)
+    model = dataclasses.replace(config, bos_token=bos, eos_tokens=ends, pad_token=pad)
+    return dataclasses.replace(settings, model=model)
+
+
+def remember(settings: Settings, output: Path, *, resume: bool) -> None:
+    """Writes the settings into a run's folder.
+
+    Raises:
+      ValueError: the folder holds a run that is not to be resumed, or one with other settings.
+    """
+    path, now = output / FILE, json.loads(json.dumps(dataclasses.asdict(settings)))
+    if path.exists():
+        if not resume:
+            raise ValueError(f"{output} holds a run; resume it or choose another folder")
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if differing := [name for name in now if now[name] != before.get(name)]:
+            name = differing[0]
+            raise ValueError(f"{output} was begun with {name} {before.get(name)}; got {now[name]}")
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
