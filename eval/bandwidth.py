@@ -80,19 +80,19 @@ def readers(rows: int) -> dict[str, Callable[[], object]]:
     """Returns ways to read `rows` × `COLUMNS` float32 once, each blocking until it is done."""
     matrix = jax.jit(lambda: jnp.ones((rows, COLUMNS), jnp.float32))()
     vector = jnp.ones((COLUMNS,), jnp.float32)
-    programs = {
-        "xla sum of all": (lambda x, v: x.sum(), matrix),
-        "xla sum of rows": (lambda x, v: x.sum(axis=1), matrix),
-        "xla maximum of rows": (lambda x, v: x.max(axis=1), matrix),
-        "xla matrix times vector": (lambda x, v: x @ v, matrix),
-        "xla vector times matrix": (lambda x, v: v @ x, matrix.reshape(COLUMNS, rows)),
+    functions: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+        "xla sum of all": lambda x, v: x.sum(),
+        "xla sum of rows": lambda x, v: x.sum(axis=1),
+        "xla maximum of rows": lambda x, v: x.max(axis=1),
+        "xla matrix times vector": lambda x, v: x @ v,
+        "xla vector times matrix": lambda x, v: v @ x.reshape(COLUMNS, rows),
     }
 
-    def reader(function: Callable, array: jax.Array) -> Callable[[], object]:
-        compiled = jax.jit(function).lower(array, vector).compile()
-        return lambda: compiled(array, vector).block_until_ready()
+    def reader(function: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[], object]:
+        compiled = jax.jit(function).lower(matrix, vector).compile()
+        return lambda: compiled(matrix, vector).block_until_ready()
 
-    found = {name: reader(function, array) for name, (function, array) in programs.items()}
+    found = {name: reader(function) for name, function in functions.items()}
     if jax.devices()[0].platform == "cpu":
         found |= _numpy_readers(np.asarray(matrix))
     return found

@@ -4,7 +4,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from jax_smash.pytree import pytree, replace, static
 from jax_smash.shapes import round_up
@@ -105,26 +106,18 @@ class KVCache:
         if path is not None:
             block_kv = tuple((_pick(k, path), _pick(v, path)) for k, v in block_kv)
             position = jnp.take_along_axis(position, path, axis=1)
-        offset = jnp.arange(position.shape[1], dtype=jnp.int32)[None]
-        written = offset < count[:, None]
-        target = []
-        for kind_position in self.positions:
-            slots = kind_position.shape[1]
-            slot = (self.slot_length[:, None] + offset) % slots
-            target.append(jnp.where(written, slot, slots))
-        keys, values = [], []
-        for layer, (key, value) in enumerate(block_kv):
-            slot = target[self.kind_of_layer[layer]]
-            keys.append(_write(self.keys[layer], key, slot))
-            values.append(_write(self.values[layer], value, slot))
-        rows = jnp.arange(position.shape[0])[:, None]
+        layers = len(self.keys)
+        arrays = (*self.keys, *self.values, *(p[:, None, :, None] for p in self.positions))
+        entries = (*(k for k, _ in block_kv), *(v for _, v in block_kv))
+        entries = (*entries, *(position[:, :, None, None] for _ in self.positions))
+        written = jax.lax.platform_dependent(
+            arrays, entries, self.slot_length, count, tpu=_write_by_row, default=_write_by_array
+        )
         return replace(
             self,
-            keys=tuple(keys),
-            values=tuple(values),
-            positions=tuple(
-                p.at[rows, slot].set(position, mode="drop") for p, slot in zip(self.positions, target, strict=True)
-            ),
+            keys=written[:layers],
+            values=written[layers : 2 * layers],
+            positions=tuple(p[:, 0, :, 0] for p in written[2 * layers :]),
             slot_length=self.slot_length + count,
         )
 
@@ -197,26 +190,101 @@ def _pick(entries: Float[Array, "B T K H"], path: Int[Array, "B P"]) -> Float[Ar
     return jnp.take_along_axis(entries, path[:, :, None, None], axis=1)
 
 
+def _write_by_array(
+    arrays: tuple[Shaped[Array, "B _ _ _"], ...],
+    entries: tuple[Shaped[Array, "B P _ _"], ...],
+    slot_length: Int[Array, "B"],
+    count: Int[Array, "B"],
+) -> tuple[Shaped[Array, "B _ _ _"], ...]:
+    """Writes the first `count` entries of each row behind its `slot_length` slots, an array at a time."""
+    offset = jnp.arange(entries[0].shape[1], dtype=jnp.int32)[None]
+    written = []
+    for array, new in zip(arrays, entries, strict=True):
+        slots = array.shape[2]
+        slot = jnp.where(offset < count[:, None], (slot_length[:, None] + offset) % slots, slots)
+        written.append(_write(array, new.astype(array.dtype), slot))
+    return tuple(written)
+
+
 def _write(
-    cache: Float[Array, "B K S H"], entries: Float[Array, "B P K H"], slot: Int[Array, "B P"]
-) -> Float[Array, "B K S H"]:
+    array: Shaped[Array, "B K S H"], entries: Shaped[Array, "B P K H"], slot: Int[Array, "B P"]
+) -> Shaped[Array, "B K S H"]:
     """Writes each entry into its slot; a slot past the end is dropped."""
     batch, width = slot.shape
     if batch * width <= FEW_WRITES:
-        return _write_one_by_one(cache, entries, slot)
+        return _write_one_by_one(array, entries, slot)
     rows = jnp.arange(batch)[:, None]
     # The advanced indices stand apart, so their axes come first: [B, P, K, H], as the entries are.
-    return cache.at[rows, :, slot].set(entries.astype(cache.dtype), mode="drop")
+    return array.at[rows, :, slot].set(entries, mode="drop")
 
 
 def _write_one_by_one(
-    cache: Float[Array, "B K S H"], entries: Float[Array, "B P K H"], slot: Int[Array, "B P"]
-) -> Float[Array, "B K S H"]:
-    last = cache.shape[2] - 1
+    array: Shaped[Array, "B K S H"], entries: Shaped[Array, "B P K H"], slot: Int[Array, "B P"]
+) -> Shaped[Array, "B K S H"]:
+    last = array.shape[2] - 1
     for row in range(slot.shape[0]):
         for i in range(slot.shape[1]):
             start = (row, 0, jnp.minimum(slot[row, i], last), 0)
-            entry = entries[row, i].astype(cache.dtype)[None, :, None]
-            held = jax.lax.dynamic_slice(cache, start, entry.shape)
-            cache = jax.lax.dynamic_update_slice(cache, jnp.where(slot[row, i] > last, held, entry), start)
-    return cache
+            entry = entries[row, i][None, :, None]
+            held = jax.lax.dynamic_slice(array, start, entry.shape)
+            array = jax.lax.dynamic_update_slice(array, jnp.where(slot[row, i] > last, held, entry), start)
+    return array
+
+
+def _write_by_row(
+    arrays: tuple[Shaped[Array, "B _ _ _"], ...],
+    entries: tuple[Shaped[Array, "B P _ _"], ...],
+    slot_length: Int[Array, "B"],
+    count: Int[Array, "B"],
+) -> tuple[Shaped[Array, "B _ _ _"], ...]:
+    """Does what `_write_by_array` does in one loop over the rows, which writes a window of slots into every array.
+
+    For a TPU: there a scatter, or a window outside such a loop, turns every cache into another layout and back.
+    """
+    # The margins let a window begin before the entries, or end behind them.
+    many = entries[0].shape[1] > 1
+    margins = [min(new.shape[1], array.shape[2]) * many for array, new in zip(arrays, entries, strict=True)]
+    padded = [
+        jnp.pad(new.astype(array.dtype).transpose(0, 2, 1, 3), ((0, 0), (0, 0), (margin, margin), (0, 0)))
+        for array, new, margin in zip(arrays, entries, margins, strict=True)
+    ]
+
+    def write_row(row: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(
+            _pin(_write_window(array, new, margin, row, slot_length[row], count[row]))
+            for array, new, margin in zip(arrays, padded, margins, strict=True)
+        )
+
+    return jax.lax.fori_loop(0, slot_length.shape[0], write_row, tuple(map(_pin, arrays)))
+
+
+def _write_window(
+    array: Shaped[Array, "B K S H"],
+    entries: Shaped[Array, "B K padded H"],
+    margin: int,
+    row: Int[Array, ""],
+    slot_length: Int[Array, ""],
+    count: Int[Array, ""],
+) -> Shaped[Array, "B K S H"]:
+    _, heads, slots, width = array.shape
+    window = max(margin, 1)
+    offset = slot_length % slots
+    zero = jnp.zeros((), jnp.int32)
+    begin = jnp.minimum(offset, slots - window)
+    # Where the slots start over, what does not fit at the end goes to the front.
+    windows = [(begin, begin - offset)] + ([(zero, slots - offset)] if margin else [])
+    for begin, first in windows:
+        where = jnp.clip(first + margin, 0, entries.shape[2] - window)
+        new = jax.lax.dynamic_slice(entries, (row, zero, where, zero), (1, heads, window, width))
+        held = jax.lax.dynamic_slice(array, (row, zero, begin, zero), new.shape)
+        entry = first + jnp.arange(window, dtype=jnp.int32)
+        written = ((entry >= 0) & (entry < count))[None, None, :, None]
+        array = jax.lax.dynamic_update_slice(array, jnp.where(written, new, held), (row, zero, begin, zero))
+    return array
+
+
+def _pin(array: Shaped[Array, "B K S H"]) -> Shaped[Array, "B K S H"]:
+    """Keeps an array in the layout that a TPU gives it where a program begins and ends: the one that pads less."""
+    _, _, slots, width = array.shape
+    slots_last = round_up(width, 8) * round_up(slots, 128) < round_up(slots, 8) * round_up(width, 128)
+    return with_layout_constraint(array, Layout(major_to_minor=(0, 1, 3, 2) if slots_last else (0, 1, 2, 3)))

@@ -34,7 +34,7 @@ def pytree(cls: type[T]) -> type[T]:
     def flatten(x: Any) -> Any:
         return tuple(getattr(x, n) for n in children), tuple(getattr(x, n) for n in statics)
 
-    def unflatten(aux: tuple[Any, ...], leaves: tuple[Any, ...]) -> Any:
+    def unflatten(aux: Any, leaves: Any) -> Any:
         x = object.__new__(data_class)
         for name, value in (*zip(children, leaves, strict=True), *zip(statics, aux, strict=True)):
             object.__setattr__(x, name, value)

@@ -1,11 +1,12 @@
 """A JSON-lines file that appears under its name only when it is whole."""
 
 import contextlib
+import io
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from jax_smash.cli.errors import UsageError
 
@@ -34,7 +35,8 @@ class RecordFile:
           UsageError: one of them exists, is no regular file, or its directory is missing or read-only.
         """
         self.path, self.partial, self.count = path, path.with_name(path.name + ".partial"), 0
-        self._overwrite, self._file, self._size = overwrite, None, 0
+        self._overwrite, self._size = overwrite, 0
+        self._file: io.FileIO | None = None
         if not path.parent.is_dir():
             raise UsageError(f"the output {path} needs a directory {path.parent}; there is none")
         if path.exists() and not path.is_file():
@@ -77,7 +79,7 @@ class RecordFile:
         self._size += len(line)
         self.count += 1
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> io.FileIO:
         if self._file is None:
             # "x": of two programs that were given one name, the second is refused.
             self._file = open(self.partial, "wb" if self._overwrite else "xb", buffering=0)  # noqa: SIM115

@@ -43,9 +43,9 @@ class Programs:
             self.compiled += 1
         return self._programs[key]
 
-    def _heard(self, event: str, seconds: float, **_: Any) -> None:
+    def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event in COMPILATION and not self._compiling:
-            self.seconds += seconds
+            self.seconds += duration_secs
 
 
 PROGRAMS = Programs()
