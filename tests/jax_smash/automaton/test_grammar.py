@@ -9,8 +9,8 @@ import pytest
 from jax_smash.automaton import DEAD, START, json_schema_automaton, regex_automaton, token_bytes
 from tests.tokenizers import byte_tokenizer, small_bpe
 
-TOKENS = [b"a", b"b", b"ab", b"ba", b"", b"abb", b"c", b"bc"]
-STOP = 4
+TOKENS = [b"a", b"b", b"ab", b"ba", b"", b"abb", b"c", b"bc", b""]
+STOP = 4  # The other token without bytes is never allowed.
 
 
 def reached(automaton, tokens):
@@ -26,7 +26,7 @@ def allowed(automaton, tokens):
 @pytest.mark.parametrize("regex", ["(?:ab)*c?", "a+b{1,3}", "abb|ba|c{0,2}", "[ab]{2}(?:[ab]{2})?", ""])
 def test_the_allowed_tokens_are_those_that_a_match_goes_on_with(regex):
     automaton = regex_automaton(regex, TOKENS, stop_tokens=[STOP])
-    spelled = [i for i in range(len(TOKENS)) if i != STOP]
+    spelled = [i for i, text in enumerate(TOKENS) if text]
     texts = ["".join(t) for n in range(8) for t in itertools.product("abc", repeat=n)]
     matches = [text for text in texts if re.fullmatch(regex, text)]
     sequences = [t for n in range(3) for t in itertools.product(spelled, repeat=n)]
@@ -62,9 +62,9 @@ def test_a_language_that_the_vocabulary_cannot_spell_is_an_error():
         regex_automaton("ad", TOKENS, stop_tokens=[STOP])
 
 
-@pytest.mark.parametrize("stop_tokens", [[], [8], [-1]])
+@pytest.mark.parametrize("stop_tokens", [[], [9], [-1]])
 def test_a_grammar_needs_stop_tokens_of_the_vocabulary(stop_tokens):
-    with pytest.raises(ValueError, match=f"at least one id from 0 to 7; got {re.escape(str(stop_tokens))}"):
+    with pytest.raises(ValueError, match=f"at least one id from 0 to 8; got {re.escape(str(stop_tokens))}"):
         regex_automaton("a", TOKENS, stop_tokens=stop_tokens)
 
 
