@@ -71,7 +71,6 @@ def describe(name: str, *, slots: int) -> dict[str, Any]:
     slots = min(slots, config.max_positions)
     step = step_bytes(config, params, batch=1, slots=slots)
     tokenizer = load_tokenizer(path)
-    stops = stop_tokens(path, config, tokenizer)
     return {
         "model": name,
         "path": str(path),
@@ -79,12 +78,7 @@ def describe(name: str, *, slots: int) -> dict[str, Any]:
         **_architecture(config),
         "parameters": sum(x.size for x in jax.tree.leaves(params)),
         "bytes_by_dtype": stored,
-        "tokenizer": None if tokenizer is None else type(tokenizer).__name__,
-        "tokenizer_size": None if tokenizer is None else len(tokenizer),
-        "chat_template": bool(tokenizer is not None and tokenizer.chat_template),
-        "stop_tokens": [
-            {"token_id": t} if tokenizer is None else {"token_id": t, "token": tokenizer.decode([t])} for t in stops
-        ],
+        **_text(tokenizer, stop_tokens(path, config, tokenizer)),
         "cache_bytes_per_token": step_bytes(config, params, batch=1, slots=1).cache,
         "decode_step": {
             "batch": 1,
@@ -143,6 +137,18 @@ def _architecture(config: "ModelConfig") -> dict[str, Any]:
         "context": config.max_positions,
         "vocabulary": config.vocab_size,
         "tied_head": config.tied_head,
+    }
+
+
+def _text(tokenizer: Any, stops: tuple[int, ...]) -> dict[str, Any]:
+    if tokenizer is None:
+        stop_tokens = [{"token_id": token} for token in stops]
+        return {"tokenizer": None, "tokenizer_size": None, "chat_template": False, "stop_tokens": stop_tokens}
+    return {
+        "tokenizer": type(tokenizer).__name__,
+        "tokenizer_size": len(tokenizer),
+        "chat_template": bool(tokenizer.chat_template),
+        "stop_tokens": [{"token_id": token, "token": tokenizer.decode([token])} for token in stops],
     }
 
 

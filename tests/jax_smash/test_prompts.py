@@ -52,7 +52,7 @@ BAD_LINES = {
 def test_a_bad_line_is_named_with_what_is_wrong(tmp_path, line):
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'{"prompt": "good"}\n\n' + line + b'\n{"prompt": "good"}\n')
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="line 3") as caught:
         read_prompts(file)
     assert str(caught.value).startswith(f"{file}, line 3: {BAD_LINES[line]}")
     assert len(str(caught.value)) < len(str(file)) + 200
