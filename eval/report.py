@@ -27,10 +27,7 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def describe_device() -> dict[str, Any]:
-    """Returns the first device's platform, kind, number and memory, and the host's processor, cores, cache and load.
-
-    The load is of the last minute: other work on the machine shows there.
-    """
+    """Returns the first device's platform, kind, number and memory, and the host's processor, cores and cache."""
     device = jax.devices()[0]
     stats = device.memory_stats() or {}
     return {
@@ -41,7 +38,6 @@ def describe_device() -> dict[str, Any]:
         "host_processor": _processor(),
         "host_cores": os.cpu_count(),
         "host_last_level_cache_bytes": last_level_cache(),
-        "host_load_average": os.getloadavg()[0],
     }
 
 
@@ -155,7 +151,7 @@ def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoR
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         status = main(chosen)
-    except (ValueError, TypeError, OSError, MemoryError, RuntimeError) as error:
+    except (ValueError, TypeError, OSError, ImportError, MemoryError, RuntimeError) as error:
         if debugging():
             raise
         sys.exit(f"error: {' '.join(describe(error).split())}")

@@ -118,6 +118,8 @@ def measure(settings: Settings) -> dict[str, Any]:
       OSError: a file cannot be read.
     """
     settings.check()
+    # Of the last minute: other work on the machine shows there.
+    load_before = os.getloadavg()[0]
     prompts = _read_prompts(settings)
     model = _load(settings)
     batches, slots = _prepare(settings, model, prompts)
@@ -142,6 +144,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "read_bandwidth": dataclasses.asdict(bandwidth),
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params), "cache_slots": slots},
         "prompt_tokens": [len(prompt) for batch in batches for prompt in batch],
+        "host_load_average": {"before": load_before, "after": os.getloadavg()[0]},
         "notes": _notes(model),
         "rows": rows(contenders, runs, batch_size=settings.batch_size, bytes_per_second=speed),
     }

@@ -111,9 +111,7 @@ class LogitsProcessor(Protocol[State]):
         """Reads one emitted token a row; rows that do not run stay as they are."""
         ...
 
-    def apply(
-        self, state: State, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
-    ) -> Float[Array, "B M V"]:
+    def apply(self, state: State, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]) -> Float[Array, "B M V"]:
         """Returns the changed logits of M nodes. `path` is padded with −1; P is 0 in plain decoding."""
         ...
 

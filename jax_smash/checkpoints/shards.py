@@ -121,10 +121,12 @@ class Shards:
     def equal(self, one: str, other: str) -> bool:
         """Returns whether two tensors of the same shape and dtype hold the same bits."""
         width = BITS[self.dtypes[one].itemsize]
-        parts = pieces(np.broadcast_to(np.empty((), width), self.shapes[one]))
-        return all(
-            np.array_equal(*(self.read(name, p.start, p.stop).view(width) for name in (one, other))) for p in parts
-        )
+
+        def same(part: slice) -> bool:
+            first, second = (self.read(name, part.start, part.stop).view(width) for name in (one, other))
+            return np.array_equal(first, second)
+
+        return all(map(same, pieces(np.broadcast_to(np.empty((), width), self.shapes[one]))))
 
 
 def pieces(view: np.ndarray) -> Iterator[slice]:
