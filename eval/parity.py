@@ -214,7 +214,8 @@ def _listed(difference: Difference) -> dict[str, Any]:
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     """Compares, prints a table, writes the report; returns 1 where a difference is no near-tie."""
-    report = heading("eval.parity", arguments, dataclasses.asdict(settings), "torch") | measure(settings)
+    found = measure(settings)
+    report = heading("eval.parity", arguments, dataclasses.asdict(settings), "torch") | found
     totals = {"family": "all"} | {name: report[name] for name in COUNTED}
     print_table("Greedy tokens, ours and transformers'", [*report["rows"], totals], ("family", *COUNTED))
     for difference in report["differences_listed"]:

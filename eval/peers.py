@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.measure import MEGABYTE, Sample
+from eval.reference import PAD, require_torch
 from jax_smash.checkpoints import huggingface
 from jax_smash.loading import Model
-
-PAD = 0
-"""Fills rows on the left and is masked: any id will do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,10 @@ class Transformers:
         Raises:
           ValueError: torch is not installed, or the model has no configuration to save.
         """
-        self.torch = _torch()
+        require_torch()
+        import torch
+
+        self.torch = torch
         self.max_new_tokens, self.stop_tokens = max_new_tokens, model.stop_tokens
         self.device = "cuda" if self.torch.cuda.is_available() else "cpu"
         self.model = _load(self.torch, model, dtype).to(self.device)
@@ -178,14 +179,6 @@ class Transformers:
 
 
 PEERS = {Transformers.name: Transformers}
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError("--peers transformers needs torch: install the extra `peers`") from error
-    return torch
 
 
 def _load(torch: Any, model: Model, dtype: str) -> Any:

@@ -1,5 +1,6 @@
 """transformers as the reference of what a model should say."""
 
+import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,16 @@ TIED_SCALE = 0.3
 """Multiplies embeddings: where they are large beside the layers' output, a tied head repeats the last token."""
 
 
+def require_torch() -> None:
+    """Checks for torch without importing it, which takes seconds and memory that would be counted as ours.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError("comparing with transformers needs torch: install the extra `peers`")
+
+
 class Reference:
     """A random model on torch, float32, with attention as its authors wrote it down."""
 
@@ -34,10 +45,8 @@ class Reference:
         Raises:
           ValueError: torch is not installed.
         """
-        try:
-            import torch
-        except ImportError as error:
-            raise ValueError("the comparison needs torch: install the extra `peers`") from error
+        require_torch()
+        import torch
         from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.utils import logging
 

@@ -20,6 +20,7 @@ import numpy as np
 from eval.bandwidth import Bandwidth, read_bandwidth
 from eval.contest import rows, take_turns
 from eval.measure import Contender, Ours
+from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from jax_smash.loading import Model, load, random_model
 from jax_smash.methods import strategy_for
@@ -92,7 +93,7 @@ class Settings:
         """Refuses what cannot be measured, before anything is loaded.
 
         Raises:
-          ValueError: an option is out of range, or two exclude each other.
+          ValueError: an option is out of range, two exclude each other, or a peer is not installed.
           FileExistsError, FileNotFoundError: the output file cannot be written.
         """
         if (self.model is None) == (self.random_init is None):
@@ -107,6 +108,8 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         for method in self.methods:
             strategy_for(method)
+        if self.peers:
+            require_torch()
         check_output(self.json, overwrite=self.overwrite)
 
 

@@ -18,7 +18,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "intermediate_size": 96,
     "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 1e-3,  # Large enough for another value to show.
 }
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
 QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **SIZES}
@@ -37,7 +37,7 @@ LLAMA3_ROPE = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
+    "original_max_position_embeddings": 64,  # One frequency lies inside the band that is interpolated.
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **LLAMA,
         "rope_parameters": {
             "rope_type": "yarn",
-            "rope_theta": 1e4,
+            "rope_theta": 1e2,
             "factor": 4.0,
             "original_max_position_embeddings": 64,
             "beta_fast": 4.0,

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from jax_smash.attention import attend
 from jax_smash.cache import Block, LayerCache
 from jax_smash.config import AttentionKind, ModelConfig
+from jax_smash.models.projection import project
 from jax_smash.models.rope import rotate
 
 INIT = jax.nn.initializers.normal(0.02)
@@ -75,7 +76,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
         """Returns the layer's output and the new entries' keys (rotated) and values."""
         config = self.config
-        qkv = jnp.einsum("BTD,DKCH->BTKCH", x, self.w_qkv[...])
+        qkv = project(x, self.w_qkv[...])
         if self.b_qkv is not None:
             qkv += self.b_qkv[...][None, None]
         rotated, value = qkv[..., :-1, :], qkv[..., -1, :]
@@ -97,7 +98,7 @@ class Attention(nnx.Module):
             softcap=config.attention_softcap,
         )
         # As one matrix product over all heads: contracted head by head, XLA copies w_o at every step.
-        out = jnp.einsum("BTX,XD->BTD", out.reshape(*x.shape[:2], -1), self.w_o[...].reshape(-1, config.d_model))
+        out = project(out.reshape(*x.shape[:2], -1), self.w_o[...].reshape(-1, config.d_model))
         if self.b_o is not None:
             out += self.b_o[...][None, None]
         return out, (key, value)
@@ -116,12 +117,12 @@ class MLP(nnx.Module):
         self.b_down = weight(rngs, (d,), ("embed",), dtype, zeros) if config.mlp_bias else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        both = jnp.einsum("BTD,DCF->BTCF", x, self.w_gate_up[...])
+        both = project(x, self.w_gate_up[...])
         if self.b_gate_up is not None:
             both += self.b_gate_up[...][None, None]
         gate, up = both[..., 0, :], both[..., 1, :]
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        out = jnp.einsum("BTF,FD->BTD", gate * up, self.w_down[...])
+        out = project(gate * up, self.w_down[...])
         if self.b_down is not None:
             out += self.b_down[...][None, None]
         return out
