@@ -147,3 +147,21 @@ def write_tensors(directory: Path, tensors: dict[str, np.ndarray], *, shards: in
         weight_map |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def write_large_checkpoint(directory: Path) -> int:
+    """Writes a checkpoint of 200 MB and returns its size in bytes.
+
+    A third is in the embedding, as in small real models: there a second copy of one tensor is already too much.
+    """
+    depth = {"num_hidden_layers": 4, "tie_word_embeddings": True}
+    sizes = {"vocab_size": 16_000, "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16}
+    raw = {**LLAMA, **depth, **sizes}
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(raw))
+    tensors = random_tensors({**LLAMA, **depth})
+    for parts in tensor_map(from_hf(raw)).values():
+        for part in parts:
+            tensors[part.name] = np.resize(tensors[part.name], part.shape)
+    write_tensors(directory, tensors)
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -16,13 +17,16 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from jax_smash.checkpoints.directory import new_directory
-from jax_smash.checkpoints.fit import check_fit, dotted, one_dtype
+from jax_smash.checkpoints.fit import Shape, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.huggingface import CONFIG, params_bytes
 from jax_smash.config import ModelConfig, RopeConfig
 from jax_smash.models.transformer import abstract_params
 
 MODEL_CONFIG = "model_config.json"
 PARAMS = "params"
+
+SHARES = 16
+"""A checkpoint is read in about this many shares, one after another."""
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -57,8 +61,12 @@ def write(
     (directory / MODEL_CONFIG).write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     if original_config is not None:
         (directory / CONFIG).write_text(json.dumps(original_config, indent=2) + "\n")
+    context = ocp.Context()
+    # Weights hardly shrink, and all compressed copies would be in memory at once.
+    context.array.saving.use_compression = False
     try:
-        ocp.save(directory / PARAMS, {dotted(p): v.get_value() for p, v in nnx.to_flat_state(params)})
+        with context:
+            ocp.save(directory / PARAMS, {dotted(p): v.get_value() for p, v in nnx.to_flat_state(params)})
     except ValueError as error:
         # What the disk said stands in the message only.
         code = re.search(r"os_error_code='(\d+)'", str(error))
@@ -86,12 +94,7 @@ def load(path: str | Path, *, dtype: Any = None) -> tuple[ModelConfig, nnx.Graph
     check_fit(directory, shapes, {name: tuple(array.shape) for name, array in stored.items()})
     weights = one_dtype(directory, {name: np.dtype(array.dtype) for name, array in stored.items()}, dtype)
     graphdef, abstract = abstract_params(config, weights)
-    device = SingleDeviceSharding(jax.devices()[0])
-    target = {name: jax.ShapeDtypeStruct(shape, weights, sharding=device) for name, shape in shapes.items()}
-    try:
-        arrays = _orbax().load(directory / PARAMS, target)
-    except Exception as error:
-        raise ValueError(f"{directory / PARAMS} is damaged or incomplete: {_line(error)}") from error
+    arrays = _read(directory / PARAMS, shapes, weights)
     for name, array in arrays.items():
         if not _finite(array):
             raise ValueError(f"{name} in {directory} holds NaN or infinity")
@@ -138,6 +141,36 @@ def metadata(path: str | Path) -> dict[str, Any]:
         return _orbax().metadata(directory / PARAMS).metadata
     except Exception as error:
         raise ValueError(f"{directory / PARAMS} is damaged or incomplete: {_line(error)}") from error
+
+
+def _read(path: Path, shapes: Mapping[str, Shape], dtype: np.dtype) -> dict[str, jax.Array]:
+    """Returns all parameters, read a share at a time: what is being read is in memory about three times."""
+    ocp = _orbax()
+    device = SingleDeviceSharding(jax.devices()[0])
+    arrays: dict[str, jax.Array] = {}
+    for names in _shares(shapes):
+        target = dict.fromkeys(shapes, ocp.PLACEHOLDER)
+        target |= {name: jax.ShapeDtypeStruct(shapes[name], dtype, sharding=device) for name in names}
+        try:
+            found = ocp.load(path, target)
+        except Exception as error:
+            raise ValueError(f"{path} is damaged or incomplete: {_line(error)}") from error
+        arrays |= {name: found[name] for name in names}
+    return arrays
+
+
+def _shares(shapes: Mapping[str, Shape]) -> list[list[str]]:
+    """Returns the names in groups of at most a `SHARES`-th of all weights, the longest first, or of one."""
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    groups: list[list[str]] = [[]]
+    room = limit = sum(sizes.values()) / SHARES
+    for name in sorted(sizes, key=lambda n: -sizes[n]):
+        if groups[-1] and sizes[name] > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(name)
+        room -= sizes[name]
+    return groups
 
 
 def _orbax() -> Any:

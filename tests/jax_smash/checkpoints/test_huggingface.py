@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +12,9 @@ from flax import nnx
 from safetensors import safe_open
 
 from jax_smash.checkpoints.huggingface import load_params, read_config, resolve, save_params
-from jax_smash.models.families import from_hf, tensor_map
 from jax_smash.models.transformer import abstract_params
-from tests.checkpoints import CONFIGS, GEMMA3, LLAMA, random_tensors, write_checkpoint, write_tensors
-
-ROOT = Path(__file__).parents[3]
+from tests.checkpoints import CONFIGS, GEMMA3, LLAMA, write_checkpoint, write_large_checkpoint, write_tensors
+from tests.interpreter import PEAK, needs_proc, run
 
 
 def stored(directory):
@@ -326,53 +321,22 @@ def test_parameters_of_another_model_are_not_saved(llama, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["llama"]
 
 
-def run(script, *arguments):
-    """Runs a script in a fresh interpreter and returns what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
+@needs_proc
 def test_memory_holds_one_copy_of_the_weights(tmp_path):
-    # A third is in the embedding, as in small real models: a second copy of that one tensor is already too much.
-    sizes = {"vocab_size": 16_000, "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16}
-    depth = {"num_hidden_layers": 4, "tie_word_embeddings": True}
-    raw = {**LLAMA, **sizes, **depth}
-    tensors = random_tensors({**LLAMA, **depth})
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    for parts in tensor_map(from_hf(raw)).values():
-        for part in parts:
-            tensors[part.name] = np.resize(tensors[part.name], part.shape)
-    write_tensors(tmp_path, tensors)
-    size = sum(tensor.nbytes for tensor in tensors.values())
+    size = write_large_checkpoint(tmp_path)
     assert size > 190e6
-    peaks = run(
-        """
-        import re, sys
-        import jax, jax.numpy as jnp
-        from jax_smash.checkpoints.huggingface import load_params, read_config, save_params
+    script = """
+    import sys
+    from jax_smash.checkpoints.huggingface import load_params, read_config, save_params
 
-        def peak():
-            return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-
-        config, raw = read_config(sys.argv[1])
-        jax.device_put(jnp.ones(8)).block_until_ready()
-        base = peak()
-        _, params = load_params(sys.argv[1])
-        loaded = peak()
-        save_params(sys.argv[1] + "/out", config, params, original_config=raw)
-        print(loaded - base, peak() - base)
-        """,
-        tmp_path,
-    )
-    loaded, saved = map(int, peaks.split())
+    config, raw = read_config(sys.argv[1])
+    base = peak()
+    _, params = load_params(sys.argv[1])
+    loaded = peak()
+    save_params(sys.argv[1] + "/out", config, params, original_config=raw)
+    print(loaded - base, peak() - base)
+    """
+    loaded, saved = map(int, run(PEAK + textwrap.dedent(script), tmp_path).split())
     assert 0.9 * size < loaded < 1.2 * size
     assert saved < 1.2 * size
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jax_smash.checkpoints import orbax
 from jax_smash.checkpoints.huggingface import load_params
 from jax_smash.models.families import from_hf
 from jax_smash.models.transformer import abstract_params
-from tests.checkpoints import CONFIGS, write_checkpoint
+from tests.checkpoints import CONFIGS, write_checkpoint, write_large_checkpoint
+from tests.interpreter import PEAK, needs_proc, run
 
 CONFIG = from_hf(CONFIGS["gemma3"])
 
@@ -96,3 +98,34 @@ def test_a_model_that_hugging_face_has_no_words_for_can_be_kept(params, tmp_path
     config = dataclasses.replace(CONFIG, attention_softcap=2.0)
     orbax.save(tmp_path / "out", config, params)
     assert orbax.load(tmp_path / "out")[0] == config
+
+
+@needs_proc
+def test_memory_holds_one_copy_of_the_weights(tmp_path):
+    write_checkpoint(tmp_path / "small", CONFIGS["gemma3"])
+    size = write_large_checkpoint(tmp_path / "source")
+    # The small model first: what the libraries take for themselves is no copy of the weights.
+    save = """
+    import sys
+    from jax_smash.checkpoints import huggingface, orbax
+
+    for name in ("small", "source"):
+        config, _ = huggingface.read_config(sys.argv[1] + "/" + name)
+        base = peak()
+        _, params = huggingface.load_params(sys.argv[1] + "/" + name)
+        orbax.save(sys.argv[1] + "/orbax-" + name, config, params)
+    print(peak() - base)
+    """
+    load = """
+    import sys
+    from jax_smash.checkpoints import orbax
+
+    for name in ("small", "source"):
+        base = peak()
+        orbax.load(sys.argv[1] + "/orbax-" + name)
+    print(peak() - base)
+    """
+    saved, loaded = (int(run(PEAK + textwrap.dedent(script), tmp_path)) for script in (save, load))
+    print(saved / size, loaded / size)
+    assert 0.9 * size < saved < 1.2 * size
+    assert 0.9 * size < loaded < 1.2 * size

@@ -1,0 +1,111 @@
+"""The decoding programs' arguments as shapes on a device: enough to compile for it, and no memory."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jax_smash.config import ModelConfig
+from jax_smash.decode.autoregressive import Autoregressive
+from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
+from jax_smash.decode.state import DecodeState, Shared
+from jax_smash.models.definition import NnxModel
+from jax_smash.models.transformer import abstract_params
+from jax_smash.sampling import SamplingOptions, processors_for
+from jax_smash.shapes import bucket
+
+
+@dataclasses.dataclass(frozen=True)
+class Abstract:
+    """Arguments of the decoding programs, as shapes on a device, without memory.
+
+    Attributes:
+      strategy: plain decoding of the shape.
+      params, state: its parameters and rows.
+      chunk: a piece of the prompts.
+      steps: how many steps a call runs.
+    """
+
+    strategy: Autoregressive
+    params: Any
+    state: DecodeState
+    chunk: Chunk
+    steps: jax.ShapeDtypeStruct
+
+    @property
+    def programs(self) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+        """The decoding functions by name, each with its arguments."""
+        head = (self.strategy, self.params, self.state)
+        return {
+            "prefill": (prefill, (*head, self.chunk)),
+            "start": (start, head),
+            "decode": (decode, (*head, self.steps)),
+        }
+
+    @property
+    def cache_sizes(self) -> set[int]:
+        """Elements of each array of keys or values."""
+        return {array.size for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
+
+
+def abstract(
+    config: ModelConfig,
+    device: jax.Device,
+    *,
+    batch: int,
+    slots: int,
+    chunk: int,
+    max_new_tokens: int = 256,
+    sampled: bool = False,
+    dtype: Any = jnp.bfloat16,
+) -> Abstract:
+    """Makes the arguments of the decoding programs without memory.
+
+    Args:
+      config: the model's sizes.
+      device: to compile for; it need not be there.
+      batch: rows.
+      slots: capacity of the cache a row.
+      chunk: entries a row that one prefill reads.
+      max_new_tokens: of each row.
+      sampled: rows sample, with top-k and top-p.
+      dtype: of the weights.
+    """
+    graphdef, target = abstract_params(config, dtype)
+    strategy = Autoregressive(target=NnxModel(graphdef), sampled=sampled)
+    options = [SamplingOptions(temperature=0.8, top_k=50, top_p=0.9) if sampled else SamplingOptions()] * batch
+
+    def state(params: Any) -> DecodeState:
+        shared = Shared(
+            processors=processors_for(options, stop_tokens=(), vocab_size=config.vocab_size),
+            stop_tokens=jnp.zeros((1,), jnp.int32),
+        )
+        rows = init_rows(
+            strategy.target,
+            params,
+            shared,
+            jax.random.split(jax.random.key(0), batch),
+            slots=slots,
+            output=bucket(max_new_tokens),
+            block=max(chunk, strategy.block),
+        )
+        return DecodeState(rows=rows, shared=shared)
+
+    def pieces() -> Chunk:
+        return Chunk(tokens=jnp.zeros((batch, chunk), jnp.int32), valid=jnp.ones((batch, chunk), bool))
+
+    def on_device(tree: Any) -> Any:
+        sharding = SingleDeviceSharding(device)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    params = {"target": target}
+    return Abstract(
+        strategy=strategy,
+        params=on_device(params),
+        state=on_device(jax.eval_shape(state, params)),
+        chunk=on_device(jax.eval_shape(pieces)),
+        steps=on_device(jax.ShapeDtypeStruct((), jnp.int32)),
+    )

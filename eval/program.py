@@ -1,0 +1,179 @@
+"""What a compiled program does, read from its text: copies, loops, collectives, traffic with the host."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "ragged-all-to-all", "reduce-scatter")
+HOST_OPCODES = ("infeed", "outfeed", "recv", "send")
+HOST_TARGETS = ("callback", "MoveToHost", "MoveToDevice", "annotate_device_placement")
+"""Parts of the names of custom calls that leave the device."""
+
+HOST_MEMORY = "S(5)"
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+_BEGIN = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*)")
+_CALLED = re.compile(r"(?:calls|body|condition|to_apply|\w+_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a compiled program.
+
+    Attributes:
+      name, opcode: of the instruction.
+      shape: what it returns, as text: element type, sizes, layout and memory space.
+      rest: operands and attributes, as text.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    rest: str
+
+    @property
+    def arrays(self) -> list[tuple[str, int, str]]:
+        """Element type, number of elements and layout of each array that it returns."""
+        found = _ARRAY.findall(self.shape)
+        return [(kind, math.prod(int(n) for n in sizes.split(",") if n), layout) for kind, sizes, layout in found]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the largest array that it returns."""
+        return max((size for _, size, _ in self.arrays), default=0)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the largest array that it returns, padding left out."""
+        return max((size * BYTES.get(kind, 0) for kind, size, _ in self.arrays), default=0)
+
+    @property
+    def body(self) -> str | None:
+        """Name of the computation that it repeats; None where it is no loop."""
+        found = re.search(r"body=%?([\w.\-]+)", self.rest)
+        return found[1] if self.opcode == "while" and found else None
+
+    @property
+    def called(self) -> list[str]:
+        """Names of the computations that it runs."""
+        groups = [name.strip(" %") for group in _BRANCHES.findall(self.rest) for name in group.split(",")]
+        return [*_CALLED.findall(self.rest), *groups]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled program's computations by name, and which of them is the program itself."""
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+
+    @classmethod
+    def read(cls, text: str) -> "Program":
+        """Reads a compiled program's text.
+
+        Raises:
+          ValueError: the text has no entry computation.
+        """
+        computations: dict[str, list[Instruction]] = {}
+        entry, current = None, None
+        for line in text.splitlines():
+            begin = _BEGIN.match(line)
+            if begin:
+                current = computations.setdefault(begin[2], [])
+                entry = begin[2] if begin[1] else entry
+            elif line.startswith("}"):
+                current = None
+            elif current is not None and (found := _INSTRUCTION.match(line)):
+                name, shape, opcode, rest = found.groups()
+                current.append(Instruction(name=name, opcode=opcode, shape=shape, rest=rest))
+        if entry is None:
+            raise ValueError(f"a program's text must have an entry computation; got {text[:60]!r}")
+        return cls(computations=computations, entry=entry)
+
+    @classmethod
+    def of(cls, compiled: Any) -> "Program":
+        """Reads what `jax.jit(f).lower(...).compile()` returned."""
+        return cls.read(compiled.as_text())
+
+    def instructions(self, start: str | None = None) -> Iterator[Instruction]:
+        """Yields the instructions of a computation (the program's own by default) and of all that it runs."""
+        seen, waiting = set(), [start or self.entry]
+        while waiting:
+            name = waiting.pop()
+            if name in seen or name not in self.computations:
+                continue
+            seen.add(name)
+            for instruction in self.computations[name]:
+                yield instruction
+                waiting += instruction.called
+
+    @property
+    def bodies(self) -> list[str]:
+        """Names of the bodies of the program's loops, those of inner loops left out."""
+        return [x.body for x in self.computations[self.entry] if x.body]
+
+    @functools.cached_property
+    def loop(self) -> tuple[Instruction, ...]:
+        """Everything that runs inside the program's loops; empty where it has none."""
+        return tuple(x for body in self.bodies for x in self.instructions(body))
+
+
+def copies(instructions: Any, sizes: set[int]) -> list[Instruction]:
+    """Returns the instructions that copy or transpose a whole array, also those inside a fusion.
+
+    A move between memory spaces is left out: it is a prefetch into fast memory, or its way back.
+
+    Args:
+      instructions: of a program.
+      sizes: of the arrays that count, in elements.
+    """
+    return [x for x in instructions if x.opcode in ("copy", "copy-start", "transpose") and _copied(x) in sizes]
+
+
+def host_traffic(instructions: Any) -> list[Instruction]:
+    """Returns the instructions that exchange anything with the host."""
+    return [
+        x
+        for x in instructions
+        if x.opcode.removesuffix("-done") in HOST_OPCODES
+        or "is_host_transfer=true" in x.rest
+        or HOST_MEMORY in x.shape
+        or (x.opcode == "custom-call" and any(name in _target(x) for name in HOST_TARGETS))
+    ]
+
+
+def collectives(instructions: Any) -> list[Instruction]:
+    """Returns the instructions in which devices exchange arrays."""
+    return [x for x in instructions if x.opcode.removesuffix("-start") in COLLECTIVES]
+
+
+def estimated_cycles(program: Program, computation: str) -> int:
+    """Returns the compiler's own estimate of a computation in cycles of the chip; operations without one are left out.
+
+    Inner loops count as often as they run where that is known, else once.
+    """
+    total = 0
+    for x in program.computations[computation]:
+        if x.body:
+            times = re.search(r'known_trip_count":\{"n":"(\d+)"', x.rest)
+            total += estimated_cycles(program, x.body) * int(times[1] if times else 1)
+        else:
+            found = re.search(r'estimated_cycles":"(\d+)"', x.rest)
+            total += int(found[1]) if found else 0
+    return total
+
+
+def _copied(x: Instruction) -> int:
+    """Returns how many elements an instruction copies within one memory; 0 where it moves them to another."""
+    spaces = {"S(1)" in layout for _, size, layout in x.arrays if size == x.elements}
+    return 0 if x.opcode == "copy-start" and len(spaces) > 1 else x.elements
+
+
+def _target(x: Instruction) -> str:
+    found = re.search(r'custom_call_target="([^"]*)"', x.rest)
+    return found[1] if found else ""
