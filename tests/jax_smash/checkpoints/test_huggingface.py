@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from jax_smash.checkpoints.huggingface import load_params, read_config, resolve, save_params
 from jax_smash.models.transformer import abstract_params
-from tests.checkpoints import CONFIGS, GEMMA3, LLAMA, write_checkpoint, write_large_checkpoint, write_tensors
+from tests.checkpoints import CONFIGS, GEMMA3, LARGE, LLAMA, write_checkpoint, write_large_checkpoint, write_tensors
 from tests.interpreter import PEAK, needs_proc, run
 
 
@@ -323,7 +323,7 @@ def test_parameters_of_another_model_are_not_saved(llama, tmp_path):
 
 @needs_proc
 def test_memory_holds_one_copy_of_the_weights(tmp_path):
-    size = write_large_checkpoint(tmp_path)
+    size = write_large_checkpoint(tmp_path, LARGE)
     assert size > 190e6
     script = """
     import sys
