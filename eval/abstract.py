@@ -46,9 +46,14 @@ class Abstract:
         }
 
     @property
-    def cache_sizes(self) -> set[int]:
-        """Elements of each array of keys or values."""
-        return {array.size for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
+    def cache_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of the arrays of keys and values."""
+        return {array.shape for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
+
+    @property
+    def weight_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of the weights that are matrices."""
+        return {array.shape for array in jax.tree.leaves(self.params) if array.ndim > 1}
 
 
 def abstract(

@@ -21,6 +21,7 @@ from eval.report import check_output, heading, print_table, run_program, write_j
 from eval.topology import check_chip, first_device, memory_bytes
 from jax_smash.checkpoints import huggingface
 from jax_smash.config import ModelConfig
+from jax_smash.decode.programs import compile_lowered
 from jax_smash.models.families.presets import preset
 from jax_smash.plan import prefill_chunk, tree_bytes
 
@@ -138,15 +139,15 @@ def measure(settings: Settings) -> dict[str, Any]:
             "cache_bytes": tree_bytes((cache.keys, cache.values)),
             "prefill_chunk": settings.chunk(),
         },
-        "rows": list(_rows(arguments)),
+        "rows": list(_rows(arguments, device.device_kind)),
     }
 
 
-def _rows(arguments: Abstract) -> Iterator[dict[str, Any]]:
+def _rows(arguments: Abstract, kind: str) -> Iterator[dict[str, Any]]:
     for name, (function, args) in arguments.programs.items():
         began = time.perf_counter()
         try:
-            compiled = function.lower(*args).compile()
+            compiled = compile_lowered(function.lower(*args), kind)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -163,9 +164,7 @@ def figures(name: str, compiled: Any, arguments: Abstract) -> dict[str, Any]:
     `weight_copies_mb` is what every call copies outside loops because an operation wants weights in another layout than
     they are stored in. `estimated_cycles` are the compiler's own: of one step, for `decode`.
     """
-    program, memory, cost = Program.of(compiled), compiled.memory_analysis(), compiled.cost_analysis()
-    weights = {x.size for x in jax.tree.leaves(arguments.params) if x.ndim > 1} - arguments.cache_sizes
-    weight_copies = copies(program.computations[program.entry], weights)
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     return {
         "total_mb": (total + memory.output_size_in_bytes - memory.alias_size_in_bytes) / 1e6,
@@ -176,13 +175,41 @@ def figures(name: str, compiled: Any, arguments: Abstract) -> dict[str, Any]:
         "code_mb": memory.generated_code_size_in_bytes / 1e6,
         "gigaflops": cost.get("flops", 0.0) / 1e9,
         "read_and_written_mb": cost.get("bytes accessed", 0.0) / 1e6,
-        "estimated_cycles": estimated_cycles(program, program.bodies[0] if name == "decode" else program.entry) or None,
-        "cache_copies": len(copies(program.instructions(), arguments.cache_sizes)),
-        "weight_copies_mb": sum(x.bytes for x in weight_copies) / 1e6,
-        "collectives": len(collectives(program.instructions())),
-        "host_transfers": len(host_traffic(program.instructions())),
-        "inner_loops": sum(x.body is not None for x in program.loop) if name == "decode" else len(program.bodies),
-    }
+    } | _instructions(name, _readable(compiled), arguments)
+
+
+def _readable(compiled: Any) -> Program | None:
+    try:
+        return Program.of(compiled)
+    except jax.errors.JaxRuntimeError:
+        # A jaxlib older than the chip's compiler cannot read every program that it makes.
+        return None
+
+
+def _instructions(name: str, program: Program | None, arguments: Abstract) -> dict[str, Any]:
+    """Returns what a program's instructions tell; None for each where they cannot be read."""
+    names = (
+        "estimated_cycles",
+        "cache_copies",
+        "weight_copies_mb",
+        "collectives",
+        "host_transfers",
+        "inner_loops",
+    )
+    if program is None:
+        return dict.fromkeys(names)
+    everything = list(program.instructions())
+    weight_copies = copies(program.computations[program.entry], arguments.weight_shapes)
+    body = program.bodies[0] if name == "decode" else program.entry
+    values = (
+        estimated_cycles(program, body) or None,
+        len(copies(everything, arguments.cache_shapes)),
+        sum(x.bytes for x in weight_copies) / 1e6,
+        len(collectives(everything)),
+        len(host_traffic(everything)),
+        sum(x.body is not None for x in program.loop) if name == "decode" else len(program.bodies),
+    )
+    return dict(zip(names, values, strict=True))
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:

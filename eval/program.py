@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "ragged-all-to-all", "reduce-scatter")
@@ -12,7 +12,9 @@ HOST_OPCODES = ("infeed", "outfeed", "recv", "send")
 HOST_TARGETS = ("callback", "MoveToHost", "MoveToDevice", "annotate_device_placement")
 """Parts of the names of custom calls that leave the device."""
 
-HOST_MEMORY = "S(5)"
+HOST_MEMORY, FAST_MEMORY = "S(5)", "S(1)"
+"""Memory spaces of a TPU program, as layouts name them; its main memory has no name."""
+
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
 _BEGIN = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*)")
@@ -37,20 +39,15 @@ class Instruction:
     rest: str
 
     @property
-    def arrays(self) -> list[tuple[str, int, str]]:
-        """Element type, number of elements and layout of each array that it returns."""
+    def arrays(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """Element type, sizes and layout of each array that it returns."""
         found = _ARRAY.findall(self.shape)
-        return [(kind, math.prod(int(n) for n in sizes.split(",") if n), layout) for kind, sizes, layout in found]
-
-    @property
-    def elements(self) -> int:
-        """Elements of the largest array that it returns."""
-        return max((size for _, size, _ in self.arrays), default=0)
+        return [(kind, tuple(int(n) for n in sizes.split(",") if n), layout) for kind, sizes, layout in found]
 
     @property
     def bytes(self) -> int:
         """Bytes of the largest array that it returns, padding left out."""
-        return max((size * BYTES.get(kind, 0) for kind, size, _ in self.arrays), default=0)
+        return max((math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes, _ in self.arrays), default=0)
 
     @property
     def body(self) -> str | None:
@@ -123,19 +120,26 @@ class Program:
         return tuple(x for body in self.bodies for x in self.instructions(body))
 
 
-def copies(instructions: Any, sizes: set[int]) -> list[Instruction]:
-    """Returns the instructions that copy or transpose a whole array, also those inside a fusion.
+def copies(instructions: Iterable[Instruction], shapes: Collection[tuple[int, ...]]) -> list[Instruction]:
+    """Returns the instructions that copy or transpose one of some arrays, also those inside a fusion.
 
-    A move between memory spaces is left out: it is a prefetch into fast memory, or its way back.
+    A copy counts as one of an array's where it has as many elements and an axis of the size of each of the array's last
+    two: axes change places and leading ones are merged on the way. A move between memory spaces is left out: it is a
+    prefetch into fast memory, or its way back.
 
     Args:
       instructions: of a program.
-      sizes: of the arrays that count, in elements.
+      shapes: of the arrays.
     """
-    return [x for x in instructions if x.opcode in ("copy", "copy-start", "transpose") and _copied(x) in sizes]
+    return [
+        x
+        for x in instructions
+        if x.opcode in ("copy", "transpose") or (x.opcode == "copy-start" and not _moves(x))
+        if any(_resembles(sizes, shape) for _, sizes, _ in x.arrays for shape in shapes)
+    ]
 
 
-def host_traffic(instructions: Any) -> list[Instruction]:
+def host_traffic(instructions: Iterable[Instruction]) -> list[Instruction]:
     """Returns the instructions that exchange anything with the host."""
     return [
         x
@@ -147,7 +151,7 @@ def host_traffic(instructions: Any) -> list[Instruction]:
     ]
 
 
-def collectives(instructions: Any) -> list[Instruction]:
+def collectives(instructions: Iterable[Instruction]) -> list[Instruction]:
     """Returns the instructions in which devices exchange arrays."""
     return [x for x in instructions if x.opcode.removesuffix("-start") in COLLECTIVES]
 
@@ -168,10 +172,13 @@ def estimated_cycles(program: Program, computation: str) -> int:
     return total
 
 
-def _copied(x: Instruction) -> int:
-    """Returns how many elements an instruction copies within one memory; 0 where it moves them to another."""
-    spaces = {"S(1)" in layout for _, size, layout in x.arrays if size == x.elements}
-    return 0 if x.opcode == "copy-start" and len(spaces) > 1 else x.elements
+def _moves(x: Instruction) -> bool:
+    """Whether an asynchronous copy leads from one memory space to another."""
+    return len({FAST_MEMORY in layout for _, sizes, layout in x.arrays if sizes}) > 1
+
+
+def _resembles(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return math.prod(sizes) == math.prod(shape) and set(shape[-2:]) <= set(sizes)
 
 
 def _target(x: Instruction) -> str:
