@@ -48,7 +48,7 @@ class Block:
         else:
             entry = jnp.arange(width, dtype=jnp.uint32)
             words = self.ancestors[:, :, entry // 32]
-            seen = ((words >> (entry % 32)) & 1).astype(bool)
+            seen = ((words >> (entry % 32)[None, None]) & 1).astype(bool)
         if self.segments is not None:
             seen &= self.segments[:, :, None] == self.segments[:, None, :]
         return seen & self.valid[:, None, :]
