@@ -1,6 +1,6 @@
 """Memory and work of the decoding programs on a chip that is not at hand.
 
-    python -m eval.compile --shape llama-3.1-8b --chip v6e:2x2 --batch-size 8 --slots 4096 --json memory.json
+    python -m eval.compile --shape llama-3.1-8b --chip v6e:1x1 --batch-size 8 --slots 4096 --json memory.json
 
 The programs are compiled for the chip, down to its instructions, and nothing is allocated or run: a machine without the
 chip and without the memory will do. Programs run on one device of the topology.
@@ -46,7 +46,7 @@ class Settings:
 
     Attributes:
       shape: a preset's name (llama-3.2-1b, llama-3.1-8b, …) or a directory with a config.json.
-      chip: a topology (v5e:2x2, v6e:2x2, tpu7x:2x2x1, …), of which one device is used, or cpu for this machine.
+      chip: a topology (v5e:1x1, v6e:1x1, tpu7x:2x2x1, …), or cpu for this machine.
       num_layers: keep only this many layers.
       batch_size: rows.
       slots: capacity of the cache a row.
@@ -59,7 +59,7 @@ class Settings:
     """
 
     shape: str
-    chip: str = "v5e:2x2"
+    chip: str = "v5e:1x1"
     num_layers: int | None = None
     batch_size: int = 1
     slots: int = 4096

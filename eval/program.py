@@ -134,7 +134,7 @@ def copies(instructions: Iterable[Instruction], shapes: Collection[tuple[int, ..
     return [
         x
         for x in instructions
-        if x.opcode in ("copy", "transpose") or (x.opcode == "copy-start" and not _moves(x)) or _reformats(x)
+        if x.opcode in ("copy", "transpose") or (x.opcode == "copy-start" and not _moves(x))
         if any(_resembles(sizes, shape) for _, sizes, _ in x.arrays for shape in shapes)
     ]
 
@@ -175,11 +175,6 @@ def estimated_cycles(program: Program, computation: str) -> int:
 def _moves(x: Instruction) -> bool:
     """Whether an asynchronous copy leads from one memory space to another."""
     return len({FAST_MEMORY in layout for _, sizes, layout in x.arrays if sizes}) > 1
-
-
-def _reformats(x: Instruction) -> bool:
-    """Whether a TPU's sparse cores have copied an array into another layout."""
-    return "data-format" in x.name and x.opcode in ("custom-call", "custom-call-done")
 
 
 def _resembles(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
