@@ -64,19 +64,20 @@ def test_no_program_copies_the_cache_or_reaches_the_host(batch, sampled):
         program = Program.of(one)
         assert not host_traffic(program.instructions()), name
         assert one.memory_analysis().alias_size_in_bytes >= cache, name
-    loop = Program.of(compiled["decode"]).loop
-    assert loop
-    assert not copies(loop, arguments.cache_shapes)
+    # Some compilers wrap the loop in a call, so the whole program is looked through.
+    everything = list(Program.of(compiled["decode"]).instructions())
+    assert any(x.opcode == "while" for x in everything)
+    assert not copies(everything, arguments.cache_shapes)
 
 
 def test_a_write_that_does_not_wait_would_be_seen():
     arguments, compiled = programs(EarlyWrite)
-    assert copies(Program.of(compiled["decode"]).loop, arguments.cache_shapes)
+    assert copies(Program.of(compiled["decode"]).instructions(), arguments.cache_shapes)
 
 
 def test_a_call_of_the_host_would_be_seen():
     _, compiled = programs(Talkative)
-    assert host_traffic(Program.of(compiled["decode"]).loop)
+    assert host_traffic(Program.of(compiled["decode"]).instructions())
 
 
 def test_other_prompts_and_settings_of_a_bucket_compile_nothing():
