@@ -24,6 +24,8 @@ from jax_smash.cli.errors import debugging, describe
 ROOT = Path(__file__).parent.parent
 CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+WORDS = ("method", "family", "way", "reader", "task", "metric", "settings")
+"""Columns of a table that hold words, not figures."""
 
 
 def describe_device() -> dict[str, Any]:
@@ -107,10 +109,14 @@ def check_output(path: Path | None, *, overwrite: bool) -> None:
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
     """Writes a report whole or not at all; a number that is not finite is an error."""
-    text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_whole(path, (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all: one that stands there stays as it is until then."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text)
+        partial.write_bytes(content)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -120,9 +126,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence
     """Prints some fields of rows on standard output."""
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(
-            column.replace("_", " "), justify="left" if column in ("method", "family", "way", "reader") else "right"
-        )
+        table.add_column(column.replace("_", " "), justify="left" if column in WORDS else "right")
     for row in rows:
         table.add_row(*(_shown(row.get(column)) for column in columns))
     # A pipe has no width; eighty columns would break the numbers.

@@ -32,7 +32,7 @@ def score(
     model = target.bind(params["target"])
     batch, width, _ = hidden.shape
     entries = batch * width
-    piece = max(1, PIECE_BYTES // (4 * model.vocab_size))
+    piece = min(entries, max(1, PIECE_BYTES // (4 * model.vocab_size)))
     pieces = math.ceil(entries / piece)
     padding = pieces * piece - entries
     flat = jnp.pad(hidden.reshape(entries, -1), ((0, padding), (0, 0))).reshape(pieces, piece, -1)

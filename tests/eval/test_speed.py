@@ -175,3 +175,11 @@ def test_a_file_that_exists_stays_as_it_is(config, tmp_path):
     with pytest.raises(FileExistsError, match="output file exists"):
         main(Settings(random_init=config, json=out))
     assert out.read_text() == "mine"
+
+
+def test_int8_weights_run_beside_plain_ones(config):
+    settings = Settings(random_init=config, prompt_tokens=5, max_new_tokens=9, weights="int8", **FAST)
+    plain, small = measure(settings)["rows"]
+    assert (plain["method"], small["method"]) == ("ar", "ar int8")
+    assert small["bytes_per_step"] < plain["bytes_per_step"] / 2
+    assert small["speedup"] > 0

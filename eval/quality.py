@@ -1,0 +1,207 @@
+"""Quality of a model under our decoding methods: recall, reasoning, multiple choice, perplexity.
+
+    python -m eval.quality --model tiny --methods ar --tasks all --json quality.json
+    python -m eval.quality --model DIR --tasks coreference,key_value --lengths 128,512 --json recall.json
+    python -m eval.quality --model DIR --tasks piqa --data piqa=valid.jsonl --json piqa.json --details piqa.jsonl
+
+Decoding is greedy. Every score has a 95% interval; `--details` keeps the score of each example, so that methods can be
+compared pair by pair.
+"""
+
+import dataclasses
+import importlib.util
+import json as json_format
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from eval.engine import Engine
+from eval.options import Names, Numbers
+from eval.report import check_output, heading, print_table, run_program, write_json, write_whole
+from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
+from eval.tasks.outcome import Outcome, TaskSet
+from jax_smash.loading import find, load, load_tokenizer
+from jax_smash.methods import strategy_for
+
+COLUMNS = ("method", "task", "settings", "metric", "n", "score", "low", "high", "truncated")
+SHOWN = ("length", "shots", "file")
+"""Settings that tell the rows of a table apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Measures quality.
+
+    Attributes:
+      model: a shipped model's name, a directory or a hub id.
+      methods: names of our decoding methods.
+      tasks: coreference, key_value, copying, arithmetic, state (together `recall`), babi, gsm8k, perplexity, piqa,
+        arc_easy, arc_challenge, openbookqa, winogrande, hellaswag; `all` takes those whose examples are at hand.
+      data: examples of a task from elsewhere, as TASK=PATH or TASK=OWNER/NAME[:CONFIGURATION[:SPLIT]] on the hub.
+      lengths: of recall examples, in the model's tokens.
+      count: examples of each set; by default 100 where they are drawn, and the whole of a file.
+      seed: of drawn examples.
+      shots: solved questions before each in babi and gsm8k; by default 2 and 4.
+      chat: ask in the model's chat template, where the model writes the answer.
+      max_new_tokens: of a gsm8k answer; by default 256.
+      context: tokens that a text may have, new ones included; by default the model's own. What does not fit is cut
+        behind the beginning and counted.
+      batch_size: texts that are read or decoded together.
+      dtype: of the weights.
+      json: file to write.
+      details: file for the score of every example, one JSON object a line.
+      plot: picture to write, a PNG.
+      overwrite: replace files that exist.
+    """
+
+    model: str = "tiny"
+    methods: Names = ("ar",)
+    tasks: Names = ("recall",)
+    data: tuple[str, ...] = ()
+    lengths: Numbers = (128, 512)
+    count: int | None = None
+    seed: int = 0
+    shots: int | None = None
+    chat: bool = False
+    max_new_tokens: int | None = None
+    context: int | None = None
+    batch_size: int = 8
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    json: Path | None = None
+    details: Path | None = None
+    plot: Path | None = None
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuses what cannot be measured, before anything is loaded.
+
+        Raises:
+          ValueError: an option is out of range or unknown.
+          FileExistsError, FileNotFoundError: an output file cannot be written.
+          ImportError: a picture is asked for and matplotlib is not installed.
+        """
+        if not self.methods or not self.lengths:
+            raise ValueError(f"give at least one method and one length; got {self.methods} and {self.lengths}")
+        for method in self.methods:
+            strategy_for(method)
+        least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "batch_size": 1}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        if min(self.lengths) < 1:
+            raise ValueError(f"lengths must be at least 1; got {min(self.lengths)}")
+        self.sources()
+        outputs = [path for path in (self.json, self.details, self.plot) if path is not None]
+        for path in outputs:
+            check_output(path, overwrite=self.overwrite)
+        if len({path.absolute() for path in outputs}) < len(outputs):
+            raise ValueError(f"output files must differ; got {', '.join(map(str, outputs))}")
+        if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
+            raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
+
+    def sources(self) -> dict[str, str]:
+        """Returns where the examples of each chosen task come from.
+
+        Raises:
+          ValueError: a task is unknown or has no examples, or `data` is malformed.
+        """
+        data = {}
+        for given in self.data:
+            task, equals, source = given.partition("=")
+            if not (task and equals and source):
+                raise ValueError(f"data must be TASK=PATH or TASK=OWNER/NAME; got {given!r}")
+            data[task] = source
+        return chosen_tasks(self.tasks, data)
+
+
+def read_sets(settings: Settings) -> list[TaskSet]:
+    """Returns the examples of all chosen tasks, read and drawn before the weights are loaded.
+
+    Raises:
+      ValueError: an example is malformed, or the model has no tokenizer.
+      OSError: a file cannot be read.
+    """
+    tokenizer = load_tokenizer(find(settings.model))
+    if tokenizer is None:
+        raise ValueError(f"{settings.model} has no tokenizer: its quality cannot be measured")
+    if settings.chat and not tokenizer.chat_template:
+        raise ValueError(f"{settings.model} has no chat template; measure it without --chat")
+    options = TaskOptions(
+        size=lambda text: len(tokenizer(text)["input_ids"]),
+        lengths=tuple(dict.fromkeys(settings.lengths)),
+        count=settings.count,
+        seed=settings.seed,
+        shots=settings.shots,
+        chat=settings.chat,
+        max_new_tokens=settings.max_new_tokens,
+    )
+    return [item for task, source in settings.sources().items() for item in TASKS[task].sets(source, options)]
+
+
+def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measures every task under every method; returns the report without its heading, and the details.
+
+    Raises:
+      ValueError: an option, an example or the model is wrong.
+      OSError: a file cannot be read.
+    """
+    settings.check()
+    sets = read_sets(settings)
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    rows, details = [], []
+    for method in dict.fromkeys(settings.methods):
+        engine = Engine(model, method=method, batch_size=settings.batch_size, context=settings.context)
+        for item in sets:
+            for outcome in item.measure(engine):
+                rows.append(row(method, outcome, settings))
+                details += [_detail(method, outcome, example) for example in outcome.examples]
+    return {"model": settings.model, "rows": rows}, details
+
+
+def row(method: str, outcome: Outcome, settings: Settings) -> dict[str, Any]:
+    """Returns the report's row of one outcome."""
+    return {
+        "method": method,
+        "settings": outcome.settings | {"dtype": settings.dtype},
+        "task": outcome.task,
+        "metric": outcome.metric,
+        "n": outcome.n,
+        "score": outcome.score,
+        "interval": None if outcome.interval is None else dataclasses.asdict(outcome.interval),
+        **outcome.more,
+    }
+
+
+def _detail(method: str, outcome: Outcome, example: dict[str, Any]) -> dict[str, Any]:
+    told = {k: v for k, v in outcome.settings.items() if k in SHOWN}
+    return {"method": method, "task": outcome.task, "metric": outcome.metric, **told, **example}
+
+
+def _shown(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row flat enough for a table."""
+    told = ", ".join(f"{k} {v}" for k, v in found["settings"].items() if k in SHOWN)
+    return found | {"settings": told} | (found["interval"] or {})
+
+
+def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints a table and writes the files."""
+    found, details = measure(settings)
+    report = heading("eval.quality", arguments, dataclasses.asdict(settings)) | found
+    title = f"{report['device']['kind']}: {settings.model}, {settings.dtype}, greedy"
+    print_table(title, [_shown(one) for one in report["rows"]], COLUMNS)
+    if settings.details is not None:
+        lines = (json_format.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in details)
+        write_whole(settings.details, "".join(lines).encode())
+    if settings.plot is not None:
+        from eval.quality_plot import plot_scores  # matplotlib takes a second to import.
+
+        write_whole(settings.plot, plot_scores(report["rows"], title=title))
+    if settings.json is not None:
+        write_json(settings.json, report)
+
+
+if __name__ == "__main__":
+    run_program(Settings, main)

@@ -1,0 +1,63 @@
+"""Scores by task and method, with their intervals, as a picture."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+HIGHEST = {"perplexity": None}
+"""Upper end of a metric's axis where it is not 1; None leaves it open."""
+
+
+def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
+    """Draws the rows of a quality report: accuracies in one panel, perplexities in another.
+
+    Args:
+      rows: of the report.
+      title: of the picture.
+
+    Returns:
+      A PNG file.
+    """
+    panels = [
+        ("share right", [row for row in rows if row["metric"] not in HIGHEST]),
+        ("perplexity a token", [row for row in rows if row["metric"] in HIGHEST]),
+    ]
+    panels = [(label, chosen) for label, chosen in panels if chosen]
+    widths = [max(2, len({_name(row) for row in chosen})) for _, chosen in panels]
+    figure = Figure(figsize=(2.5 + 0.6 * sum(widths), 5), layout="constrained")
+    axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
+    for axis, (label, chosen) in zip(axes, panels, strict=True):
+        _draw(axis, chosen)
+        axis.set_ylabel(f"{label}, 95% interval")
+        axis.set_ylim(0, HIGHEST.get(chosen[0]["metric"], 1))
+    axes[0].legend(fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    return drawn.getvalue()
+
+
+def _draw(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(_name(row) for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    for i, method in enumerate(methods):
+        mine = [row for row in rows if row["method"] == method]
+        # Methods stand side by side within a task's place.
+        places = [names.index(_name(row)) + (i - (len(methods) - 1) / 2) * 0.6 / len(methods) for row in mine]
+        scores = [row["score"] for row in mine]
+        bounds = [row["interval"] or {"low": row["score"], "high": row["score"]} for row in mine]
+        below = [max(0.0, score - b["low"]) for score, b in zip(scores, bounds, strict=True)]
+        above = [max(0.0, b["high"] - score) for score, b in zip(scores, bounds, strict=True)]
+        axis.errorbar(places, scores, yerr=[below, above], fmt="o", capsize=3, label=method)
+    axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize="small")
+    axis.set_xlim(-0.6, len(names) - 0.4)
+    axis.grid(axis="y", alpha=0.3)
+
+
+def _name(row: dict[str, Any]) -> str:
+    settings = row["settings"]
+    detail = settings.get("length") or str(settings.get("file", "")).partition("_")[0]
+    metric = row["metric"] if row["metric"] == "acc_norm" else ""
+    return " ".join(str(part) for part in (row["task"], detail, metric) if part)

@@ -1,0 +1,155 @@
+"""The tasks by name: what each asks, and where its examples come from."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eval.tasks.babi import babi_sets
+from eval.tasks.choice_formats import choice_set
+from eval.tasks.documents import document_set
+from eval.tasks.gsm8k import gsm8k_set
+from eval.tasks.outcome import TaskSet
+from eval.tasks.recall import recall_set
+from jax_smash.tasks import TASKS as RECALL
+
+DATA = Path(__file__).parent / "data"
+DRAWN = 100
+"""Examples of a task that draws them, where no number is given."""
+
+SHOTS = {"babi": 2, "gsm8k": 4}
+"""Solved questions before each, where no number is given; the other tasks have none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """What the examples depend on.
+
+    Attributes:
+      size: counts the tokens of a text.
+      lengths: of recall examples, in tokens.
+      count: examples of a set; None takes a file whole and draws 100.
+      seed: of drawn examples.
+      shots: solved questions before each; None takes the task's own number.
+      chat: ask in the model's chat template, where the model writes the answer.
+      max_new_tokens: of a GSM8K answer; None takes the task's own number.
+    """
+
+    size: Callable[[str], int]
+    lengths: tuple[int, ...] = (128,)
+    count: int | None = None
+    seed: int = 0
+    shots: int | None = None
+    chat: bool = False
+    max_new_tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task by its name.
+
+    Attributes:
+      description: what it asks.
+      sets: makes its examples from a source and options; a drawn task's source is empty.
+      shipped: where a small set comes with the project; None where it does not; empty where examples are drawn.
+    """
+
+    description: str
+    sets: Callable[[str, TaskOptions], Sequence[TaskSet]]
+    shipped: str | None = None
+
+
+def _recall(name: str) -> Task:
+    def sets(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+        return [
+            recall_set(
+                name,
+                count=DRAWN if options.count is None else options.count,
+                length=length,
+                seed=options.seed,
+                size=options.size,
+                chat=options.chat,
+            )
+            for length in options.lengths
+        ]
+
+    return Task(description=RECALL[name].description, sets=sets, shipped="")
+
+
+def _choices(name: str, description: str) -> Task:
+    def sets(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+        return [choice_set(name, source, count=options.count)]
+
+    return Task(description=description, sets=sets, shipped=_shipped(f"{name}.jsonl"))
+
+
+def _babi(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+    shots = SHOTS["babi"] if options.shots is None else options.shots
+    return babi_sets(Path(source), count=options.count, shots=shots, chat=options.chat)
+
+
+def _gsm8k(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+    shots = SHOTS["gsm8k"] if options.shots is None else options.shots
+    new = options.max_new_tokens
+    return [gsm8k_set(source, count=options.count, shots=shots, chat=options.chat, max_new_tokens=new)]
+
+
+def _perplexity(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+    return [document_set(source, count=options.count)]
+
+
+def _shipped(name: str) -> str | None:
+    return str(DATA / name) if (DATA / name).exists() else None
+
+
+TASKS: dict[str, Task] = {
+    **{name: _recall(name) for name in RECALL},
+    "babi": Task("Questions on stories of people, places and things.", _babi, _shipped("babi")),
+    "gsm8k": Task("Word problems with worked answers.", _gsm8k, _shipped("gsm8k")),
+    "perplexity": Task("Perplexity a token of held-out text.", _perplexity, _shipped("perplexity.jsonl")),
+    "piqa": _choices("piqa", "How things are done, two choices."),
+    "arc_easy": _choices("arc_easy", "School science, the easy set."),
+    "arc_challenge": _choices("arc_challenge", "School science, the hard set."),
+    "openbookqa": _choices("openbookqa", "School science that takes a step of thought."),
+    "winogrande": _choices("winogrande", "Whom or what a sentence means, two choices."),
+    "hellaswag": _choices("hellaswag", "How a description goes on, four choices."),
+}
+
+
+def chosen_tasks(names: Sequence[str], data: dict[str, str]) -> dict[str, str]:
+    """Returns where the examples of each chosen task come from, by task.
+
+    Args:
+      names: of tasks; `all` stands for every task whose examples are at hand, `recall` for the drawn ones.
+      data: sources given by task.
+
+    Raises:
+      ValueError: a name is unknown, no task is chosen, or a task's examples neither come with the project nor are
+        given.
+    """
+    wanted: list[str] = []
+    for name in names:
+        if name == "all":
+            wanted += [n for n, task in TASKS.items() if task.shipped is not None or n in data]
+        elif name == "recall":
+            wanted += RECALL
+        else:
+            wanted.append(name)
+    for name in (*wanted, *data):
+        if name not in TASKS:
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, recall, all; got {name!r}")
+    if not wanted:
+        raise ValueError("tasks must name at least one task; got none")
+    for name in data:
+        if name not in wanted:
+            raise ValueError(f"data is given for {name}, which is not among the tasks {', '.join(wanted)}")
+        if name in RECALL:
+            raise ValueError(f"data is given for {name}, whose examples are drawn")
+    sources = {}
+    for name in wanted:
+        shipped = TASKS[name].shipped
+        if name not in data and shipped is None:
+            raise ValueError(f"{name} does not come with the project: give --data {name}=FILE or {name}=OWNER/NAME")
+        # Examples are named by their file, and names should not depend on where the project lies.
+        sources[name] = data[name] if name in data else shipped and os.path.relpath(shipped)
+    return {name: source or "" for name, source in sources.items()}

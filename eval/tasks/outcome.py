@@ -1,0 +1,60 @@
+"""What one task found: a score with its interval, and the score of each example."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from eval.engine import Engine
+from eval.intervals import Interval, wilson
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One metric of one set of examples under one method.
+
+    Attributes:
+      task, metric: what was measured.
+      settings: what the score depends on beside model and method.
+      n: examples.
+      score: of all of them.
+      interval: 95%, over examples; None where there are too few.
+      examples: an entry each, with at least `example` and `score`; the same examples in the same order under every
+        method, so that methods can be compared pair by pair.
+      more: further figures of the row.
+    """
+
+    task: str
+    metric: str
+    settings: dict[str, Any]
+    n: int
+    score: float
+    interval: Interval | None
+    examples: list[dict[str, Any]]
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class TaskSet(Protocol):
+    """A set of examples that is measured as a whole."""
+
+    task: str
+
+    def measure(self, engine: Engine) -> list[Outcome]:
+        """Asks the model; returns an outcome a metric."""
+        ...
+
+
+def accuracy(
+    task: str, metric: str, settings: dict[str, Any], examples: Sequence[dict[str, Any]], **more: Any
+) -> Outcome:
+    """Returns the share of examples whose `score` is 1."""
+    right = sum(example["score"] for example in examples)
+    return Outcome(
+        task=task,
+        metric=metric,
+        settings=settings,
+        n=len(examples),
+        score=right / len(examples),
+        interval=wilson(right, len(examples)),
+        examples=list(examples),
+        more=more,
+    )

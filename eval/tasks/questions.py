@@ -1,0 +1,92 @@
+"""Tasks whose answer the model writes: prompts, greedy continuations, a check of each."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from eval.engine import Engine
+from eval.tasks.outcome import Outcome, accuracy
+
+MARGIN = 8
+"""Tokens that an answer may take beyond the longest right one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A prompt and what must follow it.
+
+    Attributes:
+      name: tells it apart.
+      prompt: all text before the answer. Spaces at its end are the answer's: a tokenizer joins them to the next word.
+      message: the user's turn of its chat form.
+      answer: what is expected, as text.
+      is_correct: whether a continuation answers it.
+    """
+
+    name: str
+    prompt: str
+    message: str
+    answer: str
+    is_correct: Callable[[str], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionSet:
+    """Questions scored by the share of right continuations.
+
+    Attributes:
+      task: its name.
+      questions: at least one.
+      settings: what the score depends on, for the row.
+      chat: ask in the model's chat template.
+      max_new_tokens: of a continuation; None lets it be a few tokens longer than the longest right answer.
+      stop: strings that end a continuation.
+    """
+
+    task: str
+    questions: tuple[Question, ...]
+    settings: dict[str, Any]
+    chat: bool = False
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def measure(self, engine: Engine) -> list[Outcome]:
+        """Returns the accuracy, with every continuation.
+
+        A prompt that does not fit beside its continuation loses tokens behind its beginning and is counted as
+        truncated; it still counts.
+
+        Raises:
+          ValueError: the context has no room for a continuation, or there is no chat template.
+        """
+        limit = self.max_new_tokens or MARGIN + max(len(engine.model.encode(f" {q.answer}")) for q in self.questions)
+        whole = [self._tokens(engine, question) for question in self.questions]
+        prompts = [engine.fit(tokens, engine.context - limit) for tokens in whole]
+        continuations = engine.continuations(prompts, max_new_tokens=limit, stop=self.stop, what=self.task)
+        examples = [
+            {
+                "example": question.name,
+                "score": int(question.is_correct(continuation)),
+                "answer": question.answer,
+                "continuation": continuation,
+            }
+            for question, continuation in zip(self.questions, continuations, strict=True)
+        ]
+        truncated = sum(map(len, whole)) - sum(map(len, prompts))
+        settings = self.settings | {"chat": self.chat, "max_new_tokens": limit}
+        return [
+            accuracy(
+                self.task,
+                "accuracy",
+                settings,
+                examples,
+                truncated=sum(a is not b for a, b in zip(whole, prompts, strict=True)),
+                truncated_tokens=truncated,
+                prompt_tokens=sum(map(len, prompts)),
+            )
+        ]
+
+    def _tokens(self, engine: Engine, question: Question) -> list[int]:
+        if self.chat:
+            return engine.model.encode_chat([{"role": "user", "content": question.message}])
+        return engine.encode(question.prompt.rstrip(" "))

@@ -1,0 +1,61 @@
+import pytest
+
+from eval.tasks.catalogue import DATA, TASKS, TaskOptions, chosen_tasks
+from eval.tasks.choices import ChoiceSet
+from eval.tasks.questions import QuestionSet
+
+OPTIONS = TaskOptions(size=len, lengths=(700,), count=3)
+SHIPPED = [name for name, task in TASKS.items() if task.shipped is not None]
+RECALL = ["coreference", "key_value", "copying", "arithmetic", "state"]
+
+
+@pytest.mark.parametrize("task", SHIPPED)
+def test_examples_that_come_with_the_project_can_be_read(task):
+    for found in TASKS[task].sets(TASKS[task].shipped, OPTIONS):
+        assert found.task == task
+        if isinstance(found, QuestionSet):
+            assert len(found.questions) == 3
+            assert not any(q.is_correct("") for q in found.questions)
+        elif isinstance(found, ChoiceSet):
+            assert len(found.choices) == 3
+        else:
+            assert len(found.documents) == 3
+
+
+def test_all_takes_what_is_at_hand():
+    assert list(chosen_tasks(["all"], {})) == SHIPPED
+    assert {"babi", "gsm8k", "perplexity", "winogrande", "hellaswag", *RECALL} == set(SHIPPED)
+    assert set(chosen_tasks(["all"], {"piqa": "x"})) == {*SHIPPED, "piqa"}
+
+
+def test_recall_takes_the_drawn_ones():
+    assert list(chosen_tasks(["recall", "piqa"], {"piqa": "x"})) == [*RECALL, "piqa"]
+
+
+def test_given_examples_go_before_shipped_ones():
+    assert chosen_tasks(["babi"], {"babi": "mine"}) == {"babi": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("names", "data", "message"),
+    [
+        (["magic"], {}, "task must be one of coreference, .*hellaswag, recall, all; got 'magic'"),
+        (["state"], {"magic": "x"}, "got 'magic'"),
+        (["arc_easy"], {}, "arc_easy does not come with the project: give --data arc_easy=FILE"),
+        (["state"], {"babi": "x"}, "data is given for babi, which is not among the tasks state"),
+        (["state"], {"state": "x"}, "data is given for state, whose examples are drawn"),
+        ([], {}, "at least one task"),
+    ],
+)
+def test_a_wrong_choice_is_refused(names, data, message):
+    with pytest.raises(ValueError, match=message):
+        chosen_tasks(names, data)
+
+
+def test_every_shipped_file_is_small_and_has_its_licence_told():
+    readme = (DATA / "README.md").read_text()
+    files = [f for f in DATA.rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files) < 400e3
+    for file in files:
+        top = file.relative_to(DATA).parts[0]
+        assert top == "README.md" or f"`{top}" in readme

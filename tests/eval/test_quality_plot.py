@@ -1,0 +1,37 @@
+import io
+
+import matplotlib.image
+import numpy as np
+
+from eval.quality_plot import plot_scores
+
+
+def row(method, task, score, metric="accuracy", **settings):
+    interval = {"low": score * 0.9, "high": score * 1.1}
+    return {
+        "method": method,
+        "task": task,
+        "metric": metric,
+        "score": score,
+        "interval": interval,
+        "settings": settings,
+    }
+
+
+ROWS = [row("ar", "state", 0.5, length=128), row("ar", "state", 0.2, length=512), row("b", "state", 0.4, length=128)]
+
+
+def pixels(rows):
+    image = matplotlib.image.imread(io.BytesIO(plot_scores(rows, title="t")))
+    assert np.ptp(image[..., :3]) > 0.5
+    return image
+
+
+def test_another_score_is_another_picture():
+    assert not np.array_equal(pixels(ROWS), pixels([ROWS[0] | {"score": 0.7}, *ROWS[1:]]))
+
+
+def test_perplexities_get_a_panel_of_their_own():
+    perplexity = row("ar", "perplexity", 90.0, metric="perplexity") | {"interval": None}
+    assert pixels([*ROWS, perplexity]).shape[1] > pixels(ROWS).shape[1]
+    pixels([perplexity])
