@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.shapes import round_up
 
-Unembed = Callable[[Float[Array, "C D"]], Float[Array, "C V"]]
+Unembed = Callable[[Float[Array, "B C D"]], Float[Array, "B C V"]]
 
 
 def summed_cross_entropy(
@@ -23,7 +23,8 @@ def summed_cross_entropy(
 
     Two sums and no mean, so that what devices or batches contribute can be added up before it is divided.
 
-    Logits exist for `chunk` entries at a time, forward and backward: the backward pass makes them again.
+    Logits exist for about `chunk` entries at a time (one of each row at least), forward and backward: the backward pass
+    makes them again.
 
     Equivalent formula: Σ weights · (logsumexp(logits) − logits[target]), float32.
 
@@ -39,20 +40,20 @@ def summed_cross_entropy(
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; got {chunk}")
-    entries = targets.size
-    chunk = min(chunk, entries)
-    padding = round_up(entries, chunk) - entries
+    rows, length = targets.shape
+    # Cut along T: rows may be divided among devices, and a loop over a divided axis would gather it.
+    columns = min(length, max(1, chunk // rows))
+    padding = round_up(length, columns) - length
 
     def split(x: Array) -> Array:
-        x = x.reshape(entries, *x.shape[2:])
-        x = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
-        return x.reshape(-1, chunk, *x.shape[1:])
+        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
+        return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
 
     @jax.checkpoint
     def add(total: Array, piece: tuple[Array, Array, Array]) -> tuple[Array, None]:
         vectors, target, weight = piece
         logits = unembed(vectors).astype(jnp.float32)
-        of_target = jnp.take_along_axis(logits, target[:, None], axis=1)[:, 0]
+        of_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
         return total + jnp.sum(weight * (jax.nn.logsumexp(logits, axis=-1) - of_target)), None
 
     pieces = (split(hidden), split(targets), split(weights.astype(jnp.float32)))

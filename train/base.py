@@ -1,8 +1,9 @@
-"""Trains a language model from nothing on packed rows, and exports it.
+"""Trains a language model on packed shards, and exports it.
 
     python -m train.base --config train/configs/tiny.json --packed PACKED --tokenizer TOKENIZER --output RUN
 
-`RUN/model` is then a Hugging Face folder. A run that was cut off goes on with `--resume`.
+`RUN/model` is then a Hugging Face folder, `RUN/metrics.jsonl` and `RUN/loss.png` say how it went. A run that was cut
+off goes on with `--resume`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from pathlib import Path
 import jax
 import tyro
 
-from jax_smash.models.transformer import random_params
-from train.data import load_packed, ordered_batches, shuffled_batches
+from jax_smash.sharding import make_mesh
+from train.data import Packed, held_out_batches, training_batches
 from train.export import export_run
 from train.loop import Loop, train
+from train.memory import use_large_pages
 from train.objective import language_model_objective
 from train.settings import load_settings, remember, with_special_tokens
+from train.start import first_params, loaded_params
+from train.utilisation import peak_flops, token_flops
 
 
 def main(
@@ -26,57 +30,99 @@ def main(
     packed: Path,
     tokenizer: Path,
     output: Path,
+    init_from: Path | None = None,
     steps: int | None = None,
+    until: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
+    mesh: str | None = None,
     devices: int | None = None,
     log_every: int = 10,
     evaluate_every: int = 200,
     save_every: int = 100,
+    held_out_rows: int = 8,
     sources: Path | None = None,
     resume: bool = False,
 ) -> None:
-    """Trains a language model from nothing.
+    """Trains a language model.
 
     Args:
-      config: JSON file with the model's shape, the optimiser's settings, the batch size and the number of steps.
-      packed: folder of packed rows, made with the same tokenizer.
+      config: JSON file with the model's shape, the optimiser's settings, the batch size, the rows' length and the
+        number of steps.
+      packed: folder of shards, made by `train.pack` with the same tokenizer.
       tokenizer: folder of the tokenizer.
       output: folder for checkpoints, metrics and, in the end, `model`.
+      init_from: Hugging Face folder of weights to begin with, in place of random ones; `model` may then be absent from
+        the file.
       steps: length of the run, in place of the file's.
+      until: step to stop after, with the learning rate that the whole run has there.
       batch_size: rows a step, in place of the file's.
       seed: of the first weights and of the order of rows, in place of the file's.
-      devices: on a CPU, shares of a batch that are worked on side by side; one a core trains fastest.
+      mesh: devices, as in `fsdp=4,tp=2`; by default each works on a share of the rows.
+      devices: on a CPU, how many virtual devices it makes; one a core trains fastest.
       log_every: steps between lines of `metrics.jsonl`.
       evaluate_every: steps between evaluations on the held-out rows.
       save_every: steps between checkpoints.
+      held_out_rows: rows of each source that an evaluation reads at most; 0 for all.
       sources: Markdown on the text and its licences, for the model card.
       resume: go on from the newest checkpoint in `output`.
     """
     if devices is not None:
         jax.config.update("jax_num_cpu_devices", devices)
-    settings = load_settings(config, steps=steps, batch_size=batch_size, seed=seed)
+    began = loaded_params(init_from) if init_from else None
+    settings = load_settings(
+        config,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        model=began.config if began else None,
+        init_sha256=began.sha256 if began else None,
+    )
     settings = with_special_tokens(settings, tokenizer)
-    loop = Loop(settings.steps, log_every=log_every, evaluate_every=evaluate_every, save_every=save_every)
     optimiser = settings.optimiser.build(settings.steps)
-    rows, held_out = (load_packed(packed, tokenizer, split=split) for split in ("train", "held_out"))
+    rows = Packed(packed, tokenizer)
+    batches = training_batches(
+        rows,
+        length=settings.length,
+        batch_size=settings.batch_size // jax.process_count(),
+        seed=settings.seed,
+        answer_weight=settings.answer_weight,
+        host=jax.process_index(),
+        hosts=jax.process_count(),
+    )
+    held_out = held_out_batches(rows, length=settings.length, batch_size=settings.batch_size, rows=held_out_rows)
+    loop = Loop(
+        settings.steps,
+        log_every=log_every,
+        evaluate_every=evaluate_every,
+        save_every=save_every,
+        accumulate=settings.accumulate,
+        until=until,
+        token_flops=token_flops(settings.model, settings.length),
+        peak_flops=peak_flops(settings.dtype),
+    )
+    where = make_mesh(mesh) if mesh else None
     remember(settings, output, resume=resume)
 
-    graphdef, params = random_params(settings.model, settings.seed)
+    graphdef, params = (began.graphdef, began.params) if began else first_params(settings.model, settings.seed)
+    objective = language_model_objective(graphdef, dtype=settings.dtype, remat=settings.remat, scan=settings.scan)
     train(
-        language_model_objective(graphdef),
+        objective,
         optimiser,
         params,
         loop=loop,
-        batches=lambda step: shuffled_batches(rows, settings.batch_size, seed=settings.seed, start_step=step),
-        held_out=lambda: ordered_batches(held_out, settings.batch_size),
+        batches=batches,
+        held_out=lambda: held_out,
         output=output,
         resume=resume,
+        mesh=where,
     )
     print("exported to", export_run(output, packed, tokenizer, output / "model", sources=sources))
 
 
 if __name__ == "__main__":
+    if any(word.startswith("--devices") for word in sys.argv):  # Then it runs on a CPU.
+        use_large_pages()
     try:
         tyro.cli(main)
     except (ValueError, OSError) as error:

@@ -19,18 +19,20 @@ language: en
 {family} family, {layers} layers, width {width}, {heads} query and {kv_heads} key-value heads of width {head}, MLP width
 {mlp}, vocabulary {vocabulary}, {tie}, rope base {base:g}. Weights are stored in bfloat16.
 It tells short stories and holds short dialogues; it knows nothing, and its limits are those of its size. Training rows
-were {length} tokens long, so positions past that are untrained.
+were {length} tokens long.
 
 ## Training
 
 | | |
 |---|---|
-| Tokens seen | {tokens:,} ({epochs:.2f} epochs of {epoch_tokens:,}) |
+| Slots trained on | {slots:,}, a few per cent of them padding |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} tokens each |
 | Held-out loss of these weights | {loss:.4f} nats a token (perplexity {perplexity:.2f}) |
-| Optimiser | AdamW, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
+| By source | {by_source} |
+| Answers of recall tasks | count {answer_weight:g} times |
+| Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
 {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
-| Precision | float32 |
+| Precision | {precision} products, float32 weights |
 | Seed | {seed} |
 | Tokenizer | byte-level BPE, SHA-256 {tokenizer_sha256} |
 
@@ -49,7 +51,7 @@ def model_card(
     samples: Sequence[tuple[str, str]],
     *,
     step: int,
-    held_out_loss: float,
+    losses: tuple[float, dict[str, float]],
     sources: str = "",
 ) -> str:
     """Returns the card as Markdown.
@@ -59,11 +61,10 @@ def model_card(
       index: of the packed rows.
       samples: prompts and their continuations.
       step: steps that made the weights.
-      held_out_loss: of the stored weights, in nats a token.
+      losses: held-out losses of the stored weights in nats a token, over all and of each source.
       sources: Markdown on the text and its licences.
     """
-    model, optimiser, length = settings.model, settings.optimiser, index["length"]
-    tokens, epoch_tokens = step * settings.batch_size * length, index["rows"]["train"] * length
+    model, optimiser, length = settings.model, settings.optimiser, settings.length
     head = TEMPLATE.format(
         family=model.family.capitalize(),
         layers=model.num_layers,
@@ -76,14 +77,16 @@ def model_card(
         tie="tied embeddings" if model.tied_head else "a head of its own",
         base=model.rope.base,
         length=length,
-        tokens=tokens,
-        epochs=tokens / epoch_tokens,
-        epoch_tokens=epoch_tokens,
+        slots=step * settings.batch_size * length,
         step=step,
         steps=settings.steps,
         batch_size=settings.batch_size,
-        loss=held_out_loss,
-        perplexity=math.exp(held_out_loss),
+        loss=losses[0],
+        perplexity=math.exp(losses[0]),
+        by_source=", ".join(f"{name} {loss:.2f}" for name, loss in losses[1].items()),
+        optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
+        precision=settings.dtype,
+        answer_weight=settings.answer_weight,
         seed=settings.seed,
         tokenizer_sha256=index["tokenizer_sha256"],
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",

@@ -1,12 +1,16 @@
-"""Checkpoints of a run: written whole or not at all, the newest two kept."""
+"""Checkpoints of a run: written beside the training, whole or not at all, the newest two kept."""
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 from orbax.checkpoint import v1 as ocp
+
+from jax_smash.checkpoints.directory import FULL
 
 Tree = TypeVar("Tree")
 
@@ -21,13 +25,21 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         keep = ocp.training.preservation_policies.LatestN(KEPT)
         self.folder = folder
-        self._checkpointer = ocp.training.Checkpointer(folder.absolute(), preservation_policy=keep)
+        self._checkpointer = ocp.training.Checkpointer(
+            folder.absolute(), preservation_policy=keep, cleanup_tmp_directories=True
+        )
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._checkpointer.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.wait()
+        except OSError:
+            if kind is None:  # An error that is already on its way says more.
+                raise
+        finally:
+            self._checkpointer.close()
 
     @property
     def latest(self) -> int | None:
@@ -35,23 +47,60 @@ class Checkpoints:
         newest = self._checkpointer.latest
         return None if newest is None else newest.step
 
-    def save(self, step: int, tree: Any) -> None:
-        """Saves the arrays of a pytree."""
-        self._checkpointer.save(step, _named_leaves(tree), force=True)
+    def save(self, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
+        """Begins to save the arrays of a pytree and returns; what was begun before is finished first.
 
-    def load(self, like: Tree) -> Tree:
-        """Returns the newest checkpoint as a pytree of the given structure, shapes, dtypes and shardings.
+        The arrays are copied before this returns, so a step may consume them.
+
+        Args:
+          step: what the checkpoint is called.
+          tree: the arrays.
+          notes: what JSON can hold, saved with them.
+
+        Raises:
+          OSError: the one before could not be written.
+        """
+        self.wait()
+        try:
+            self._checkpointer.save_async(step, _named_leaves(tree), force=True, custom_metadata=notes)
+        except Exception as error:
+            raise self._unwritten(error) from error
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; raises OSError where it could not be written."""
+        try:
+            self._checkpointer.wait()
+        except Exception as error:
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: Exception) -> Exception:
+        """Returns what a user is told about a failed save, of whatever class the writer's threads raised."""
+        text = str(error)
+        full = [number for number in FULL if getattr(error, "errno", None) == number or os.strerror(number) in text]
+        if not full and not isinstance(error, OSError):
+            return error
+        number = full[0] if full else (error.errno if isinstance(error, OSError) and error.errno else errno.EIO)
+        return OSError(
+            number,
+            f"a checkpoint could not be written: {os.strerror(number)}; the newest whole one is of step {self.latest}",
+            str(self.folder),
+        )
+
+    def load(self, like: Tree) -> tuple[Tree, dict[str, Any]]:
+        """Returns the newest checkpoint, in the structure, shapes, dtypes and shardings of a pytree, and its notes.
 
         Raises:
           ValueError: there is no checkpoint, or it holds other arrays.
         """
+        self.wait()
         if self.latest is None:
             raise ValueError(f"{self.folder} must hold a checkpoint; got none")
         wanted = {
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for name, leaf in _named_leaves(like).items()
         }
-        saved = self._checkpointer.metadata(None).metadata
+        found = self._checkpointer.metadata(None)
+        saved = found.metadata
         if differing := sorted(name for name in {*saved, *wanted} if _shape(saved, name) != _shape(wanted, name)):
             name = differing[0]
             raise ValueError(
@@ -59,7 +108,8 @@ class Checkpoints:
                 f"got {_shape(saved, name)}"
             )
         loaded = self._checkpointer.load(None, wanted)
-        return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in _named_leaves(like)])
+        tree = jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in _named_leaves(like)])
+        return tree, dict(found.custom_metadata or {})
 
 
 def _shape(arrays: dict[str, Any], name: str) -> tuple[int, ...] | None:

@@ -8,10 +8,10 @@ The run may still be going on: its newest checkpoint is taken.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,14 @@ from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.huggingface import params_bytes, write
 from jax_smash.config import ModelConfig
 from jax_smash.models.transformer import random_params
+from jax_smash.sharding import MeshShape, make_mesh, place
 from train.card import model_card
 from train.checkpoint import Checkpoints
-from train.data import load_packed, ordered_batches
-from train.loop import TrainState, data_mesh, make_evaluation
+from train.data import Packed, held_out_batches
+from train.loop import CHECKPOINTS
 from train.objective import language_model_objective
 from train.settings import FILE, load_settings
+from train.step import TrainState, make_evaluation
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -37,6 +39,7 @@ PROMPTS = (
     "The old king looked out of the window and",
     "Tom and his sister found a big box in the garden. They",
 )
+SAMPLE_TOKENS = 80
 CHATS = ("Hi! I would like to book a table at a restaurant.", "Do you like to read books?")
 
 
@@ -98,32 +101,40 @@ def export_run(
     """
     check_new(output)
     about = sources.read_text(encoding="utf-8") if sources else ""
-    settings, held_out = load_settings(run / FILE), load_packed(packed, tokenizer, split="held_out")
+    settings, rows = load_settings(run / FILE), Packed(packed, tokenizer)
     graphdef, params = random_params(settings.model, settings.seed)
     like = TrainState(
         params=params,
         optimiser=settings.optimiser.build(settings.steps).init(params),
         step=jnp.zeros((), jnp.int32),
     )
-    state = Checkpoints(run / "checkpoints").load(like)
+    state, _ = Checkpoints(run / CHECKPOINTS).load(like)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), rounded)
-    evaluate = make_evaluation(language_model_objective(graphdef), data_mesh())
-    loss = evaluate(wide, ordered_batches(held_out, settings.batch_size))
+    mesh = make_mesh(MeshShape(data=math.gcd(jax.local_device_count(), settings.batch_size)))
+    held_out = held_out_batches(rows, length=settings.length, batch_size=settings.batch_size)
+    losses = make_evaluation(language_model_objective(graphdef), mesh)(place(wide, mesh), held_out)
     export(output, settings.model, rounded, tokenizer)
     samples = greedy_samples(output, prompts, chats)
-    card = model_card(settings, held_out.index, samples, step=int(state.step), held_out_loss=loss, sources=about)
+    card = model_card(settings, rows.index, samples, step=int(state.step), losses=losses, sources=about)
     (output / "README.md").write_text(card, encoding="utf-8")
     return output
 
 
 def greedy_samples(model: Path, prompts: tuple[str, ...], chats: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Returns each prompt and each first turn of a dialogue with its greedy continuation, in float32."""
+    """Returns each prompt and each first turn of a dialogue with its greedy continuation, in float32.
+
+    What has no room in the model's context is left out.
+    """
     loaded = jax_smash.load(model, dtype=jnp.float32)
-    texts: list[Any] = [jax_smash.generate(loaded, list(prompts), max_new_tokens=80)]
-    texts.append(jax_smash.generate(loaded, list(chats), max_new_tokens=80, chat=True))
-    both = zip((*prompts, *chats), (completion.text for group in texts for completion in group), strict=True)
-    return list(both)
+    room = loaded.config.max_positions - SAMPLE_TOKENS
+    turns = {chat: loaded.encode_chat([{"role": "user", "content": chat}]) for chat in chats}
+    tokens = {prompt: loaded.encode(prompt) for prompt in prompts} | turns
+    asked = {text: ids for text, ids in tokens.items() if len(ids) <= room}
+    if not asked:
+        return []
+    completions = jax_smash.generate(loaded, list(asked.values()), max_new_tokens=SAMPLE_TOKENS)
+    return [(text, completion.text) for text, completion in zip(asked, completions, strict=True)]
 
 
 def main(run: Path, packed: Path, tokenizer: Path, output: Path, sources: Path | None = None) -> None:

@@ -3,132 +3,76 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_smash.pytree import pytree
+from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.checkpoint import Checkpoints
+from train.metrics import Metrics, plot_losses
+from train.step import Objective, TrainState, make_evaluation, make_step, place_rows
 
-Objective = Callable[[Any, Any], tuple[Float[Array, ""], Float[Array, ""]]]
-"""Parameters and a batch (a pytree of `[B, …]` arrays) to the sum of a loss over targets, and the targets' number."""
+METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "loss.png", "checkpoints"
 
 
-@pytree
-class TrainState:
-    """What a step reads and replaces.
+class Batches(Protocol):
+    """Batches without end that know where they stand; a `grain.DatasetIterator` is one."""
 
-    Attributes:
-      params: what is trained.
-      optimiser: the optimiser's state.
-      step: steps done.
-    """
+    def __next__(self) -> Any:
+        """Returns the next batch, a pytree of `[B, …]` arrays."""
 
-    params: Any
-    optimiser: Any
-    step: Int[Array, ""]
+    def get_state(self) -> dict[str, Any]:
+        """Returns where they stand, as JSON holds it."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where they stood."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """The length of a run and when it reports, all in steps; evaluation and saving also follow the last step."""
+    """The length of a run and when it reports, all in steps; evaluation and saving also follow the last step made.
+
+    Attributes:
+      steps: length of the run.
+      log_every: steps between lines of metrics.
+      evaluate_every: steps between evaluations.
+      save_every: steps between checkpoints.
+      accumulate: parts of a batch that a step works on one after the other.
+      until: the step that this call stops after; None for the last.
+      token_flops: operations that training does a token, for the share of the device's peak; 0 leaves it out.
+      peak_flops: operations a second that all devices could do.
+    """
 
     steps: int
     log_every: int = 10
     evaluate_every: int = 200
     save_every: int = 100
+    accumulate: int = 1
+    until: int | None = None
+    token_flops: float = 0.0
+    peak_flops: float = 1.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1; got {getattr(self, field.name)}")
+        for name in ("steps", "log_every", "evaluate_every", "save_every", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.until is not None and not 1 <= self.until <= self.steps:
+            raise ValueError(f"until must be from 1 to the run's {self.steps} steps; got {self.until}")
 
-
-def data_mesh() -> Mesh:
-    """Returns all devices in a row; each takes a share of a batch."""
-    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-
-
-def make_step(
-    objective: Objective, optimiser: optax.GradientTransformation, mesh: Mesh
-) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]:
-    """Returns the jitted step. It consumes the state; the batch's rows are divided among the mesh.
-
-    Its second result holds `loss`, the mean over the batch's targets, and `gradient_norm`, before clipping.
-    """
-
-    def local(params: Any, batch: Any) -> Any:
-        (total, count), gradient = jax.value_and_grad(objective, has_aux=True)(params, batch)
-        return jax.lax.psum((total, count, gradient), "data")
-
-    rows, same = PartitionSpec("data"), PartitionSpec()
-    summed = jax.shard_map(local, mesh=mesh, in_specs=(same, rows), out_specs=same, check_vma=False)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
-        total, count, gradient = summed(state.params, batch)
-        count = jnp.maximum(count, 1)
-        gradient = jax.tree.map(lambda g: g / count.astype(g.dtype), gradient)
-        with jax.numpy_dtype_promotion("standard"):  # Optax mixes its int32 count with floats.
-            updates, optimiser_state = optimiser.update(gradient, state.optimiser, state.params)
-        params = optax.apply_updates(state.params, updates)
-        measured = {"loss": total / count, "gradient_norm": optax.tree.norm(gradient)}
-        return TrainState(params=params, optimiser=optimiser_state, step=state.step + 1), measured
-
-    return step
-
-
-def make_evaluation(objective: Objective, mesh: Mesh) -> Callable[[Any, Iterable[Any]], float]:
-    """Returns a function of parameters and batches that gives the mean loss a target over all of them."""
-    rows, same = PartitionSpec("data"), PartitionSpec()
-
-    def local(params: Any, batch: Any) -> Any:
-        return jax.lax.psum(objective(params, batch), "data")
-
-    summed = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(same, rows), out_specs=same, check_vma=False))
-
-    def evaluate(params: Any, batches: Iterable[Any]) -> float:
-        params = jax.device_put(params, NamedSharding(mesh, same))
-        sums = [summed(params, jax.device_put(batch, NamedSharding(mesh, rows))) for batch in batches]
-        if not sums or not (count := math.fsum(float(n) for _, n in sums)):
-            raise ValueError("evaluation needs at least one target; got none")
-        return math.fsum(float(total) for total, _ in sums) / count
-
-    return evaluate
-
-
-class Metrics:
-    """A JSONL file of what a run measured; lines after the step that a run resumes from are dropped."""
-
-    def __init__(self, path: Path, step: int):
-        self.path = path
-        kept = [line for line in read_metrics(path) if line["step"] <= step] if step else []
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(temporary, path)
-
-    def write(self, **values: float) -> None:
-        """Appends one line."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(values) + "\n")
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics file; a last line cut off by a crash is left out."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    @property
+    def end(self) -> int:
+        """The step that this call stops after."""
+        return self.steps if self.until is None else self.until
 
 
 def train(
@@ -137,90 +81,112 @@ def train(
     params: Any,
     *,
     loop: Loop,
-    batches: Callable[[int], Iterator[Any]],
-    held_out: Callable[[], Iterable[Any]],
+    batches: Batches,
+    held_out: Callable[[], dict[str, Iterable[Any]]],
     output: Path,
     resume: bool = False,
+    mesh: Mesh | None = None,
 ) -> TrainState:
     """Trains, evaluates, logs to `output/metrics.jsonl` and saves to `output/checkpoints`; returns the final state.
+
+    A run that dies at any moment, also while it saves, resumes from its newest whole checkpoint to the same weights,
+    bit for bit, on the same devices.
 
     Args:
       objective: what is minimised.
       optimiser: of all parameters.
       params: where a new run begins; a resumed run takes only shapes and dtypes from them. Consumed.
       loop: how long, and when to report.
-      batches: the batches from a step on; the same step must give the same batch, so that a run can resume.
-      held_out: the batches of one evaluation.
+      batches: what is trained on; where they stand is saved with the weights.
+      held_out: the named sets of batches of one evaluation.
       output: folder of the run.
       resume: go on from the newest checkpoint in `output`; without one, begin.
+      mesh: the devices; None puts a share of each batch on every one.
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, a checkpoint has other parameters, a batch does not
         divide among the devices, or the loss stops being finite.
+      OSError: a checkpoint could not be written; the one before is whole.
     """
-    mesh = data_mesh()
-    checkpoints = Checkpoints(output / "checkpoints")
+    mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
+    checkpoints = Checkpoints(output / CHECKPOINTS)
     if checkpoints.latest is not None and not resume:
         raise ValueError(f"{output} holds a run at step {checkpoints.latest}; resume it or choose another folder")
-    state = TrainState(params=params, optimiser=optimiser.init(params), step=jnp.zeros((), jnp.int32))
-    state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
-    if checkpoints.latest is not None:
-        state = checkpoints.load(state)
-    run = _Run(make_step(objective, optimiser, mesh), make_evaluation(objective, mesh), mesh, loop, checkpoints)
+    abstract = jax.eval_shape(lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.int32(0)), params)
+    shardings = param_shardings(abstract, mesh)
+    if checkpoints.latest is None:
+        params = jax.device_put(params, shardings.params)
+        state = jax.jit(
+            lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.zeros((), jnp.int32)),
+            out_shardings=shardings,
+        )(params)
+        del params
+    else:
+        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+        state, notes = checkpoints.load(like)
+        batches.set_state(notes["batches"])
+    step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
+    run = _Run(step, make_evaluation(objective, mesh), mesh, loop, checkpoints, output)
     with checkpoints:
-        return run(state, batches, held_out, Metrics(output / "metrics.jsonl", int(state.step)))
+        return run(state, batches, held_out)
 
 
 @dataclasses.dataclass
 class _Run:
     step: Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]
-    evaluate: Callable[[Any, Iterable[Any]], float]
+    evaluate: Callable[[Any, dict[str, Iterable[Any]]], tuple[float, dict[str, float]]]
     mesh: Mesh
     loop: Loop
     checkpoints: Checkpoints
+    output: Path
 
     def __call__(
-        self,
-        state: TrainState,
-        batches: Callable[[int], Iterator[Any]],
-        held_out: Callable[[], Iterable[Any]],
-        metrics: Metrics,
+        self, state: TrainState, batches: Batches, held_out: Callable[[], dict[str, Iterable[Any]]]
     ) -> TrainState:
         loop, first = self.loop, int(state.step)
+        metrics = Metrics(self.output / METRICS, first)
         since, measured, tokens = time.perf_counter(), [], 0
         with _progress() as progress:
             task = progress.add_task("", total=loop.steps, completed=first, note="compiling")
-            for done, batch in zip(range(first + 1, loop.steps + 1), batches(first), strict=False):
-                state, values = self.step(state, self._placed(batch))
+            for done in range(first + 1, loop.end + 1):
+                batch = next(batches)
+                tokens += jax.tree.leaves(batch)[0].size * jax.process_count()
+                state, values = self.step(state, place_rows(batch, self.mesh))
                 measured.append(values)
-                tokens += jax.tree.leaves(batch)[0].size
                 if done == first + 1:  # The first step compiles, which is no part of the speed.
                     jax.block_until_ready(values)
                     since, tokens = time.perf_counter(), 0
-                if done % loop.log_every == 0 or done == loop.steps:
+                last = done == loop.end
+                if done % loop.log_every == 0 or last:
                     mean = _means(measured)
                     if not math.isfinite(mean["loss"]):
                         raise ValueError(f"the loss is {mean['loss']} at step {done}; lower the learning rate")
-                    speed = tokens / (time.perf_counter() - since)
-                    metrics.write(step=done, **mean, tokens_per_second=round(speed, 1))
-                    progress.update(task, note=f"loss {mean['loss']:.3f}  {speed:,.0f} tokens/s")
+                    speed = self._speed(tokens / (time.perf_counter() - since))
+                    metrics.write(step=done, **mean, **speed)
+                    progress.update(task, note=_note(mean["loss"], speed))
                     since, measured, tokens = time.perf_counter(), [], 0
                 progress.update(task, completed=done)
                 paused = time.perf_counter()
-                if done % loop.evaluate_every == 0 or done == loop.steps:
-                    loss = self.evaluate(state.params, held_out())
-                    metrics.write(step=done, held_out_loss=loss)
+                if done % loop.evaluate_every == 0 or last:
+                    loss, by_set = self.evaluate(state.params, held_out())
+                    metrics.write(step=done, held_out_loss=loss, held_out=by_set)
                     progress.console.print(f"step {done}: held-out loss {loss:.4f}")
-                if done % loop.save_every == 0 or done == loop.steps:
-                    self.checkpoints.save(done, state)
+                    plot_losses(metrics.path, self.output / PLOT)
+                if done % loop.save_every == 0 or last:
+                    self.checkpoints.save(done, state, {"batches": batches.get_state()})
                 since += time.perf_counter() - paused
         return state
 
-    def _placed(self, batch: Any) -> Any:
-        rows = jax.tree.leaves(batch)[0].shape[0]
-        if rows % self.mesh.size:
-            raise ValueError(f"a batch must divide among {self.mesh.size} devices; got {rows} rows")
-        return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec("data")))
+    def _speed(self, tokens_per_second: float) -> dict[str, float]:
+        speed = {"tokens_per_second": round(tokens_per_second, 1)}
+        if self.loop.token_flops:
+            speed["share_of_peak"] = round(tokens_per_second * self.loop.token_flops / self.loop.peak_flops, 4)
+        return speed
+
+
+def _note(loss: float, speed: dict[str, float]) -> str:
+    note = f"loss {loss:.3f}  {speed['tokens_per_second']:,.0f} tokens/s"
+    return f"{note}  {speed['share_of_peak']:.0%} of peak" if "share_of_peak" in speed else note
 
 
 def _means(measured: list[dict[str, Array]]) -> dict[str, float]:
@@ -229,4 +195,10 @@ def _means(measured: list[dict[str, Array]]) -> dict[str, float]:
 
 def _progress() -> Progress:
     note = TextColumn("{task.fields[note]}")
-    return Progress(MofNCompleteColumn(), BarColumn(), note, TimeRemainingColumn(elapsed_when_finished=True))
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(),
+        note,
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
+    )

@@ -1,4 +1,4 @@
-"""The optimiser that every training program uses."""
+"""The optimisers that every training program may use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ from typing import Any
 
 import jax
 import optax
+from optax.contrib import MuonDimensionNumbers, muon
 
 MATRICES = ("embedding", "head")
 """Matrices whose names do not begin with `w_`."""
 
+ORTHOGONAL = {
+    "w_qkv": MuonDimensionNumbers(0, (1, 2, 3)),
+    "w_o": MuonDimensionNumbers((0, 1, 2), 3),
+    "w_gate_up": MuonDimensionNumbers(0, 2),
+    "w_down": MuonDimensionNumbers(0, 1),
+}
+"""What Muon reads as rows and columns of each weight; gate and up are two matrices. Other parameters go to AdamW."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Optimiser:
-    """AdamW with a linear warm-up and a cosine to a share of the peak.
+    """AdamW, or Muon for the layers' matrices, with a linear warm-up and a cosine to a share of the peak.
+
+    Muon's updates are scaled to the size that AdamW's have, so both take the same learning rates.
+
+    Source: AdamW, Loshchilov & Hutter 2019; Muon, Jordan 2024, scaled as in Liu et al. 2025 (arXiv 2502.16982).
 
     Attributes:
+      name: `adamw` or `muon`.
       learning_rate: the peak.
       warmup: steps from 0 to the peak.
       final: share of the peak that the last step ends on.
@@ -25,6 +39,7 @@ class Optimiser:
       clip: largest norm of the whole gradient.
     """
 
+    name: str = "adamw"
     learning_rate: float = 2e-3
     warmup: int = 100
     final: float = 0.1
@@ -34,6 +49,8 @@ class Optimiser:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.name not in ("adamw", "muon"):
+            raise ValueError(f"the optimiser must be adamw or muon; got {self.name!r}")
         if not (self.learning_rate > 0 and self.warmup >= 0 and 0 <= self.final <= 1 and self.clip > 0):
             raise ValueError(f"expected learning_rate, clip > 0, warmup >= 0, 0 <= final <= 1; got {self}")
 
@@ -46,15 +63,40 @@ class Optimiser:
 
     def build(self, steps: int) -> optax.GradientTransformation:
         """Returns the transformation of a run of `steps`; raises ValueError where that is no more than the warm-up."""
-        adamw = optax.adamw(self.schedule(steps), b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=decayed)
-        return optax.chain(optax.clip_by_global_norm(self.clip), adamw)
+        rate = self.schedule(steps)
+        if self.name == "adamw":
+            update = optax.adamw(rate, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=decayed)
+        else:
+            update = muon(
+                rate,
+                beta=self.b2,
+                weight_decay=self.weight_decay,
+                adam_b1=self.b1,
+                adam_b2=self.b2,
+                adam_weight_decay=0.0,
+                muon_weight_dimension_numbers=orthogonal,
+                consistent_rms=0.2,
+            )
+        return optax.chain(optax.clip_by_global_norm(self.clip), update)
 
 
 def decayed(params: Any) -> Any:
     """Marks the parameters that weight decay pulls towards 0: the matrices, known by their names."""
 
     def is_matrix(path: tuple[Any, ...], _: Any) -> bool:
-        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        return any(name in MATRICES or name.startswith("w_") for name in names)
+        return any(name in MATRICES or name.startswith("w_") for name in _names(path))
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def orthogonal(params: Any) -> Any:
+    """Marks the parameters that Muon updates with what it reads as their rows and columns; None for the others."""
+
+    def dimensions(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers | None:
+        return next((ORTHOGONAL[name] for name in _names(path) if name in ORTHOGONAL), None)
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
+
+
+def _names(path: tuple[Any, ...]) -> list[str]:
+    return jax.tree_util.keystr(path, simple=True, separator="/").split("/")

@@ -25,15 +25,39 @@ class Settings:
       model: its shape.
       optimiser: its settings.
       batch_size: rows a step.
+      length: targets a row.
       steps: length of the run.
       seed: of the first weights and of the order of rows.
+      answer_weight: what a target counts that belongs to a document's answer; others count 1.
+      dtype: of the products, `float32` or `bfloat16`; the weights that are trained are float32.
+      remat: the backward pass makes each layer's activations again, for less memory.
+      scan: layers of a kind are one loop of the compiled program, which then compiles faster.
+      accumulate: parts of a batch that a step works on one after the other, for less memory.
+      init_sha256: of the weights that the run begins with; empty for random ones.
     """
 
     model: ModelConfig
     optimiser: Optimiser
     batch_size: int
+    length: int
     steps: int
     seed: int = 0
+    answer_weight: float = 1.0
+    dtype: str = "float32"
+    remat: bool = False
+    scan: bool = False
+    accumulate: int = 1
+    init_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype must be float32 or bfloat16; got {self.dtype!r}")
+        if min(self.batch_size, self.length, self.steps, self.accumulate) < 1:
+            raise ValueError("batch_size, length, steps and accumulate must be at least 1")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"accumulate must divide the batch's {self.batch_size} rows; got {self.accumulate}")
+        if self.length > self.model.max_positions:
+            raise ValueError(f"length must be at most the model's {self.model.max_positions}; got {self.length}")
 
 
 def load_settings(path: Path, **changes: Any) -> Settings:
@@ -46,16 +70,23 @@ def load_settings(path: Path, **changes: Any) -> Settings:
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        model = dict(fields["model"])
-        model |= {name: RopeConfig(**model[name]) for name in ("rope", "rope_sliding") if name in model}
-        model["layer_kinds"] = tuple(model.get("layer_kinds", ["full"] * model["num_layers"]))
-        model["eos_tokens"] = tuple(model.get("eos_tokens", ()))
+        given = {name: value for name, value in changes.items() if value is not None}
+        model = given.pop("model", None) or _model(fields["model"])
         names = {field.name for field in dataclasses.fields(Settings)} - {"model", "optimiser"}
-        rest = {name: fields[name] for name in names if name in fields}
-        rest |= {name: value for name, value in changes.items() if value is not None}
-        return Settings(model=ModelConfig(**model), optimiser=Optimiser(**fields.get("optimiser", {})), **rest)
+        if unknown := {*fields} - names - {"model", "optimiser", "corpus"}:
+            raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
+        rest = {name: fields[name] for name in names if name in fields} | given
+        return Settings(model=model, optimiser=Optimiser(**fields.get("optimiser", {})), **rest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a training file: {error!r}") from error
+
+
+def _model(fields: dict[str, Any]) -> ModelConfig:
+    model = dict(fields)
+    model |= {name: RopeConfig(**model[name]) for name in ("rope", "rope_sliding") if name in model}
+    model["layer_kinds"] = tuple(model.get("layer_kinds", ["full"] * model["num_layers"]))
+    model["eos_tokens"] = tuple(model.get("eos_tokens", ()))
+    return ModelConfig(**model)
 
 
 def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:

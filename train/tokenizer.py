@@ -8,7 +8,9 @@ Transformers' `AutoTokenizer.from_pretrained(DIR)` loads it.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,13 +18,15 @@ import tokenizers
 import tyro
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from train.data import Corpus, Source, load_corpus, read_source
+from train.corpus import TRAIN_SPLIT, Corpus, Source, load_corpus, split_documents
 
 BOS, EOS, END, PAD = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (BOS, EOS, "<|user|>", "<|assistant|>", "<|system|>", END, PAD)
 """In the order of their ids, from 0. `END` closes a turn, `EOS` a document."""
 
 MAX_LENGTH = 2048
+CHARACTERS = 30_000_000
+"""Of text, at most, that merges are counted in."""
 
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
@@ -82,11 +86,25 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, output: Path) -> None:
 
 
 def corpus_texts(corpus: Corpus, root: Path) -> Iterator[str]:
-    """Yields each training text and turn as often as an epoch repeats it, so that merges follow what is trained on."""
-    for source in corpus.sources:
-        for document, copies in read_source(source, corpus, root):
-            texts = [message["content"] for message in document.messages] or [document.text]
-            yield from texts * copies
+    """Yields training texts and turns in proportion to the sources' shares, so that merges follow what is trained on.
+
+    As many characters as the corpus has, or `CHARACTERS`: of some sources a part, others again and again.
+    """
+    read = {source: _texts(source, corpus, root) for source in corpus.sources}
+    total = min(CHARACTERS, sum(len(text) for texts in read.values() for text in texts))
+    shares = math.fsum(source.share for source in read)
+    for source, texts in read.items():
+        left = total * source.share / shares
+        for text in itertools.cycle(texts):
+            if left <= 0:
+                break
+            left -= len(text)
+            yield text
+
+
+def _texts(source: Source, corpus: Corpus, root: Path) -> list[str]:
+    documents = [document for split, document in split_documents(source, corpus, root) if split == TRAIN_SPLIT]
+    return [text for d in documents for text in ([m["content"] for m in d.messages] or [d.text])]
 
 
 def main(
@@ -110,7 +128,7 @@ def main(
     """
     if bool(data) == (corpus is not None):
         raise ValueError(f"expected either --data or --corpus; got data {data} and corpus {corpus}")
-    described = load_corpus(corpus) if corpus else Corpus(sources=(Source("data", data),))
+    described = load_corpus(corpus) if corpus else Corpus(sources=(Source("data", paths=data),))
     tokenizer = train_tokenizer(corpus_texts(described, data_root), vocab_size or described.vocab_size)
     save_tokenizer(tokenizer, output)
     print(f"{tokenizer.get_vocab_size()} ids written to {output}")

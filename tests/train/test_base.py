@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +12,16 @@ from flax import nnx
 import jax_smash
 from jax_smash.cache import Block
 from jax_smash.checkpoints.huggingface import load_params
+from jax_smash.sharding import make_mesh, place
 from tests.train.test_settings import FIELDS, MODEL
 from train.base import main
-from train.data import Corpus, Source, load_packed, ordered_batches, pack_corpus
+from train.corpus import Corpus, Source
+from train.data import Packed, held_out_batches, training_batches
 from train.export import export_run
-from train.loop import data_mesh, make_evaluation, read_metrics
+from train.metrics import read_metrics
 from train.objective import language_model_objective
+from train.pack import pack_corpus
+from train.step import make_evaluation
 from train.tokenizer import save_tokenizer, train_tokenizer
 
 
@@ -26,7 +33,7 @@ def trained(tmp_path_factory):
     stories = [{"text": f"The fox number {i} ran to the den. It sat there."} for i in range(400)]
     (root / "text/a.jsonl").write_text("".join(json.dumps(story) + "\n" for story in stories))
     save_tokenizer(train_tokenizer([story["text"] for story in stories], 290), root / "tokenizer")
-    corpus = Corpus(sources=(Source("text", ("text",)),), length=32, held_out=0.1)
+    corpus = Corpus(sources=(Source("text", paths=("text",)),), held_out=0.1)
     pack_corpus(corpus, root, root / "tokenizer", root / "packed")
     (root / "config.json").write_text(json.dumps(FIELDS | {"model": MODEL | {"max_positions": 256}}))
     (root / "sources.md").write_text("Sentences about foxes, written for this test.")
@@ -53,14 +60,16 @@ def test_the_exported_model_loads_and_generates(trained):
     assert completion.new_tokens >= 1
 
 
-def test_the_card_states_the_loss_of_the_stored_weights(trained):
+def test_the_card_states_the_losses_of_the_stored_weights(trained):
     card = (trained / "run/model/README.md").read_text()
     assert "Sentences about foxes" in card
     assert "6 of 6 planned" in card
     graphdef, params = load_params(trained / "run/model", dtype=np.float32)
-    rows = load_packed(trained / "packed", trained / "tokenizer", split="held_out")
-    evaluate = make_evaluation(language_model_objective(graphdef), data_mesh())
-    assert f"| {evaluate(params, ordered_batches(rows, 8)):.4f} nats" in card
+    mesh = make_mesh("data=8")
+    held_out = held_out_batches(Packed(trained / "packed", trained / "tokenizer"), length=32, batch_size=8)
+    loss, by_set = make_evaluation(language_model_objective(graphdef), mesh)(place(params, mesh), held_out)
+    assert f"| {loss:.4f} nats" in card
+    assert f"text {by_set['text']:.2f}" in card
 
 
 def test_an_export_is_not_written_over_another(trained):
@@ -68,13 +77,58 @@ def test_an_export_is_not_written_over_another(trained):
         export_run(trained / "run", trained / "packed", trained / "tokenizer", trained / "run/model")
 
 
+def test_training_goes_on_from_exported_weights(trained, tmp_path):
+    fields = {name: value for name, value in FIELDS.items() if name != "model"}
+    fields |= {"steps": 3, "optimiser": {"warmup": 0, "learning_rate": 1e-9}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    places = [tmp_path / "config.json", trained / "packed", trained / "tokenizer"]
+    main(*places, tmp_path / "run", init_from=trained / "run/model", mesh="data=2,tp=2")
+    before, after = (load_params(folder / "run/model", dtype=np.float32)[1] for folder in (trained, tmp_path))
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"model": MODEL | {"max_positions": 256}}))
+    with pytest.raises(ValueError, match=r"was begun with init_sha256 [0-9a-f]{64}; got"):
+        main(*places, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--mesh", "fsdp=64"], "mesh fsdp=64 needs 64 devices; "),
+        (["--mesh", "rows=2"], "a mesh axis must be one of data, fsdp, tp; got 'rows'"),
+        (["--packed", "nowhere"], "nowhere cannot be read as packed data"),
+        (["--tokenizer", "nowhere"], "nowhere is not a tokenizer's folder"),
+        (["--config", "nowhere.json"], "nowhere.json is not a training file"),
+        (["--init-from", "nowhere"], "nowhere"),
+        (["--steps", "1"], "steps must exceed the 2 steps of warm-up; got 1"),
+    ],
+)
+def test_the_program_names_what_is_wrong_and_writes_nothing(trained, tmp_path, options, message):
+    given = {
+        "--config": trained / "config.json",
+        "--packed": trained / "packed",
+        "--tokenizer": trained / "tokenizer",
+        "--output": tmp_path / "run",
+    } | {options[0]: options[1]}
+    words = [str(word) for pair in given.items() for word in pair]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-m", "train.base", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith("error: ")
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_documents_in_a_row_do_not_see_each_other(trained):
-    rows = load_packed(trained / "packed", trained / "tokenizer", split="train")
+    rows = Packed(trained / "packed", trained / "tokenizer")
     graphdef, params = load_params(trained / "run/model", dtype=np.float32)
     objective = language_model_objective(graphdef)
-    batch = next(ordered_batches(rows, 1))
+    batch = next(training_batches(rows, length=32, batch_size=1, seed=0))
     segments = batch.segments[0]
-    last = segments == segments[-1]
+    last = segments == segments.max()
     assert 0 < last.sum() < len(last)
     weights = batch.weights * last
     changed = np.where(last, batch.tokens, (batch.tokens + 1) % 290)

@@ -1,4 +1,3 @@
-import itertools
 import json
 
 import jax
@@ -7,7 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from train.loop import Loop, TrainState, data_mesh, make_evaluation, make_step, read_metrics, train
+from jax_smash.sharding import make_mesh
+from train.loop import Loop, train
+from train.metrics import read_metrics
 
 ROWS = 8
 TRUE = np.array([2.0, -1.0, 0.5], np.float32)
@@ -19,44 +20,53 @@ def squared_error(params, batch):
     return error.sum(), jnp.float32(error.size)
 
 
-def batches(start):
-    for step in itertools.count(start):
-        inputs = np.random.default_rng(step).normal(size=(ROWS, 3)).astype(np.float32)
-        yield inputs, inputs @ TRUE + np.float32(4)
+def batch_of(number, rows=ROWS):
+    inputs = np.random.default_rng(number).normal(size=(rows, 3)).astype(np.float32)
+    return inputs, inputs @ TRUE + np.float32(4)
 
 
-def held_out():
-    return itertools.islice(batches(10_000), 3)
+class Numbered:
+    """Batches that a counter decides."""
 
+    def __init__(self, rows=ROWS, cut=None):
+        self.number, self.rows, self.cut = 0, rows, cut
 
-def start():
-    return {"w": jnp.zeros(3), "b": jnp.zeros(())}
+    def __next__(self):
+        if self.number == self.cut:
+            raise Cut
+        self.number += 1
+        return batch_of(self.number, self.rows)
 
+    def get_state(self):
+        return {"number": self.number}
 
-def run(output, *, steps=12, rate=0.1, objective=squared_error, data=batches, resume=False, params=None):
-    loop = Loop(steps, log_every=4, evaluate_every=6, save_every=5)
-    params = start() if params is None else params
-    return train(
-        objective, optax.adam(rate), params, loop=loop, batches=data, held_out=held_out, output=output, resume=resume
-    )
+    def set_state(self, state):
+        self.number = state["number"]
 
 
 class Cut(Exception):
     """Stands for a process that dies."""
 
 
-def cut_before(step):
-    def data(first):
-        for number, batch in zip(itertools.count(first), batches(first), strict=False):
-            if number == step:
-                raise Cut
-            yield batch
-
-    return data
+def held_out():
+    return {"near": [batch_of(10_000), batch_of(10_001)], "far": [batch_of(10_002)]}
 
 
-def new_state(optimiser):
-    return TrainState(params=start(), optimiser=optimiser.init(start()), step=jnp.zeros((), jnp.int32))
+def start():
+    return {"w": jnp.zeros(3), "b": jnp.zeros(())}
+
+
+def run(output, *, steps=12, rate=0.1, objective=squared_error, data=None, resume=False, params=None, **options):
+    return train(
+        objective,
+        optax.adam(rate),
+        start() if params is None else params,
+        loop=Loop(steps, log_every=4, evaluate_every=6, save_every=5, **options),
+        batches=data or Numbered(),
+        held_out=held_out,
+        output=output,
+        resume=resume,
+    )
 
 
 def leaves_equal(a, b):
@@ -70,51 +80,32 @@ def test_training_finds_what_made_the_data(tmp_path):
     assert state.step == 100
 
 
-def test_a_step_on_many_devices_equals_plain_gradient_descent():
-    mesh = data_mesh()
-    assert mesh.size == ROWS
-    inputs, targets = next(batches(0))
-
-    def loss(params):
-        total, count = squared_error(params, (inputs, targets))
-        return total / count
-
-    expected = jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g, start(), jax.grad(loss)(start()))
-    optimiser = optax.sgd(0.1)
-    state = new_state(optimiser)
-    state, measured = make_step(squared_error, optimiser, mesh)(state, (inputs, targets))
-    for got, wanted in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5)
-    np.testing.assert_allclose(measured["loss"], loss(start()), rtol=1e-5)
-    np.testing.assert_allclose(measured["gradient_norm"], optax.tree.norm(jax.grad(loss)(start())), rtol=1e-5)
-
-
-def test_a_row_without_targets_does_not_weaken_the_others():
-    def counted(params, batch):
-        inputs, targets, weights = batch
-        return (weights * jnp.square(inputs @ params["w"] - targets)).sum(), weights.sum()
-
-    inputs, targets = next(batches(0))
-    weights = np.array([1, 1, 0, 0, 0, 0, 0, 0], np.float32)
-    params = {"w": jnp.ones(3)}
-    loss = make_evaluation(counted, data_mesh())(params, [(inputs, targets, weights)])
-    np.testing.assert_allclose(loss, np.mean((inputs[:2].sum(1) - targets[:2]) ** 2), rtol=1e-5)
-
-
 def test_metrics_are_lines_of_json_and_end_with_the_last_step(tmp_path):
-    run(tmp_path)
+    run(tmp_path, token_flops=10.0, peak_flops=1e9)
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines if "loss" in line] == [4, 8, 12]
     assert [line["step"] for line in lines if "held_out_loss" in line] == [6, 12]
-    assert all(line["tokens_per_second"] > 0 for line in lines if "loss" in line)
+    for line in lines:
+        if "loss" in line:
+            assert line["tokens_per_second"] > 0
+            assert line["share_of_peak"] == pytest.approx(line["tokens_per_second"] * 1e-8, abs=1e-4)
+        else:
+            assert [*line["held_out"]] == ["near", "far"]
+            mean = (2 * line["held_out"]["near"] + line["held_out"]["far"]) / 3
+            assert line["held_out_loss"] == pytest.approx(mean, rel=1e-5)
     held_out_losses = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
     assert held_out_losses[-1] < held_out_losses[0]
+
+
+def test_the_losses_are_drawn(tmp_path):
+    run(tmp_path)
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_that_was_cut_off_resumes_to_the_same_weights(tmp_path):
     whole = run(tmp_path / "whole")
     with pytest.raises(Cut):
-        run(tmp_path / "cut", data=cut_before(9))
+        run(tmp_path / "cut", data=Numbered(cut=9))
     resumed = run(tmp_path / "cut", resume=True)
     assert leaves_equal(whole, resumed)
     steps = [line["step"] for line in read_metrics(tmp_path / "cut/metrics.jsonl") if "loss" in line]
@@ -146,11 +137,22 @@ def test_a_checkpoint_of_another_shape_is_named(tmp_path):
 
 
 def test_a_batch_that_does_not_divide_among_the_devices_is_refused(tmp_path):
-    def seven(_):
-        yield np.zeros((7, 3), np.float32), np.zeros(7, np.float32)
-
     with pytest.raises(ValueError, match="divide among 8 devices; got 7 rows"):
-        run(tmp_path, data=seven)
+        run(tmp_path, data=Numbered(rows=7))
+
+
+def test_a_smaller_mesh_takes_part_of_the_devices(tmp_path):
+    state = train(
+        squared_error,
+        optax.adam(0.1),
+        start(),
+        loop=Loop(3),
+        batches=Numbered(rows=4),
+        held_out=lambda: {"one": [batch_of(1, 4)]},
+        output=tmp_path,
+        mesh=make_mesh("data=2,fsdp=2"),
+    )
+    assert state.step == 3
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
@@ -162,9 +164,20 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
         run(tmp_path, objective=broken)
 
 
-def test_an_evaluation_without_targets_is_refused():
-    with pytest.raises(ValueError, match="needs at least one target"):
-        make_evaluation(squared_error, data_mesh())(start(), [])
+def test_a_disk_that_fills_is_told_and_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Cut):
+        run(tmp_path / "full", data=Numbered(cut=6))
+    from orbax.checkpoint import v1 as ocp
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.training.Checkpointer, "save_async", full)
+        with pytest.raises(OSError, match="No space left on device; the newest whole one is of step 5"):
+            run(tmp_path / "full", resume=True)
+    assert leaves_equal(whole, run(tmp_path / "full", resume=True))
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
@@ -173,7 +186,26 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
     assert read_metrics(path) == [{"step": 1, "loss": 2.0}]
 
 
-@pytest.mark.parametrize("field", ["steps", "log_every", "evaluate_every", "save_every"])
+@pytest.mark.parametrize("field", ["steps", "log_every", "evaluate_every", "save_every", "accumulate"])
 def test_a_loop_setting_below_one_is_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be at least 1; got 0"):
         Loop(**({"steps": 5} | {field: 0}))
+
+
+def test_a_run_may_stop_early_and_go_on_as_if_it_had_not(tmp_path):
+    whole = run(tmp_path / "whole")
+    early = run(tmp_path / "early", until=7)
+    assert early.step == 7
+    assert leaves_equal(whole, run(tmp_path / "early", resume=True))
+
+
+@pytest.mark.parametrize("until", [0, 13])
+def test_a_stop_outside_the_run_is_refused(until):
+    with pytest.raises(ValueError, match=f"until must be from 1 to the run's 12 steps; got {until}"):
+        Loop(12, until=until)
+
+
+def test_batches_are_asked_for_one_a_step(tmp_path):
+    data = Numbered()
+    run(tmp_path, data=data)
+    assert data.get_state() == {"number": 12}

@@ -10,7 +10,7 @@ MODEL = {
     "family": "llama", "vocab_size": 300, "num_layers": 2, "d_model": 32, "num_heads": 4, "num_kv_heads": 2,
     "head_width": 8, "mlp_width": 48, "max_positions": 64,
 }  # fmt: skip
-FIELDS = {"model": MODEL, "optimiser": {"warmup": 2}, "batch_size": 8, "steps": 6}
+FIELDS = {"model": MODEL, "optimiser": {"warmup": 2}, "batch_size": 8, "length": 32, "steps": 6}
 
 
 def write(tmp_path, fields):
@@ -46,6 +46,10 @@ def test_a_runs_own_settings_file_gives_the_same_settings(tmp_path, tokenizer):
         FIELDS | {"model": MODEL | {"num_heads": 3}},
         FIELDS | {"optimiser": {"speed": 1}},
         {"model": MODEL, "steps": 6},
+        FIELDS | {"lenght": 32},
+        FIELDS | {"length": 65},
+        FIELDS | {"dtype": "float16"},
+        FIELDS | {"accumulate": 3},
         [],
     ],
 )

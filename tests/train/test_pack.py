@@ -1,0 +1,149 @@
+import errno
+import json
+
+import numpy as np
+import pytest
+
+from tests.train.corpus_files import make_packed, make_tokenizer, write_corpus, write_lines
+from train.corpus import Corpus, Document, Source
+from train.data import Packed
+from train.pack import encode, main, pack_corpus
+
+BOS, EOS = 0, 1
+
+
+@pytest.fixture
+def packed(tmp_path):
+    return make_packed(tmp_path)
+
+
+def documents_of(folder, split):
+    index = json.loads((folder / "index.json").read_text())
+    found = []
+    for source in index["sources"]:
+        for shard in source[split]["shards"]:
+            tokens, rows = np.load(folder / f"{shard}.tokens.npy"), np.load(folder / f"{shard}.documents.npy")
+            found += [tuple(part.tolist()) for part in np.split(tokens, rows[:-1, 0])]
+    return found
+
+
+def loaded(tokenizer):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tokenizer)
+
+
+def test_every_document_is_packed_once_between_begin_and_end(packed):
+    folder, _ = packed
+    train, held_out = documents_of(folder, "train"), documents_of(folder, "held_out")
+    assert len({*train}) + len({*held_out}) == len(train) + len(held_out) == 81
+    assert not {*train} & {*held_out}
+    assert all(document[0] == BOS and document[-1] == EOS for document in train + held_out)
+
+
+def test_the_index_counts_what_is_there(packed):
+    folder, _ = packed
+    index = json.loads((folder / "index.json").read_text())
+    assert [source["name"] for source in index["sources"]] == ["stories", "chats"]
+    for split in ("train", "held_out"):
+        documents = documents_of(folder, split)
+        assert sum(source[split]["documents"] for source in index["sources"]) == len(documents)
+        assert sum(source[split]["tokens"] for source in index["sources"]) == sum(map(len, documents))
+    assert [*index["sources"][1]["sha256"]] == ["chats.jsonl"]
+
+
+def test_texts_and_chats_come_back_from_their_tokens(packed):
+    folder, tokenizer = packed
+    texts = {loaded(tokenizer).decode(d) for split in ("train", "held_out") for d in documents_of(folder, split)}
+    assert "<|bos|><|user|>Is 3 odd?<|end|><|assistant|>I think so.<|end|><|eos|>" in texts
+    assert "<|bos|>Once there were 3 foxes. They ran away.<|eos|>" in texts
+
+
+def test_a_passage_that_goes_on_has_no_end(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    going_on, ended = encode([Document("foxes", complete=False), Document("foxes")], tokenizer)
+    assert going_on.tokens[-1] != EOS
+    assert ended.tokens.tolist() == [*going_on.tokens.tolist(), EOS]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_an_answers_tokens_are_known(tmp_path, chat):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    if chat:
+        messages = ({"role": "user", "content": "Who ran? They or I?"}, {"role": "assistant", "content": "They"})
+        document = Document(messages=messages, answer="They")
+    else:
+        document = Document("They ran. I think so. Who ran? They did.", answer="They")
+    [encoded] = encode([document], tokenizer)
+    start, end = encoded.answer
+    assert tokenizer.decode(encoded.tokens[start:end]).strip() == "They"
+    assert "ran" in tokenizer.decode(encoded.tokens[:start])
+
+
+def test_shards_are_closed_at_the_size_that_is_asked_for(tmp_path):
+    folder, tokenizer = make_packed(tmp_path, shard_tokens=100)
+    index = json.loads((folder / "index.json").read_text())
+    assert len(index["sources"][0]["train"]["shards"]) > 3
+    whole = tmp_path / "whole"
+    pack_corpus(write_corpus(tmp_path / "data"), tmp_path / "data", tokenizer, whole)
+    assert documents_of(folder, "train") == documents_of(whole, "train")
+
+
+def test_packing_twice_writes_the_same_bytes(packed, tmp_path):
+    folder, tokenizer = packed
+    pack_corpus(write_corpus(tmp_path / "data"), tmp_path / "data", tokenizer, tmp_path / "again")
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
+    assert all((tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes() for name in names)
+
+
+def test_a_folder_in_use_is_left_alone(packed, tmp_path):
+    folder, tokenizer = packed
+    before = (folder / "index.json").read_bytes()
+    with pytest.raises(FileExistsError, match="must be a new or empty directory"):
+        pack_corpus(write_corpus(tmp_path / "data"), tmp_path / "data", tokenizer, folder)
+    assert (folder / "index.json").read_bytes() == before
+
+
+def test_a_bad_line_leaves_no_folder(tmp_path):
+    path = write_lines(tmp_path / "data" / "a.jsonl", {"text": "fine"})
+    with path.open("a") as file:
+        file.write('{"text": \n')
+    corpus = Corpus(sources=(Source("a", paths=("a.jsonl",)),))
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: "):
+        pack_corpus(corpus, tmp_path / "data", make_tokenizer(tmp_path / "tok"), tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "tok"]
+
+
+def test_a_path_that_names_nothing_is_told_before_anything_is_read(tmp_path):
+    write_lines(tmp_path / "data" / "a.jsonl", {"text": "fine"})
+    corpus = Corpus(sources=(Source("a", paths=("a.jsonl",)), Source("lost", paths=("gone",))))
+    with pytest.raises(ValueError, match="'lost': expected"):
+        pack_corpus(corpus, tmp_path / "data", make_tokenizer(tmp_path / "tok"), tmp_path / "out")
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere must hold tokenizer\.json"):
+        pack_corpus(write_corpus(tmp_path / "data"), tmp_path / "data", tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
+    corpus, tokenizer = write_corpus(tmp_path / "data"), make_tokenizer(tmp_path / "tok")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(OSError, match="no room to save"):
+        pack_corpus(corpus, tmp_path / "data", tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_program_prints_what_it_packed(tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "data")
+    sources = [{"name": s.name, "share": s.share, "paths": list(s.paths)} for s in corpus.sources]
+    (tmp_path / "corpus.json").write_text(json.dumps({"corpus": {"sources": sources}}))
+    tokenizer = make_tokenizer(tmp_path / "tok")
+    main(tmp_path / "corpus.json", tmp_path / "data", tokenizer, tmp_path / "out")
+    assert "stories" in capsys.readouterr().out
+    assert Packed(tmp_path / "out", tokenizer).shares == {"stories": 2, "chats": 1.0}

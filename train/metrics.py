@@ -1,0 +1,54 @@
+"""What a run measured: lines of JSON, and a plot of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """A JSONL file of what a run measured; lines after the step that a run resumes from are dropped."""
+
+    def __init__(self, path: Path, step: int):
+        self.path = path
+        kept = [line for line in read_metrics(path) if line["step"] <= step] if step else []
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        os.replace(temporary, path)
+
+    def write(self, **values: Any) -> None:
+        """Appends one line."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a metrics file; a last line cut off by a crash is left out."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def plot_losses(metrics: Path, output: Path) -> None:
+    """Draws the training and held-out losses of a metrics file over the steps into a PNG."""
+    from matplotlib.figure import Figure  # Slow to import, and of use only where there is something to draw.
+
+    lines = read_metrics(metrics)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, label in (("loss", "training"), ("held_out_loss", "held out")):
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        axes.plot(
+            *zip(*points, strict=True) if points else ((), ()), label=label, marker="." if len(points) < 40 else ""
+        )
+    held_out = [line for line in lines if "held_out" in line]
+    for name in held_out[-1]["held_out"] if held_out else ():
+        points = [(line["step"], line["held_out"][name]) for line in held_out if name in line["held_out"]]
+        axes.plot(*zip(*points, strict=True), label=name, linewidth=0.7, linestyle=":")
+    axes.set(xlabel="step", ylabel="loss, nats a token")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", ncols=2)
+    temporary = output.with_suffix(".part.png")
+    figure.savefig(temporary, dpi=120)
+    os.replace(temporary, output)

@@ -1,0 +1,199 @@
+"""Text and chats as tokenised shards, which travel to machines that see neither the text nor a tokenizer.
+
+    python -m train.pack --corpus train/configs/tiny.json --data-root DATA --tokenizer TOKENIZER --output PACKED
+
+The folder holds, for each source and split, arrays of tokens and of the documents' ends, and `index.json`: what was
+packed, with which tokenizer, the hashes of both. It appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tyro
+from jaxtyping import Int64, UInt
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from jax_smash.checkpoints.directory import check_new, new_directory
+from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT, Corpus, Document, load_corpus, source_files, split_documents
+
+INDEX = "index.json"
+SHARD_TOKENS = 2**26
+"""Tokens from which a shard is closed."""
+
+GROUP = 1024
+"""Documents encoded at once."""
+
+
+class Encoded(NamedTuple):
+    """A document's tokens, and where its answer begins and ends among them; equal where it has none."""
+
+    tokens: UInt[np.ndarray, "n"]
+    answer: tuple[int, int]
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the hash of a file's bytes."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def encode(documents: Iterable[Document], tokenizer: Any) -> Iterator[Encoded]:
+    """Yields each document's tokens between begin and end, chats by the Hugging Face tokenizer's template."""
+    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    bos, eos = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
+    for group in _batched(documents, GROUP):
+        texts = [tokenizer.apply_chat_template(d.messages, tokenize=False) if d.messages else d.text for d in group]
+        encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+        for document, text, encoding in zip(group, texts, encodings, strict=True):
+            ids, offset = encoding.ids, 0
+            if ids[:1] != bos:
+                ids, offset = bos + ids, 1
+            answer = _span(text, document.answer, encoding.offsets) if document.answer else (0, 0)
+            ids = ids + eos * document.complete
+            yield Encoded(np.array(ids, dtype), (answer[0] + offset, answer[1] + offset))
+
+
+def _batched(items: Iterable[Document], size: int) -> Iterator[tuple[Document, ...]]:
+    iterator = iter(items)
+    while group := tuple(itertools.islice(iterator, size)):
+        yield group
+
+
+def _span(text: str, answer: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Returns the tokens that overlap the answer's last place in the text."""
+    start = text.rindex(answer)
+    inside = [i for i, (begin, end) in enumerate(offsets) if begin < start + len(answer) and end > start]
+    return inside[0], inside[-1] + 1
+
+
+class _Writer:
+    """Shards of one source and split."""
+
+    def __init__(self, folder: Path, name: str, shard_tokens: int):
+        self.folder, self.name, self.shard_tokens = folder, name, shard_tokens
+        self.waiting: list[Encoded] = []
+        self.waiting_tokens = 0
+        self.counts: dict[str, Any] = {"documents": 0, "tokens": 0, "shards": []}
+
+    def add(self, document: Encoded) -> None:
+        self.waiting.append(document)
+        self.waiting_tokens += len(document.tokens)
+        if self.waiting_tokens >= self.shard_tokens:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self.waiting:
+            return
+        shard = f"{self.name}-{len(self.counts['shards']):05d}"
+        ends = np.cumsum([len(document.tokens) for document in self.waiting])
+        answers = np.array([document.answer for document in self.waiting])
+        rows: Int64[np.ndarray, "n 3"] = np.concatenate([ends[:, None], answers], axis=1).astype(np.int64)
+        np.save(self.folder / f"{shard}.tokens.npy", np.concatenate([document.tokens for document in self.waiting]))
+        np.save(self.folder / f"{shard}.documents.npy", rows)
+        self.counts["shards"].append(shard)
+        self.counts["documents"] += len(self.waiting)
+        self.counts["tokens"] += self.waiting_tokens
+        self.waiting, self.waiting_tokens = [], 0
+
+
+def pack_corpus(
+    corpus: Corpus, root: Path, tokenizer_path: Path, output: Path, *, shard_tokens: int = SHARD_TOKENS
+) -> dict[str, Any]:
+    """Writes a packed folder and returns its index, which counts each source's documents and tokens.
+
+    Raises:
+      ValueError: a source is unreadable or empty, or the folder holds no tokenizer with special tokens.
+      FileExistsError: `output` has something in it.
+    """
+    from transformers import AutoTokenizer  # Reading packed shards needs no tokenizer library.
+
+    check_new(output)
+    if not (tokenizer_path / "tokenizer.json").is_file():
+        raise ValueError(f"{tokenizer_path} must hold tokenizer.json; got none")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if len({None, *special.values()}) < 4:
+        raise ValueError(f"the tokenizer must have distinct special ids; got {special}")
+    for source in corpus.sources:  # A path that names nothing is told before hours of work on the others.
+        _ = source_files(source, root) if source.paths else None
+
+    def size(text: str) -> int:
+        return len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    index: dict[str, Any] = {
+        "tokenizer_sha256": file_sha256(tokenizer_path / "tokenizer.json"),
+        "vocab_size": len(tokenizer),
+        **special,
+        "sources": [],
+    }
+    with new_directory(output, 0) as work, _progress() as progress:
+        for source in corpus.sources:
+            task = progress.add_task(source.name, total=None, tokens=0)
+            writers = {s: _Writer(work, f"{s}-{source.name}", shard_tokens) for s in (TRAIN_SPLIT, HELD_OUT_SPLIT)}
+            splits: list[str] = []
+
+            def documents(source: Any = source, splits: list[str] = splits) -> Iterator[Document]:
+                for split, document in split_documents(source, corpus, root, size):
+                    splits.append(split)
+                    yield document
+
+            for number, encoded in enumerate(encode(documents(), tokenizer)):
+                writers[splits[number]].add(encoded)
+                progress.update(task, advance=1, tokens=progress.tasks[task].fields["tokens"] + len(encoded.tokens))
+            for writer in writers.values():
+                writer.flush()
+            files = source_files(source, root) if source.paths else []
+            index["sources"].append(
+                {
+                    "name": source.name,
+                    "share": source.share,
+                    **({"task": source.task} if source.task else {}),
+                    **{split: writer.counts for split, writer in writers.items()},
+                    "sha256": {str(path.relative_to(root)): file_sha256(path) for path in files},
+                }
+            )
+        index["sources_sha256"] = hashlib.sha256(json.dumps(index["sources"]).encode()).hexdigest()
+        (work / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return index
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description:24}"),
+        TextColumn("{task.completed:>10,.0f} documents {task.fields[tokens]:>14,} tokens"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def main(corpus: Path, data_root: Path, tokenizer: Path, output: Path, shard_tokens: int = SHARD_TOKENS) -> None:
+    """Packs the sources that a corpus file names and prints what was packed.
+
+    Args:
+      corpus: JSON file of sources; the `corpus` part of a training file serves too.
+      data_root: folder that the sources' paths start from.
+      tokenizer: folder of the tokenizer.
+      output: folder to write; absent or empty.
+      shard_tokens: tokens from which a shard is closed and the next begun.
+    """
+    index = pack_corpus(load_corpus(corpus), data_root, tokenizer, output, shard_tokens=shard_tokens)
+    for source in index["sources"]:
+        counts = source[TRAIN_SPLIT]
+        print(f"{source['name']:24} {counts['documents']:>9,} documents {counts['tokens']:>12,} tokens")
+    print(f"packed into {output}")
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,149 @@
+"""One training step and one evaluation, compiled for the devices of a mesh."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jax_smash.pytree import pytree
+
+Objective = Callable[[Any, Any], tuple[Float[Array, ""], Float[Array, ""]]]
+"""Parameters and a batch (a pytree of `[B, …]` arrays) to the sum of a loss over targets, and the targets' number."""
+
+ROWS = PartitionSpec(("data", "fsdp"))
+"""How a batch's rows lie on a mesh."""
+
+
+@pytree
+class TrainState:
+    """What a step reads and replaces.
+
+    Attributes:
+      params: what is trained.
+      optimiser: the optimiser's state.
+      step: steps done.
+    """
+
+    params: Any
+    optimiser: Any
+    step: Int[Array, ""]
+
+
+def make_step(
+    objective: Objective,
+    optimiser: optax.GradientTransformation,
+    mesh: Mesh,
+    shardings: Any = None,
+    *,
+    accumulate: int = 1,
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]:
+    """Returns the jitted step. It consumes the state; the batch's rows are divided among the mesh.
+
+    Its second result holds `loss`, the mean over the batch's targets, and `gradient_norm`, before clipping.
+
+    Args:
+      objective: what is minimised.
+      optimiser: of all parameters.
+      mesh: axes `data`, `fsdp`, `tp`.
+      shardings: of the state, a tree like it; None keeps the whole state on every device.
+      accumulate: parts of a batch that are worked on one after the other, for less memory.
+    """
+
+    def gradient(params: Any, batch: Any) -> Any:
+        (total, count), gradients = jax.value_and_grad(objective, has_aux=True)(params, batch)
+        return total, count, gradients
+
+    def accumulated(params: Any, batch: Any) -> Any:
+        if accumulate == 1:
+            return gradient(params, batch)
+        parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
+
+        def add(sums: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, gradient(params, part)), None
+
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], parts)),
+        )
+        return jax.lax.scan(add, zeros, parts)[0]
+
+    summed = _over_rows(accumulated, mesh)
+    whole = NamedSharding(mesh, PartitionSpec())
+    out = (whole if shardings is None else shardings, whole)
+
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=out)
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
+        total, count, gradients = summed(state.params, batch)
+        count = jnp.maximum(count, 1)
+        gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
+        with jax.numpy_dtype_promotion("standard"):  # Optax mixes its int32 count with floats.
+            updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.params)
+        params = optax.apply_updates(state.params, updates)
+        measured = {"loss": total / count, "gradient_norm": optax.tree.norm(gradients)}
+        return TrainState(params=params, optimiser=optimiser_state, step=state.step + 1), measured
+
+    return step
+
+
+def _over_rows(sums: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, Any], Any]:
+    """Returns a function of parameters and a batch whose sums are over all the mesh's rows.
+
+    Where every device holds the whole model, each sums over its own rows and the sums are added once: the compiler
+    would add up within the loops over layers and over logits. Where weights are divided, it knows best.
+    """
+    if mesh.shape["fsdp"] * mesh.shape["tp"] > 1:
+
+        def on_mesh(params: Any, batch: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return sums(params, batch)
+
+        return on_mesh
+    return jax.shard_map(
+        lambda params, batch: jax.lax.psum(sums(params, batch), "data"),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), ROWS),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+
+
+def make_evaluation(
+    objective: Objective, mesh: Mesh
+) -> Callable[[Any, dict[str, Iterable[Any]]], tuple[float, dict[str, float]]]:
+    """Returns a function of parameters and named sets of batches: the mean loss a target over all, and of each set."""
+
+    summed = jax.jit(_over_rows(objective, mesh))
+
+    def evaluate(params: Any, sets: dict[str, Iterable[Any]]) -> tuple[float, dict[str, float]]:
+        sums = {name: [summed(params, place_rows(batch, mesh)) for batch in batches] for name, batches in sets.items()}
+        totals = {name: [math.fsum(map(float, column)) for column in zip(*s, strict=True)] for name, s in sums.items()}
+        counted = {name: total for name, total in totals.items() if total and total[1]}
+        if not counted:
+            raise ValueError("evaluation needs at least one target; got none")
+        loss, count = (math.fsum(column) for column in zip(*counted.values(), strict=True))
+        return loss / count, {name: total / count for name, (total, count) in counted.items()}
+
+    return evaluate
+
+
+def place_rows(batch: Any, mesh: Mesh) -> Any:
+    """Returns the batch with its rows divided among the mesh.
+
+    Raises:
+      ValueError: they do not divide.
+    """
+    rows, shares = jax.tree.leaves(batch)[0].shape[0], mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % shares:
+        raise ValueError(f"a batch must divide among {shares} devices; got {rows} rows")
+    sharding = NamedSharding(mesh, ROWS)
+    if jax.process_count() > 1:
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+    return jax.device_put(batch, sharding)
