@@ -14,6 +14,7 @@ from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
 from jax_smash.decode.state import DecodeState, Shared
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.transformer import abstract_params
+from jax_smash.quantise import quantise_params
 from jax_smash.sampling import SamplingOptions, processors_for
 from jax_smash.shapes import bucket
 
@@ -66,6 +67,7 @@ def abstract(
     max_new_tokens: int = 256,
     sampled: bool = False,
     dtype: Any = jnp.bfloat16,
+    weights: str = "plain",
 ) -> Abstract:
     """Makes the arguments of the decoding programs without memory.
 
@@ -78,8 +80,11 @@ def abstract(
       max_new_tokens: of each row.
       sampled: rows sample, with top-k and top-p.
       dtype: of the weights.
+      weights: `plain` or `int8`.
     """
     graphdef, target = abstract_params(config, dtype)
+    if weights == "int8":
+        target = jax.eval_shape(quantise_params, target)
     strategy = Autoregressive(target=NnxModel(graphdef), sampled=sampled)
     options = [SamplingOptions(temperature=0.8, top_k=50, top_p=0.9) if sampled else SamplingOptions()] * batch
 

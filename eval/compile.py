@@ -24,6 +24,7 @@ from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
 from jax_smash.models.families.presets import preset
 from jax_smash.plan import prefill_chunk, tree_bytes
+from jax_smash.quantise import check_weights
 
 COLUMNS = (
     "program",
@@ -54,6 +55,7 @@ class Settings:
       max_new_tokens: of each row.
       sampled: rows sample, with top-k and top-p; else greedily.
       dtype: of the weights.
+      weights: int8 holds matrices as 8-bit integers.
       json: file to write.
       overwrite: replace the file if it exists.
     """
@@ -67,6 +69,7 @@ class Settings:
     max_new_tokens: int = 256
     sampled: bool = False
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    weights: Literal["plain", "int8"] = "plain"
     json: Path | None = None
     overwrite: bool = False
 
@@ -81,6 +84,7 @@ class Settings:
         for name in ("num_layers", "batch_size", "slots", "prefill_chunk", "max_new_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
+        check_weights(self.weights)
         check_chip(self.chip)
         check_output(self.json, overwrite=self.overwrite)
 
@@ -128,6 +132,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         max_new_tokens=settings.max_new_tokens,
         sampled=settings.sampled,
         dtype=jnp.dtype(settings.dtype),
+        weights=settings.weights,
     )
     cache = arguments.state.rows.cache
     return {

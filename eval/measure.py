@@ -76,7 +76,9 @@ class Ours:
 
     is_peer = False
 
-    def __init__(self, name: str, model: Model, *, slots: int, max_new_tokens: int, batch_size: int):
+    def __init__(
+        self, name: str, model: Model, *, slots: int, max_new_tokens: int, batch_size: int, weights: str = "plain"
+    ):
         """Makes the strategy; allocates nothing.
 
         Args:
@@ -85,8 +87,10 @@ class Ours:
           slots: capacity of the cache a row.
           max_new_tokens: of each row.
           batch_size: rows.
+          weights: how the model holds them; named with the method where they are not plain.
         """
-        self.name, self.model, self.slots = name, model, slots
+        self.name = name if weights == "plain" else f"{name} {weights}"
+        self.model, self.slots = model, slots
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.strategy = strategy_for(name)(target=model.definition, sampled=False, log_probs=None)
         self._compile_s = 0.0

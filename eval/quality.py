@@ -50,6 +50,7 @@ class Settings:
         behind the beginning and counted.
       batch_size: texts that are read or decoded together.
       dtype: of the weights.
+      weights: plain, or int8: every matrix as 8-bit integers.
       json: file to write.
       details: file for the score of every example, one JSON object a line.
       plot: picture to write, a PNG.
@@ -69,6 +70,7 @@ class Settings:
     context: int | None = None
     batch_size: int = 8
     dtype: Literal["float32", "bfloat16"] = "float32"
+    weights: Literal["plain", "int8"] = "plain"
     json: Path | None = None
     details: Path | None = None
     plot: Path | None = None
@@ -150,7 +152,7 @@ def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     settings.check()
     sets = read_sets(settings)
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype), weights=settings.weights)
     rows, details = [], []
     for method in dict.fromkeys(settings.methods):
         engine = Engine(model, method=method, batch_size=settings.batch_size, context=settings.context)
@@ -165,7 +167,7 @@ def row(method: str, outcome: Outcome, settings: Settings) -> dict[str, Any]:
     """Returns the report's row of one outcome."""
     return {
         "method": method,
-        "settings": outcome.settings | {"dtype": settings.dtype},
+        "settings": outcome.settings | {"dtype": settings.dtype, "weights": settings.weights},
         "task": outcome.task,
         "metric": outcome.metric,
         "n": outcome.n,

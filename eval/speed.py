@@ -22,10 +22,11 @@ from eval.contest import rows, take_turns
 from eval.measure import Contender, Ours
 from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
-from jax_smash.loading import Model, load, random_model
+from jax_smash.loading import Model, load, quantised, random_model
 from jax_smash.methods import strategy_for
 from jax_smash.plan import tree_bytes
 from jax_smash.prompts import FilePrompt, read_prompts
+from jax_smash.quantise import check_weights
 from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
 
@@ -62,6 +63,7 @@ class Settings:
       batch_size: prompts that decode together.
       max_new_tokens: of each prompt.
       dtype: of the weights.
+      weights: int8 measures the methods with int8 weights, against `ar` with plain ones on the same prompts.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -81,6 +83,7 @@ class Settings:
     batch_size: int = 1
     max_new_tokens: int = 128
     dtype: Literal["float32", "bfloat16"] = "float32"
+    weights: Literal["plain", "int8"] = "plain"
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
@@ -106,6 +109,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_weights(self.weights)
         for method in self.methods:
             strategy_for(method)
         if self.peers:
@@ -126,10 +130,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     prompts = _read_prompts(settings)
     model = _load(settings)
     batches, slots = _prepare(settings, model, prompts)
-    contenders: list[Contender] = [
-        Ours(name, model, slots=slots, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size)
-        for name in dict.fromkeys((BASELINE, *settings.methods))
-    ]
+    contenders = _ours(settings, model, slots)
     for contender in contenders:
         contender.warm_up(batches)
     # Only now, so that the memory of ours is told before another framework and its copy of the weights come in.
@@ -196,6 +197,16 @@ def _prepare(settings: Settings, model: Model, prompts: list[FilePrompt] | None)
     count = -(-len(request.tokens) // size) * size
     whole = [request.tokens[i % len(request.tokens)] for i in range(count)]
     return [whole[i : i + size] for i in range(0, count, size)], request.slots
+
+
+def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
+    """Returns the baseline, with plain weights, and the methods with the weights that are asked for."""
+    sizes = {"slots": slots, "max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size}
+    if settings.weights == "plain":
+        return [Ours(name, model, **sizes) for name in dict.fromkeys((BASELINE, *settings.methods))]
+    other = quantised(model)
+    methods = dict.fromkeys(settings.methods)
+    return [Ours(BASELINE, model, **sizes), *(Ours(m, other, **sizes, weights=settings.weights) for m in methods)]
 
 
 def _peer(name: str, model: Model, settings: Settings) -> Contender:

@@ -9,12 +9,16 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from jax_smash.pytree import pytree, replace, static
 from jax_smash.shapes import round_up
+from jax_smash.sharding import on_each_device
 
 EMPTY = 2**30
 """Slot position of an empty slot: after every real position, so comparing positions also hides empty slots."""
 
 FEW_WRITES = 8
 """Entries a layer up to which single writes beat one scatter."""
+
+ROWS, HEADS = ("batch",), ("batch", "kv_heads")
+"""Logical axes of the cache's arrays: of a kind's positions, and of a layer's keys or values."""
 
 BlockKV = tuple[tuple[Any, Any], ...]
 """Keys and values that a forward made, a pair a layer, each `[B, T, K, H]`."""
@@ -79,6 +83,11 @@ class KVCache:
         """Capacity in slots, of the kind that has most."""
         return max(p.shape[1] for p in self.positions)
 
+    @staticmethod
+    def axes(shape: tuple[int, ...]) -> tuple[str, ...]:
+        """Returns the logical axes of one of the cache's arrays, known by its shape."""
+        return HEADS if len(shape) == 4 else ROWS
+
     def layer(self, layer: int) -> "LayerCache":
         """Returns what one layer's attention reads."""
         return LayerCache(
@@ -110,8 +119,9 @@ class KVCache:
         arrays = (*self.keys, *self.values, *(p[:, None, :, None] for p in self.positions))
         entries = (*(k for k, _ in block_kv), *(v for _, v in block_kv))
         entries = (*entries, *(position[:, :, None, None] for _ in self.positions))
-        written = jax.lax.platform_dependent(
-            arrays, entries, self.slot_length, count, tpu=_write_by_row, default=_write_by_array
+        # A device has all that its rows and heads need: left to itself, XLA would gather the cache to index its rows.
+        written = on_each_device(
+            _write, (arrays, HEADS), (entries, ("batch", None, "kv_heads")), (self.slot_length, ROWS), (count, ROWS)
         )
         return replace(
             self,
@@ -190,6 +200,15 @@ def _pick(entries: Float[Array, "B T K H"], path: Int[Array, "B P"]) -> Float[Ar
     return jnp.take_along_axis(entries, path[:, :, None, None], axis=1)
 
 
+def _write(
+    arrays: tuple[Shaped[Array, "B _ _ _"], ...],
+    entries: tuple[Shaped[Array, "B P _ _"], ...],
+    slot_length: Int[Array, "B"],
+    count: Int[Array, "B"],
+) -> tuple[Shaped[Array, "B _ _ _"], ...]:
+    return jax.lax.platform_dependent(arrays, entries, slot_length, count, tpu=_write_by_row, default=_write_by_array)
+
+
 def _write_by_array(
     arrays: tuple[Shaped[Array, "B _ _ _"], ...],
     entries: tuple[Shaped[Array, "B P _ _"], ...],
@@ -202,11 +221,11 @@ def _write_by_array(
     for array, new in zip(arrays, entries, strict=True):
         slots = array.shape[2]
         slot = jnp.where(offset < count[:, None], (slot_length[:, None] + offset) % slots, slots)
-        written.append(_write(array, new.astype(array.dtype), slot))
+        written.append(_write_slots(array, new.astype(array.dtype), slot))
     return tuple(written)
 
 
-def _write(
+def _write_slots(
     array: Shaped[Array, "B K S H"], entries: Shaped[Array, "B P K H"], slot: Int[Array, "B P"]
 ) -> Shaped[Array, "B K S H"]:
     """Writes each entry into its slot; a slot past the end is dropped."""

@@ -14,8 +14,9 @@ from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.families.presets import preset
-from jax_smash.models.transformer import random_params
+from jax_smash.models.transformer import abstract_params, random_params
 from jax_smash.protocols import ModelDef
+from jax_smash.quantise import check_weights, quantise_params, quantising_place
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
@@ -89,25 +90,29 @@ class Model:
         return self.tokenizer
 
 
-def load(name: str | Path, *, dtype: Any = None) -> Model:
+def load(name: str | Path, *, dtype: Any = None, weights: str = "plain") -> Model:
     """Loads a model: a shipped one, a Hugging Face directory or hub id, or one that `convert` wrote.
 
     Args:
       name: `tiny`, a directory, or `owner/model`.
-      dtype: of the weights in memory; None keeps the checkpoint's, but float32 for a shipped model.
+      dtype: of the weights in memory, and of what is computed; None keeps the checkpoint's, but float32 for a shipped
+        model.
+      weights: `plain`, or `int8`: every matrix as 8-bit integers with a float32 scale for each output channel.
 
     Raises:
       FileNotFoundError: there is no such model.
-      ValueError: the checkpoint is damaged, or of an unknown architecture.
+      ValueError: the checkpoint is damaged, or of an unknown architecture; there are no such weights.
     """
+    check_weights(weights)
     path = find(name)
     if path.parent == ASSETS:
         dtype = dtype or jnp.float32
+    config = orbax.read_config(path) if orbax.is_checkpoint(path) else huggingface.read_config(path)[0]
+    place = quantising_place(abstract_params(config)[1]) if weights == "int8" else None
     if orbax.is_checkpoint(path):
-        config, graphdef, params = orbax.load(path, dtype=dtype)
+        config, graphdef, params = orbax.load(path, dtype=dtype, place=place)
     else:
-        config, _ = huggingface.read_config(path)
-        graphdef, params = huggingface.load_params(path, config, dtype=dtype)
+        graphdef, params = huggingface.load_params(path, config, dtype=dtype, place=place)
     tokenizer = load_tokenizer(path)
     return Model(
         name=str(name),
@@ -131,6 +136,11 @@ def find(name: str | Path) -> Path:
     if str(name) in SHIPPED and not Path(name).exists():
         return ASSETS / str(name)
     return huggingface.resolve(name)
+
+
+def quantised(model: Model) -> Model:
+    """Returns a model with its target's matrices as int8. The model it was made from stays as it is."""
+    return dataclasses.replace(model, params={**model.params, "target": quantise_params(model.params["target"])})
 
 
 def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0) -> Model:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.config import ModelConfig
+from jax_smash.quantise import activation_dtype
 
 FORWARD_BYTES = 2**30
 """Memory that one prefill forward may take for temporaries where the device does not tell its own."""
@@ -45,11 +46,10 @@ def step_bytes(config: ModelConfig, params: Any, *, batch: int, slots: int) -> S
       batch: rows.
       slots: slots a row that the compiled step reads: the cache's capacity, not what it holds.
     """
-    dtype = jax.tree.leaves(params)[0].dtype
     weights = tree_bytes(params)
     if not config.tied_head:
-        weights -= config.vocab_size * config.d_model * dtype.itemsize
-    entry = 2 * config.num_kv_heads * config.head_width * dtype.itemsize
+        weights -= tree_bytes(params["embedding"])
+    entry = 2 * config.num_kv_heads * config.head_width * np.dtype(activation_dtype(params)).itemsize
     seen = sum(min(slots, config.window) if kind == "sliding" else slots for kind in config.layer_kinds)
     return StepBytes(weights=weights, cache=batch * seen * entry)
 

@@ -17,6 +17,7 @@ from jax_smash.loading import Model
 from jax_smash.plan import prefill_chunk
 from jax_smash.protocols import Strategy
 from jax_smash.pytree import replace
+from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
 
@@ -82,7 +83,7 @@ class Session:
         self._sampling, self._seeds, self._among = list(sampling), list(seeds), list(among)
         self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
         batch = len(self._sampling)
-        dtype = jax.tree.leaves(model.params["target"])[0].dtype
+        dtype = activation_dtype(model.params["target"])
         self._chunk = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype), bucket(slots))
         shared = Shared(
             processors=self._processors(1),

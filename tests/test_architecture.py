@@ -7,10 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"pytree", "shapes", "config"},
+    {"pytree", "shapes", "config", "sharding", "tasks"},
     {"cache"},
     {"protocols"},
-    {"automaton", "attention"},
+    {"automaton", "attention", "quantise"},
     {"sampling"},
     {"models"},
     {"checkpoints", "objectives", "plan"},

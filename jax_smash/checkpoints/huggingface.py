@@ -19,6 +19,7 @@ from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, to_hf
 from jax_smash.models.transformer import abstract_params
+from jax_smash.quantise import check_plain
 
 CONFIG = "config.json"
 COMPANIONS = (
@@ -40,8 +41,8 @@ SHARD_BYTES = 5 * 10**9
 THREADS = min(8, os.cpu_count() or 1)
 """Threads that read pieces of a tensor: turning its axes takes longer than reading it."""
 
-Place = Callable[[ParamPath, np.ndarray], jax.Array]
-"""Puts a parameter on its device or devices."""
+Place = Callable[[ParamPath, Any], Any]
+"""Puts a parameter on its device or devices, as it is or quantised."""
 
 Progress = Callable[[int, int], None]
 """Told how many parameters are done, and how many there are."""
@@ -126,7 +127,7 @@ def load_params(
     weights = one_dtype(directory, {n: shards.dtypes[theirs] for n, theirs in names.items()}, dtype)
     graphdef, abstract = abstract_params(config, weights)
     shapes = {where: variable.shape for where, variable in nnx.to_flat_state(abstract)}
-    leaves: dict[ParamPath, jax.Array] = {}
+    leaves: dict[ParamPath, Any] = {}
     with ThreadPoolExecutor(THREADS) as pool:
         # The longest first, while there is most room for the copy that moves to a device.
         for where in sorted(shapes, key=lambda p: -math.prod(shapes[p])):
@@ -163,8 +164,9 @@ def save_params(
     Raises:
       FileExistsError: the directory has something in it.
       OSError: the disk is full.
-      ValueError: the family has no field for something in the configuration.
+      ValueError: the family has no field for something in the configuration; weights are int8.
     """
+    check_plain(params)
     with new_directory(path, params_bytes(params)) as work:
         write(
             work,

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import Shape, check_fit, dotted, one_dtype
-from jax_smash.checkpoints.huggingface import CONFIG, params_bytes
+from jax_smash.checkpoints.huggingface import CONFIG, Place, params_bytes
 from jax_smash.config import ModelConfig, RopeConfig
 from jax_smash.models.transformer import abstract_params
+from jax_smash.quantise import check_plain
 
 MODEL_CONFIG = "model_config.json"
 PARAMS = "params"
@@ -48,7 +49,9 @@ def save(
     Raises:
       FileExistsError: the directory has something in it.
       OSError: the disk is full.
+      ValueError: weights are int8.
     """
+    check_plain(params)
     with new_directory(path, params_bytes(params)) as work:
         write(work, config, params, original_config=original_config)
 
@@ -75,12 +78,15 @@ def write(
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from error
 
 
-def load(path: str | Path, *, dtype: Any = None) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
+def load(
+    path: str | Path, *, dtype: Any = None, place: Place | None = None
+) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
     """Loads what `save` wrote, onto the default device.
 
     Args:
       path: the directory.
       dtype: of the weights in memory; None keeps the checkpoint's.
+      place: puts a parameter where it belongs, as it is or quantised, from the default device.
 
     Raises:
       FileNotFoundError: there is no such checkpoint.
@@ -94,10 +100,13 @@ def load(path: str | Path, *, dtype: Any = None) -> tuple[ModelConfig, nnx.Graph
     check_fit(directory, shapes, {name: tuple(array.shape) for name, array in stored.items()})
     weights = one_dtype(directory, {name: np.dtype(array.dtype) for name, array in stored.items()}, dtype)
     graphdef, abstract = abstract_params(config, weights)
-    arrays = _read(directory / PARAMS, shapes, weights)
-    for name, array in arrays.items():
-        if not _finite(array):
-            raise ValueError(f"{name} in {directory} holds NaN or infinity")
+    where = {dotted(p): p for p, _ in nnx.to_flat_state(abstract)}
+    arrays: dict[str, Any] = {}
+    for share in _read(directory / PARAMS, shapes, weights):
+        for name, array in share.items():
+            if not _finite(array):
+                raise ValueError(f"{name} in {directory} holds NaN or infinity")
+            arrays[name] = place(where[name], array) if place else array
     return (
         config,
         graphdef,
@@ -143,11 +152,10 @@ def metadata(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{directory / PARAMS} is damaged or incomplete: {_line(error)}") from error
 
 
-def _read(path: Path, shapes: Mapping[str, Shape], dtype: np.dtype) -> dict[str, jax.Array]:
-    """Returns all parameters, read a share at a time: what is being read is in memory about three times."""
+def _read(path: Path, shapes: Mapping[str, Shape], dtype: np.dtype) -> Iterator[dict[str, jax.Array]]:
+    """Yields all parameters, a share at a time: what is being read is in memory about three times."""
     ocp = _orbax()
     device = SingleDeviceSharding(jax.devices()[0])
-    arrays: dict[str, jax.Array] = {}
     for names in _shares(shapes):
         target = dict.fromkeys(shapes, ocp.PLACEHOLDER)
         target |= {name: jax.ShapeDtypeStruct(shapes[name], dtype, sharding=device) for name in names}
@@ -155,8 +163,7 @@ def _read(path: Path, shapes: Mapping[str, Shape], dtype: np.dtype) -> dict[str,
             found = ocp.load(path, target)
         except Exception as error:
             raise ValueError(f"{path} is damaged or incomplete: {_line(error)}") from error
-        arrays |= {name: found[name] for name in names}
-    return arrays
+        yield {name: found[name] for name in names}
 
 
 def _shares(shapes: Mapping[str, Shape]) -> list[list[str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from jax_smash.cli.errors import UsageError
-from jax_smash.cli.options import DtypeName, OutputFlags, SamplingFlags, StoppingFlags, at_least
+from jax_smash.cli.options import DtypeName, OutputFlags, SamplingFlags, StoppingFlags, WeightsName, at_least
 from jax_smash.cli.records import RecordFile
 from jax_smash.cli.screen import Screen
 from jax_smash.prompts import FilePrompt, checked_text, read_prompts
@@ -42,6 +42,8 @@ class Generate:
     """Prompts that decode together."""
     dtype: DtypeName = "auto"
     """What weights and cache are held in; auto is the checkpoint's, and float32 for a shipped model."""
+    weights: WeightsName = "plain"
+    """int8 holds matrices as 8-bit integers, a scale for each output channel; plain holds them in --dtype."""
     stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
     output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
@@ -94,7 +96,7 @@ class Generate:
         from jax_smash.generation import generate
         from jax_smash.loading import load
 
-        model = load(self.model, dtype=None if self.dtype == "auto" else self.dtype)
+        model = load(self.model, dtype=None if self.dtype == "auto" else self.dtype, weights=self.weights)
         screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jax_smash.cli.options import at_least
+from jax_smash.cli.options import WeightsName, at_least
 
 if TYPE_CHECKING:
     from jax_smash.config import ModelConfig
@@ -27,6 +27,8 @@ class Info:
         int | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="S", help_behavior_hint="(default: 1024)")
     ] = None
     """Cache slots that a decode step is taken to read, at most the model's context."""
+    weights: WeightsName = "plain"
+    """How a decode step is taken to hold matrices: plain as they are stored, int8 as 8-bit integers."""
 
     def run(self) -> None:
         """Prints the description to stdout.
@@ -38,7 +40,7 @@ class Info:
         """
         slots = 1024 if self.slots is None else self.slots
         at_least("--slots", slots, 1)
-        facts = describe(self.model, slots=slots)
+        facts = describe(self.model, slots=slots, weights=self.weights)
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
@@ -50,26 +52,29 @@ class Info:
             console.print(Text.assemble((f"{name:<13}", "bold"), value))
 
 
-def describe(name: str, *, slots: int) -> dict[str, Any]:
+def describe(name: str, *, slots: int, weights: str = "plain") -> dict[str, Any]:
     """Returns what there is to know of a model, from its configuration, file headers and tokenizer.
 
     Args:
       name: a shipped model's name, a directory or a hub id.
       slots: cache slots that a decode step is taken to read; no more than the model's context count.
+      weights: how a decode step is taken to hold matrices, one of `quantise.WEIGHTS`.
     """
     import jax
 
     from jax_smash.loading import find, load_tokenizer, stop_tokens
     from jax_smash.models.transformer import abstract_params
     from jax_smash.plan import step_bytes
+    from jax_smash.quantise import quantise_params
 
     path = find(name)
     config, layout, stored = _stored(path)
     # Weights of several dtypes are loaded as one: the one that most of them have.
     dtype = max(stored, key=stored.__getitem__)
     _, params = abstract_params(config, dtype)
+    held = jax.eval_shape(quantise_params, params) if weights == "int8" else params
     slots = min(slots, config.max_positions)
-    step = step_bytes(config, params, batch=1, slots=slots)
+    step = step_bytes(config, held, batch=1, slots=slots)
     tokenizer = load_tokenizer(path)
     return {
         "model": name,
@@ -84,6 +89,7 @@ def describe(name: str, *, slots: int) -> dict[str, Any]:
             "batch": 1,
             "slots": slots,
             "dtype": dtype,
+            "weights": weights,
             "weight_bytes": step.weights,
             "cache_bytes": step.cache,
             "bytes": step.total,
@@ -96,6 +102,7 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     step = facts["decode_step"]
     kinds = Counter(facts["attention_kinds"])
     stops = [f"{s['token_id']}{' ' + repr(s['token']) if 'token' in s else ''}" for s in facts["stop_tokens"]]
+    held = "" if step["weights"] == "plain" else f"{step['weights']} "
     tokenizer = "none: prompts must be tokens"
     if facts["tokenizer"]:
         template = "with" if facts["chat_template"] else "without"
@@ -116,7 +123,8 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("cache", f"{_amount(facts['cache_bytes_per_token'])} a token"),
         (
             "decode step",
-            f"reads {_amount(step['bytes'])} at batch 1 in {step['dtype']}: weights {_amount(step['weight_bytes'])}, "
+            f"reads {_amount(step['bytes'])} at batch 1 in {step['dtype']}: {held}weights "
+            f"{_amount(step['weight_bytes'])}, "
             f"{step['slots']:,} cache slots {_amount(step['cache_bytes'])}",
         ),
     ]

@@ -11,6 +11,7 @@ import tyro
 from jax_smash.cli.errors import UsageError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+WeightsName = Literal["plain", "int8"]
 
 
 def _flag(metavar: str, hint: str | None = None) -> Any:

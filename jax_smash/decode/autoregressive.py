@@ -11,6 +11,7 @@ from jax_smash.decode.state import DecodeState, emit, processed_logits, running_
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import replace
 from jax_smash.sampling import choose, log_probabilities
+from jax_smash.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Autoregressive:
 
     def _emit(self, state: DecodeState, logits: Float[Array, "B V"]) -> DecodeState:
         rows = state.rows
+        logits = constrain(logits, "batch")  # The vocabulary in one place: what follows is every row's own affair.
         path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
         processed = processed_logits(state, logits[:, None], path)
         token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)[:, 0]

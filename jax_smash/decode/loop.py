@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.cache import Block, after
-from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, running_rows
+from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
 from jax_smash.protocols import ModelDef, Params, Strategy
 from jax_smash.pytree import pytree, replace
+from jax_smash.sharding import constrain
 
 
 @pytree
@@ -53,7 +54,7 @@ def init_rows(
     batch = key.shape[0]
     vector = jax.eval_shape(model.embed, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
     zeros = jnp.zeros((batch,), jnp.int32)
-    return Rows(
+    rows = Rows(
         cache=model.init_cache(batch, slots, block),
         pending=zeros,
         token_length=zeros,
@@ -74,6 +75,7 @@ def init_rows(
             top_tokens=jnp.zeros((batch, output, log_probs), jnp.int32),
         ),
     )
+    return lay_out(rows, constrain)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -102,13 +104,16 @@ def prefill(
         ),
     )
     state = strategy.prefill(params, replace(state, rows=rows), chunk, out.hidden, out.taps)
-    return state, out.hidden
+    return lay_out(state, constrain), out.hidden
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def start(strategy: Strategy, params: Params, state: DecodeState) -> DecodeState:
     """Emits the first token of every row, from the prompt's last hidden state. Donates `state`."""
-    return strategy.start(params, state)
+    # The width is divided as the head's is: a row's whole vector would have the head gathered.
+    hidden = constrain(state.rows.last_hidden, "rows", "embed")
+    state = replace(state, rows=replace(state.rows, last_hidden=hidden))
+    return lay_out(strategy.start(params, state), constrain)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -125,7 +130,7 @@ def decode(strategy: Strategy, params: Params, state: DecodeState, steps: Int[Ar
 
     def body(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
         state, done = carry
-        return strategy.step(params, state), done + 1
+        return lay_out(strategy.step(params, state), constrain), done + 1
 
     return jax.lax.while_loop(unfinished, body, (state, jnp.zeros_like(steps)))[0]
 

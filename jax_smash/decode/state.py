@@ -1,14 +1,18 @@
 """What decoding carries from step to step."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.automaton import TokenAutomaton
+from jax_smash.cache import KVCache
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.pytree import pytree, replace
+
+State = TypeVar("State", "Rows", "DecodeState")
 
 RUNNING = 0
 LENGTH = 1
@@ -155,6 +159,24 @@ def processed_logits(
     for processor, memory in zip(state.shared.processors, state.rows.processors, strict=True):
         logits = processor.apply(memory, logits, path)
     return logits
+
+
+def lay_out(state: State, put: Callable[..., Any]) -> State:
+    """Returns a state with every array put in its place on a mesh: its rows over the batch's axes, the rest whole.
+
+    Args:
+      state: rows, or rows with what they share; arrays, or their shapes.
+      put: called with each array and the logical names of its leading axes; `sharding.constrain`, for one.
+    """
+
+    def put_node(node: Any) -> Any:
+        if isinstance(node, KVCache):
+            return jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), node)
+        return put(node, "batch")
+
+    if isinstance(state, DecodeState):
+        return replace(state, rows=lay_out(state.rows, put), shared=jax.tree.map(put, state.shared))
+    return jax.tree.map(put_node, state, is_leaf=lambda x: isinstance(x, KVCache))
 
 
 def take_rows(state: DecodeState, index: Int[Array, "R"]) -> DecodeState:

@@ -12,19 +12,36 @@ from jax_smash.cache import Block, LayerCache
 from jax_smash.config import AttentionKind, ModelConfig
 from jax_smash.models.projection import project
 from jax_smash.models.rope import rotate
+from jax_smash.sharding import constrain
 
 INIT = jax.nn.initializers.normal(0.02)
 
 
 def weight(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: Any, initialiser: Any = INIT
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    dtype: Any,
+    initialiser: Any = INIT,
+    contracted: tuple[int, ...] | None = None,
 ) -> nnx.Param:
-    """Declares a weight: its shape, its logical axes, its dtype and how it is initialised.
+    """Declares a weight: its shape, its logical axes, its dtype, how it is initialised and how it is multiplied.
 
-    Logical axes are mapped to a mesh by rules; initialisation and checkpoint maps read the shape from here.
+    Logical axes are mapped to a mesh by rules; initialisation and checkpoint maps read the shape from here. A weight
+    that names the axes its product sums over may be held as int8; its other axes are the output channels.
     """
     # Without a mesh, a sharding name is a note on the weight; placing it is the loader's work.
-    return nnx.Param(initialiser(rngs.params(), shape, dtype), out_sharding=axes, eager_sharding=False)
+    value = initialiser(rngs.params(), shape, dtype)
+    return nnx.Param(value, out_sharding=axes, eager_sharding=False, contracted=contracted)
+
+
+def rows_axis(cache: Any) -> str:
+    """Returns the logical axis of an activation's rows.
+
+    In training (no cache) a row stays on its devices and weights are gathered for it. In decoding weights stay, and the
+    few entries travel: their width is divided over `fsdp` as the weights are.
+    """
+    return "batch" if cache is None else "rows"
 
 
 class RMSNorm(nnx.Module):
@@ -56,8 +73,8 @@ class Attention(nnx.Module):
         d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
         self.config = config
         self.window = config.window_of(kind)
-        self.w_qkv = weight(rngs, (d, k, n // k + 2, h), ("embed", "kv_heads", None, None), dtype)
-        self.w_o = weight(rngs, (k, n // k, h, d), ("kv_heads", None, None, "embed"), dtype)
+        self.w_qkv = weight(rngs, (d, k, n // k + 2, h), ("embed", "kv_heads", None, None), dtype, contracted=(0,))
+        self.w_o = weight(rngs, (k, n // k, h, d), ("kv_heads", None, None, "embed"), dtype, contracted=(0, 1, 2))
         zeros = jax.nn.initializers.zeros
         self.b_qkv = (
             weight(rngs, (k, n // k + 2, h), ("kv_heads", None, None), dtype, zeros) if config.qkv_bias else None
@@ -76,7 +93,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
         """Returns the layer's output and the new entries' keys (rotated) and values."""
         config = self.config
-        qkv = project(x, self.w_qkv[...])
+        qkv = constrain(project(x, self.w_qkv[...]), "batch", None, "kv_heads")
         if self.b_qkv is not None:
             qkv += self.b_qkv[...][None, None]
         rotated, value = qkv[..., :-1, :], qkv[..., -1, :]
@@ -97,8 +114,11 @@ class Attention(nnx.Module):
             window=self.window,
             softcap=config.attention_softcap,
         )
+        out = constrain(out.reshape(*x.shape[:2], config.num_kv_heads, -1), rows_axis(cache), None, "kv_heads")
         # As one matrix product over all heads: contracted head by head, XLA copies w_o at every step.
-        out = project(out.reshape(*x.shape[:2], -1), self.w_o[...].reshape(-1, config.d_model))
+        out = project(
+            out.reshape(*x.shape[:2], -1), self.w_o[...].reshape(config.num_heads * config.head_width, config.d_model)
+        )
         if self.b_o is not None:
             out += self.b_o[...][None, None]
         return out, (key, value)
@@ -110,8 +130,8 @@ class MLP(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any):
         d, f = config.d_model, config.mlp_width
         self.activation = config.activation
-        self.w_gate_up = weight(rngs, (d, 2, f), ("embed", None, "mlp"), dtype)
-        self.w_down = weight(rngs, (f, d), ("mlp", "embed"), dtype)
+        self.w_gate_up = weight(rngs, (d, 2, f), ("embed", None, "mlp"), dtype, contracted=(0,))
+        self.w_down = weight(rngs, (f, d), ("mlp", "embed"), dtype, contracted=(0,))
         zeros = jax.nn.initializers.zeros
         self.b_gate_up = weight(rngs, (2, f), (None, "mlp"), dtype, zeros) if config.mlp_bias else None
         self.b_down = weight(rngs, (d,), ("embed",), dtype, zeros) if config.mlp_bias else None
@@ -150,7 +170,9 @@ class Layer(nnx.Module):
         block: Block,
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
         """Returns the residual after the layer and the new entries' keys and values."""
+        rows = rows_axis(cache)
         out, key_value = self.attention(self.attention_norm(x), position, angles, cache, block)
+        out = constrain(out, rows, None, "embed")
         x = x + (out if self.attention_post_norm is None else self.attention_post_norm(out))
-        out = self.mlp(self.mlp_norm(x))
+        out = constrain(self.mlp(self.mlp_norm(x)), rows, None, "embed")
         return x + (out if self.mlp_post_norm is None else self.mlp_post_norm(out)), key_value

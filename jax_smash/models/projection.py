@@ -3,18 +3,31 @@
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+from qwix import QArray
+
+from jax_smash.quantise import multiply
+from jax_smash.sharding import is_divided
 
 LARGE = 2 << 20
 """Bytes of a weight from which a CPU reads it in four parts, not two."""
 
+HEAD_PARTS = 4
+"""Parts in which a CPU reads the table of all tokens' vectors."""
 
-def project(x: Float[Array, "B T I"], weight: Float[Array, "I *out"]) -> Float[Array, "B T *out"]:
-    """Returns x · weight, contracted over I.
+
+def project(
+    x: Float[Array, "B T I"], weight: Float[Array, "I *out"] | Float[QArray, "I *out"]
+) -> Float[Array, "B T *out"]:
+    """Returns x · weight, contracted over I. An int8 weight is multiplied as `quantise.product` says.
 
     On a CPU, XLA gives the product of one row and a weight of up to 2 MiB to one core, and a larger one to as many as
     it has such pieces. So a single row there is multiplied in equal parts of I, which run side by side, and the parts'
     products are added. Other shapes and platforms make one product.
     """
+    if isinstance(weight, QArray):
+        return multiply(x, weight)
+    if is_divided():  # Not as one matrix: axes that are merged cannot stay divided over devices.
+        return jnp.einsum("BTI,I...->BT...", x, weight)
     out = weight.shape[1:]
     parts = 4 if weight.nbytes >= LARGE else 2
 
@@ -23,7 +36,10 @@ def project(x: Float[Array, "B T I"], weight: Float[Array, "I *out"]) -> Float[A
 
     def in_parts(x: Array, flat: Array) -> Array:
         pieces = flat.reshape(parts, -1, flat.shape[1])
-        return jnp.einsum("PRI,PIO->PRO", x.reshape(parts, 1, -1), pieces).sum(0)[None]
+        products = jnp.einsum("PRI,PIO->PRO", x.reshape(parts, 1, -1), pieces)
+        # By hand: XLA makes a library call of a sum over an axis, and merges plain additions with what follows.
+        half = products[: parts // 2] + products[parts // 2 :]
+        return half if parts == 2 else half[:1] + half[1:]
 
     flat = weight.reshape(weight.shape[0], -1)
     if x.shape[0] * x.shape[1] > 1 or x.shape[2] % parts or x.dtype != jnp.float32:
@@ -31,3 +47,24 @@ def project(x: Float[Array, "B T I"], weight: Float[Array, "I *out"]) -> Float[A
     else:
         product = jax.lax.platform_dependent(x, flat, cpu=in_parts, default=whole)
     return product.reshape(*x.shape[:2], *out)
+
+
+def row_products(hidden: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
+    """Returns each vector's product with every row of a table, float32.
+
+    On a CPU, a single vector's product is made in equal parts of V: cores then read the table side by side, from one
+    end of each row to the other.
+    """
+
+    def whole(hidden: Array, table: Array) -> Array:
+        return jnp.einsum("...D,VD->...V", hidden, table, preferred_element_type=jnp.float32)
+
+    def in_parts(hidden: Array, table: Array) -> Array:
+        pieces = table.reshape(HEAD_PARTS, -1, table.shape[1])
+        copies = jnp.broadcast_to(hidden.reshape(1, -1), (HEAD_PARTS, table.shape[1]))
+        return jnp.einsum("PVD,PD->PV", pieces, copies).reshape(*hidden.shape[:-1], -1)
+
+    one = hidden.size == hidden.shape[-1] and hidden.dtype == jnp.float32
+    if not one or table.shape[0] % HEAD_PARTS or is_divided():
+        return whole(hidden, table)
+    return jax.lax.platform_dependent(hidden, table, cpu=in_parts, default=whole)

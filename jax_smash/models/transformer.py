@@ -5,12 +5,16 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from qwix import QArray
 
 from jax_smash.cache import Block, KVCache, init_cache
 from jax_smash.config import ModelConfig
-from jax_smash.models.layers import Layer, RMSNorm, weight
+from jax_smash.models.layers import Layer, RMSNorm, rows_axis, weight
+from jax_smash.models.projection import row_products
 from jax_smash.models.rope import rotation
 from jax_smash.protocols import Forward, SparsePolicy
+from jax_smash.quantise import gather, scores
+from jax_smash.sharding import constrain
 
 
 class Transformer(nnx.Module):
@@ -18,21 +22,25 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
         self.config = config
-        self.embedding = weight(rngs, (config.vocab_size, config.d_model), ("vocab", "embed"), dtype)
+        table = (config.vocab_size, config.d_model)
+        self.embedding = weight(rngs, table, ("vocab", "embed"), dtype, contracted=(1,))
         self.layers = nnx.List([Layer(config, kind, rngs=rngs, dtype=dtype) for kind in config.layer_kinds])
         self.final_norm = RMSNorm(config.d_model, config, rngs=rngs, dtype=dtype)
-        self.head = (
-            None if config.tied_head else weight(rngs, (config.vocab_size, config.d_model), ("vocab", "embed"), dtype)
-        )
+        self.head = None if config.tied_head else weight(rngs, table, ("vocab", "embed"), dtype, contracted=(1,))
 
     @property
     def vocab_size(self) -> int:
         """V."""
         return self.config.vocab_size
 
+    @property
+    def dtype(self) -> Any:
+        """What the model computes in, and its cache holds; weights may be int8."""
+        return self.final_norm.scale[...].dtype
+
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Returns the input vector of each token."""
-        vectors = self.embedding[...][tokens]
+        vectors = gather(self.embedding[...], tokens, self.dtype)
         if self.config.embedding_scale != 1.0:
             vectors *= jnp.asarray(self.config.embedding_scale, vectors.dtype)
         return vectors
@@ -57,7 +65,7 @@ class Transformer(nnx.Module):
         if policy is not None:
             raise ValueError("policy must be None: this model attends to the whole cache")
         angles = {k: rotation(self.config.rope_of(k), self.config.head_width, position) for k in self.config.kinds}
-        x, taps, block_kv = inputs, [], []
+        x, taps, block_kv = constrain(inputs, rows_axis(cache), None, "embed"), [], []
         for i, layer in enumerate(self.layers):
             taps.append(x)
             layer_cache = None if cache is None else cache.layer(i)
@@ -68,8 +76,13 @@ class Transformer(nnx.Module):
 
     def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns float32 logits of the token after each entry."""
-        head = self.embedding if self.head is None else self.head
-        logits = jnp.einsum("...D,VD->...V", hidden, head[...], preferred_element_type=jnp.float32)
+        head = (self.embedding if self.head is None else self.head)[...]
+        if isinstance(head, QArray):
+            logits = scores(hidden, head)
+        else:
+            logits = row_products(hidden, head)
+        # Each device makes the logits of its tokens. Told of nothing but who reads them, XLA would gather the matrix.
+        logits = constrain(logits, ..., "vocab")
         cap = self.config.final_softcap
         return cap * jnp.tanh(logits / cap) if cap else logits
 
@@ -85,7 +98,7 @@ class Transformer(nnx.Module):
             block=block,
             num_kv_heads=config.num_kv_heads,
             head_width=config.head_width,
-            dtype=self.embedding[...].dtype,
+            dtype=self.dtype,
         )
 
 

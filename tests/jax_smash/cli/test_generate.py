@@ -198,3 +198,15 @@ def test_flags_and_library_have_the_same_defaults():
     assert SamplingFlags().options() == SamplingOptions()
     names = {f.name for f in dataclasses.fields(SamplingFlags)} - {"seed"}
     assert names == {f.name for f in dataclasses.fields(SamplingOptions)}
+
+
+def test_int8_weights_are_asked_for_by_name(call, model, tmp_path):
+    arguments = ("generate", "--model", model, "--prompt", PROMPT, *LETTERS)
+    status, out, _ = call(*arguments, "--weights", "int8")
+    (expected,) = jax_smash.generate(jax_smash.load(model, weights="int8"), PROMPT, regex=LETTERS[1], max_new_tokens=24)
+    assert (status, out) == (0, expected.text + "\n")
+    status, _, err = call(*arguments, "--weights", "int3")
+    assert status == 2
+    assert "plain" in err
+    assert "int8" in err
+    assert len(err.splitlines()) == 1

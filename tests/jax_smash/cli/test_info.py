@@ -61,3 +61,13 @@ def test_slots_out_of_range_are_refused(call, slots):
         "",
         f"jax-smash: error: --slots must be at least 1; got {slots}\n",
     )
+
+
+def test_int8_weights_are_a_quarter_of_what_a_step_reads(call, model):
+    plain, small = (json.loads(call("info", model, "--json", "--weights", w)[1]) for w in ("plain", "int8"))
+    loaded = jax_smash.load(model, weights="int8").params["target"]
+    # The embedding of an untied head is left out: 259 rows of 64 integers and a scale.
+    assert small["decode_step"]["weight_bytes"] == tree_bytes(loaded) - 259 * (64 + 4)
+    assert small["decode_step"]["cache_bytes"] == plain["decode_step"]["cache_bytes"]
+    assert small["parameters"] == plain["parameters"]
+    assert "int8 weights" in call("info", model, "--weights", "int8")[1]

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.models.projection import LARGE, project
+from jax_smash.models.projection import HEAD_PARTS, LARGE, project, row_products
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (1, 3), (4, 1)])
@@ -24,8 +24,35 @@ def test_a_large_weight_is_read_in_more_parts():
     assert "tensor<4x1x" in batched_dots(1024, LARGE // 4096)
 
 
+def test_four_parts_make_the_product_of_one():
+    x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(1, 1, 1024), (1024, LARGE // 4096)]))
+    expected = np.tensordot(np.asarray(x, np.float64), np.asarray(w, np.float64), axes=1)
+    np.testing.assert_allclose(jax.jit(project)(x, w), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_half_precision_and_several_rows_make_one_product():
     w = jnp.zeros((64, 64))
     assert "tensor<2x1x" not in jax.jit(project).lower(jnp.zeros((1, 2, 64)), w).as_text()
     half = jnp.zeros((1, 1, 64), jnp.bfloat16)
     assert "tensor<2x1x" not in jax.jit(project).lower(half, w.astype(jnp.bfloat16)).as_text()
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (1, 1), (3,), (2, 3), (0,)])
+@pytest.mark.parametrize("tokens", [64, 66])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_row_products_are_the_product_with_every_row(batch, tokens, dtype):
+    x, table = (jax.random.normal(jax.random.key(i), s, dtype) for i, s in enumerate([(*batch, 32), (tokens, 32)]))
+    found = jax.jit(row_products)(x, table)
+    assert found.dtype == jnp.float32
+    expected = np.asarray(x, np.float64) @ np.asarray(table, np.float64).T
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_only_a_single_float32_vector_is_multiplied_in_parts():
+    def in_parts(batch, dtype):
+        lowered = jax.jit(row_products).lower(jnp.zeros((batch, 32), dtype), jnp.zeros((64, 32), dtype))
+        return f"tensor<{HEAD_PARTS}x{64 // HEAD_PARTS}x32x" in lowered.as_text()
+
+    assert in_parts(1, jnp.float32)
+    assert not in_parts(2, jnp.float32)
+    assert not in_parts(1, jnp.bfloat16)

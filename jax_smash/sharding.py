@@ -1,0 +1,250 @@
+"""Arrays over a mesh of devices, by the names of their axes.
+
+A weight declares logical axes ("embed", "kv_heads", "mlp", "vocab") where it is made; rules map them to the axes of a
+mesh: `data` (copies of the model, each with its rows), `fsdp` (rows, and a share of every weight) and `tp` (heads, MLP
+width and vocabulary). Everything is placed by name and whole-array shape, never by lists of devices, so a mesh may span
+several hosts.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType, MappingProxyType
+from typing import Any, TypeVar
+
+import jax
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Shaped
+
+Tree = TypeVar("Tree")
+Rules = Mapping[str, tuple[str, ...]]
+"""Mesh axes that a logical axis is divided over, a mesh axis at most once an array: the first logical axis takes it."""
+
+AXES = ("data", "fsdp", "tp")
+"""Axes of every mesh."""
+
+RULES: Rules = MappingProxyType(
+    {
+        "batch": ("data", "fsdp"),
+        # Rows of an activation whose width is divided over fsdp, as the weights are: see `Transformer.forward`.
+        "rows": ("data",),
+        "embed": ("fsdp",),
+        "kv_heads": ("tp",),
+        "mlp": ("tp",),
+        "vocab": ("tp",),
+    }
+)
+
+REPLICATED_UNLESS_DIVISIBLE = ("kv_heads", "vocab")
+"""Axes of which a device holds all where they do not divide: how many there are is the model's affair, not the user's.
+Grouped-query models have 1 to 8 key-value heads, and vocabularies may have any size."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshShape:
+    """Devices along each axis of a mesh."""
+
+    data: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for name, size in zip(AXES, self.sizes, strict=True):
+            if size < 1:
+                raise ValueError(f"mesh axis {name} must be at least 1; got {size}")
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """In the order of `AXES`."""
+        return self.data, self.fsdp, self.tp
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return math.prod(self.sizes)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in zip(AXES, self.sizes, strict=True) if size > 1) or "data=1"
+
+
+def parse_mesh(text: str) -> MeshShape:
+    """Returns the shape that a text like `fsdp=4,tp=2` names; axes left out have size 1.
+
+    Raises:
+      ValueError: the text has another form, or names an unknown axis or one axis twice.
+    """
+    sizes: dict[str, int] = {}
+    for piece in text.split(","):
+        name, equals, size = (part.strip() for part in piece.partition("="))
+        if not (equals and size.isascii() and size.isdecimal()):
+            raise ValueError(f"mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2; got {text!r}")
+        if name not in AXES:
+            raise ValueError(f"a mesh axis must be one of {', '.join(AXES)}; got {name!r} in {text!r}")
+        if name in sizes:
+            raise ValueError(f"a mesh axis must be named once; got {name} twice in {text!r}")
+        sizes[name] = int(size)
+    return MeshShape(**sizes)
+
+
+def make_mesh(shape: str | MeshShape, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Makes a mesh with all of `AXES`, over as many devices as its shape has.
+
+    Args:
+      shape: a shape, or a text for `parse_mesh`.
+      devices: to choose from, in order; None means all that there are, on every host.
+
+    Raises:
+      ValueError: the text is malformed, or the shape does not fit the devices.
+    """
+    shape = parse_mesh(shape) if isinstance(shape, str) else shape
+    available = list(jax.devices() if devices is None else devices)
+    if shape.size > len(available):
+        raise ValueError(f"mesh {shape} needs {shape.size} devices; {len(available)} are there")
+    if shape.size < len(available) and jax.process_count() > 1:
+        raise ValueError(f"mesh {shape} has {shape.size} devices; on several hosts it must have all {len(available)}")
+    return jax.make_mesh(shape.sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=available[: shape.size])
+
+
+def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which `constrain` means this mesh and new arrays lie on it; None changes nothing."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """Returns the mesh that a tree's arrays, or their shapes with shardings, lie on; None where they lie on none."""
+    for leaf in jax.tree.leaves(tree):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
+    return None
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns how `[B, …]` arrays lie on a mesh in training: rows over `data` and `fsdp`, which must divide them."""
+    return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
+
+
+def axes_sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, *, rules: Rules = RULES) -> Any:
+    """Returns how an array lies on a mesh, by the names of its leading axes; an axis that does not divide is whole."""
+    return NamedSharding(mesh, _spec(shape, axes, mesh, rules))
+
+
+def param_shardings(params: Tree, mesh: Mesh, *, rules: Rules = RULES) -> Tree:
+    """Returns the same tree with the sharding of each array in its place.
+
+    Axes are read from the `nnx` variables in the tree, so anything that mirrors parameters will do: parameters, their
+    abstract shapes, gradients, an optimiser's state. A variable may hold several arrays (a quantised weight's values
+    and scales) of the declared rank; an axis of size 1 is never divided. Arrays that are no variable's are replicated.
+
+    Raises:
+      ValueError: an axis of a weight is not divisible by its mesh axes, or has no rule. Axes in
+        `REPLICATED_UNLESS_DIVISIBLE` are left whole instead.
+    """
+
+    def of_node(path: Any, node: Any) -> Any:
+        if not isinstance(node, nnx.Variable):
+            return NamedSharding(mesh, PartitionSpec())
+        axes = node.get_metadata().get("out_sharding") or ()
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return jax.tree.map(lambda x: NamedSharding(mesh, _weight_spec(name, x.shape, axes, mesh, rules)), node)
+
+    return jax.tree_util.tree_map_with_path(of_node, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def place(params: Tree, mesh: Mesh, *, rules: Rules = RULES) -> Tree:
+    """Returns a tree that mirrors parameters with every array on its devices. On several hosts, all hold the same.
+
+    Raises:
+      ValueError: as `param_shardings`.
+    """
+    return jax.device_put(params, param_shardings(params, mesh, rules=rules))
+
+
+def constrain(x: Shaped[Array, "..."], *axes: str | None | EllipsisType) -> Shaped[Array, "..."]:
+    """Fixes, in a traced function, how an activation lies on the ambient mesh; without one it changes nothing.
+
+    Args:
+      x: the activation.
+      axes: logical names of its leading axes, or after `...`, which leaves all before it to the compiler, of its last
+        ones. An axis that does not divide is left whole.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _free(mesh):
+        return x
+    if axes and axes[0] is ...:
+        free = x.ndim + 1 - len(axes)
+        last = _spec(x.shape[free:], axes[1:], mesh, RULES)
+        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * free, *last)
+    else:
+        spec = _spec(x.shape, axes, mesh, RULES)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def is_divided() -> bool:
+    """Whether a traced function's arrays may be divided over an ambient mesh."""
+    return bool(_free(jax.sharding.get_abstract_mesh()))
+
+
+def on_each_device(
+    function: Callable[..., Tree],
+    first: tuple[Tree, tuple[str | None, ...]],
+    *others: tuple[Any, tuple[str | None, ...]],
+) -> Tree:
+    """Returns what a function makes of its first argument, each device working on its own share.
+
+    For functions that need nothing from another device, and that XLA cannot see this of.
+
+    Args:
+      function: returns arrays of the shapes of its first argument's.
+      first, others: its arguments, trees of arrays, each with the logical names of their arrays' leading axes.
+    """
+    arguments, axes = zip(first, *others, strict=True)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _free(mesh):
+        return function(*arguments)
+    specs = tuple(
+        jax.tree.map(lambda x, names=names: _spec(x.shape, names, mesh, RULES), argument)
+        for argument, names in zip(arguments, axes, strict=True)
+    )
+    return jax.shard_map(function, in_specs=specs, out_specs=specs[0], check_vma=False)(*arguments)
+
+
+def _weight_spec(name: str, shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, rules: Rules) -> Any:
+    free = _free(mesh)
+    if axes and len(axes) != len(shape):
+        raise ValueError(f"{name} must have an axis for each of {tuple(axes)}; got shape {tuple(shape)}")
+    for size, axis in zip(shape, axes, strict=False):
+        if axis is None or size == 1 or axis in REPLICATED_UNLESS_DIVISIBLE:
+            continue
+        if axis not in rules:
+            raise ValueError(f"{name} must have axes with a rule ({', '.join(rules)}); got {axis!r}")
+        over = {n: free[n] for n in rules[axis] if n in free}
+        if size % math.prod(over.values()):
+            sizes = ",".join(f"{n}={s}" for n, s in over.items())
+            raise ValueError(f"{name}: its axis {axis!r} must be divisible by the mesh's {sizes}; got size {size}")
+    return _spec(shape, axes, mesh, rules)
+
+
+def _spec(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | AbstractMesh, rules: Rules) -> PartitionSpec:
+    """Returns the mesh axes of each array axis, in one canonical form, so that equal placements compare equal."""
+    free = _free(mesh)
+    entries: list[Any] = []
+    for size, axis in zip(shape, axes, strict=False):
+        taken: list[str] = []
+        share = 1
+        for name in rules.get(axis, ()) if axis else ():
+            if name in free and size % (share * free[name]) == 0:
+                share *= free.pop(name)
+                taken.append(name)
+        entries.append(None if not taken else taken[0] if len(taken) == 1 else tuple(taken))
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def _free(mesh: Mesh | AbstractMesh) -> dict[str, int]:
+    """Returns the sizes of the axes that arrays may be divided over: in a `shard_map`, its own are not among them."""
+    axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return {name: size for name, size, kind in axes if size > 1 and kind == AxisType.Auto}
