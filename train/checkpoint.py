@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ class Checkpoints:
     """The checkpoints in a folder, one a step. Close it, or use it as a context, when no more are saved."""
 
     def __init__(self, folder: Path):
+        # It logs every error with a traceback, and raises it too.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         folder.mkdir(parents=True, exist_ok=True)
         keep = ocp.training.preservation_policies.LatestN(KEPT)
         self.folder = folder

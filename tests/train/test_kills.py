@@ -1,6 +1,8 @@
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,13 +26,15 @@ def place(tmp_path_factory):
     return root
 
 
-def begin(place, output, *options):
+def begin(place, output, *options, **process):
     command = [sys.executable, "-m", "train.base", "--config", place / "config.json", "--packed", place / "packed"]
     command += ["--tokenizer", place / "tokenizer", "--output", output, "--devices", "2", "--save-every", "1"]
     command += ["--evaluate-every", "1000", *options]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(place / "cache")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": ""}
-    return subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **process
+    )
 
 
 def finish(process):
@@ -77,3 +81,21 @@ def test_a_run_that_is_killed_ends_with_the_same_weights(place, tmp_path, kills)
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
     lines = [json.loads(line) for line in (tmp_path / "killed/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == list(range(10, STEPS + 1, 10))
+
+
+def test_a_disk_that_fills_costs_nothing_that_was_saved(place, tmp_path):
+    finish(begin(place, tmp_path / "whole", "--steps", "8"))
+    output = tmp_path / "full"
+    finish(begin(place, output, "--steps", "8", "--until", "3"))
+
+    def small_files():  # The limit acts as a full disk does: writing fails.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    full = begin(place, output, "--steps", "8", "--resume", preexec_fn=small_files)
+    errors = full.communicate()[1].decode()
+    assert full.returncode == 1
+    assert "a checkpoint could not be written: File too large; the newest whole one is of step 3" in errors
+    assert "Traceback" not in errors
+    shutil.rmtree(output / "model")
+    finish(begin(place, output, "--steps", "8", "--resume"))
+    assert weights(tmp_path / "whole") == weights(output)
