@@ -24,7 +24,7 @@ def summed_cross_entropy(
     Two sums and no mean, so that what devices or batches contribute can be added up before it is divided.
 
     Logits exist for about `chunk` entries at a time (one of each row at least), forward and backward: the backward pass
-    makes them again.
+    makes them again where there are more.
 
     Equivalent formula: Σ weights · (logsumexp(logits) − logits[target]), float32.
 
@@ -49,7 +49,6 @@ def summed_cross_entropy(
         x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
         return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
 
-    @jax.checkpoint
     def add(total: Array, piece: tuple[Array, Array, Array]) -> tuple[Array, None]:
         vectors, target, weight = piece
         logits = unembed(vectors).astype(jnp.float32)
@@ -57,6 +56,8 @@ def summed_cross_entropy(
         return total + jnp.sum(weight * (jax.nn.logsumexp(logits, axis=-1) - of_target)), None
 
     pieces = (split(hidden), split(targets), split(weights.astype(jnp.float32)))
+    if padding or columns < length:
+        add = jax.checkpoint(add)  # One piece alone saves nothing by it.
     total, _ = jax.lax.scan(add, jnp.zeros((), jnp.float32), pieces)
     return total, weights.astype(jnp.float32).sum()
 
