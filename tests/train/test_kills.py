@@ -1,7 +1,6 @@
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,15 +25,22 @@ def place(tmp_path_factory):
     return root
 
 
-def begin(place, output, *options, **process):
-    command = [sys.executable, "-m", "train.base", "--config", place / "config.json", "--packed", place / "packed"]
+def begin(place, output, *options, before=()):
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "train.base",
+        "--config",
+        place / "config.json",
+        "--packed",
+        place / "packed",
+    ]
     command += ["--tokenizer", place / "tokenizer", "--output", output, "--devices", "2", "--save-every", "1"]
     command += ["--evaluate-every", "1000", *options]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(place / "cache")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": ""}
-    return subprocess.Popen(
-        list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **process
-    )
+    return subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def finish(process):
@@ -88,10 +94,8 @@ def test_a_disk_that_fills_costs_nothing_that_was_saved(place, tmp_path):
     output = tmp_path / "full"
     finish(begin(place, output, "--steps", "8", "--until", "3"))
 
-    def small_files():  # The limit acts as a full disk does: writing fails.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    full = begin(place, output, "--steps", "8", "--resume", preexec_fn=small_files)
+    # The limit, in KiB a file, acts as a full disk does: writing fails.
+    full = begin(place, output, "--steps", "8", "--resume", before=["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash"])
     errors = full.communicate()[1].decode()
     assert full.returncode == 1
     assert "a checkpoint could not be written: File too large; the newest whole one is of step 3" in errors
