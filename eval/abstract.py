@@ -1,27 +1,29 @@
-"""The decoding programs' arguments as shapes on a device: enough to compile for it, and no memory."""
+"""The decoding programs' arguments as shapes on devices: enough to compile for them, and no memory."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from jax_smash.config import ModelConfig
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
-from jax_smash.decode.state import DecodeState, Shared
+from jax_smash.decode.state import DecodeState, Shared, lay_out
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import quantise_params
 from jax_smash.sampling import SamplingOptions, processors_for
 from jax_smash.shapes import bucket
+from jax_smash.sharding import axes_sharding, param_shardings
 
 
 @dataclasses.dataclass(frozen=True)
 class Abstract:
-    """Arguments of the decoding programs, as shapes on a device, without memory.
+    """Arguments of the decoding programs, as shapes on one device or many, without memory.
 
     Attributes:
       strategy: plain decoding of the shape.
@@ -48,18 +50,18 @@ class Abstract:
 
     @property
     def cache_shapes(self) -> set[tuple[int, ...]]:
-        """Shapes of the arrays of keys and values."""
-        return {array.shape for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
+        """Shapes of the arrays of keys and values, as each device holds them."""
+        return {_share(array) for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
 
     @property
     def weight_shapes(self) -> set[tuple[int, ...]]:
-        """Shapes of the weights that are matrices."""
-        return {array.shape for array in jax.tree.leaves(self.params) if array.ndim > 1}
+        """Shapes of the weights that are matrices, as each device holds them."""
+        return {_share(array) for array in jax.tree.leaves(self.params) if array.ndim > 1}
 
 
 def abstract(
     config: ModelConfig,
-    device: jax.Device,
+    where: jax.Device | Mesh,
     *,
     batch: int,
     slots: int,
@@ -73,7 +75,7 @@ def abstract(
 
     Args:
       config: the model's sizes.
-      device: to compile for; it need not be there.
+      where: device or mesh to compile for; it need not be there.
       batch: rows.
       slots: capacity of the cache a row.
       chunk: entries a row that one prefill reads.
@@ -107,15 +109,34 @@ def abstract(
     def pieces() -> Chunk:
         return Chunk(tokens=jnp.zeros((batch, chunk), jnp.int32), valid=jnp.ones((batch, chunk), bool))
 
-    def on_device(tree: Any) -> Any:
-        sharding = SingleDeviceSharding(device)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    def put(x: Any, *axes: str | None) -> Any:
+        sharding = axes_sharding(x.shape, axes, where) if isinstance(where, Mesh) else SingleDeviceSharding(where)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     params = {"target": target}
     return Abstract(
         strategy=strategy,
-        params=on_device(params),
-        state=on_device(jax.eval_shape(state, params)),
-        chunk=on_device(jax.eval_shape(pieces)),
-        steps=on_device(jax.ShapeDtypeStruct((), jnp.int32)),
+        params={"target": _placed(target, where)},
+        state=lay_out(jax.eval_shape(state, params), put),
+        chunk=jax.tree.map(lambda x: put(x, "batch"), jax.eval_shape(pieces)),
+        steps=put(jax.ShapeDtypeStruct((), jnp.int32)),
     )
+
+
+def share_bytes(tree: Any) -> int:
+    """Returns the bytes that one device holds of a tree of shapes on devices."""
+    return sum(math.prod(_share(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _placed(params: Any, where: jax.Device | Mesh) -> Any:
+    """Returns parameters' shapes on their devices."""
+    if isinstance(where, Mesh):
+        shardings = param_shardings(params, where)
+    else:
+        shardings = jax.tree.map(lambda _: SingleDeviceSharding(where), params)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings)
+
+
+def _share(array: Any) -> tuple[int, ...]:
+    """Returns the shape of what one device holds."""
+    return array.sharding.shard_shape(array.shape)

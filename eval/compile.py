@@ -3,7 +3,8 @@
     python -m eval.compile --shape llama-3.1-8b --chip v6e:1x1 --batch-size 8 --slots 4096 --json memory.json
 
 The programs are compiled for the chip, down to its instructions, and nothing is allocated or run: a machine without the
-chip and without the memory will do. Programs run on one device of the topology.
+chip and without the memory will do. Programs run on one device of the topology, or with `--mesh` on as many as it has;
+then what the devices exchange is listed.
 """
 
 import dataclasses
@@ -15,17 +16,20 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.abstract import Abstract, abstract
-from eval.program import Program, collectives, copies, estimated_cycles, host_traffic
+from eval.abstract import Abstract, abstract, share_bytes
+from eval.options import Names
+from eval.program import Program, collectives, copies, estimated_cycles, host_traffic, tally
 from eval.report import check_output, heading, print_table, run_program, write_json
-from eval.topology import check_chip, first_device, memory_bytes
+from eval.topology import check_chip, devices, memory_bytes
 from jax_smash.checkpoints import huggingface
 from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
 from jax_smash.models.families.presets import preset
 from jax_smash.plan import prefill_chunk, tree_bytes
 from jax_smash.quantise import check_weights
+from jax_smash.sharding import add_virtual_devices, make_mesh, mesh_of, on_mesh
 
+PROGRAMS = ("prefill", "start", "decode")
 COLUMNS = (
     "program",
     "fits",
@@ -39,6 +43,7 @@ COLUMNS = (
     "host_transfers",
     "compile_s",
 )
+EXCHANGED = ("program", "kind", "shape", "count", "megabytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Settings:
     Attributes:
       shape: a preset's name (llama-3.2-1b, llama-3.1-8b, …) or a directory with a config.json.
       chip: a topology (v5e:1x1, v6e:1x1, tpu7x:2x2x1, …), or cpu for this machine.
+      programs: which to compile, of prefill, start and decode.
       num_layers: keep only this many layers.
       batch_size: rows.
       slots: capacity of the cache a row.
@@ -56,12 +62,14 @@ class Settings:
       sampled: rows sample, with top-k and top-p; else greedily.
       dtype: of the weights.
       weights: int8 holds matrices as 8-bit integers.
+      mesh: devices of the topology to divide the model and its rows over, as in fsdp=2,tp=2.
       json: file to write.
       overwrite: replace the file if it exists.
     """
 
     shape: str
     chip: str = "v5e:1x1"
+    programs: Names = PROGRAMS
     num_layers: int | None = None
     batch_size: int = 1
     slots: int = 4096
@@ -70,6 +78,7 @@ class Settings:
     sampled: bool = False
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     weights: Literal["plain", "int8"] = "plain"
+    mesh: str | None = None
     json: Path | None = None
     overwrite: bool = False
 
@@ -77,13 +86,15 @@ class Settings:
         """Refuses what cannot be compiled.
 
         Raises:
-          ValueError: an option is out of range, or the chip is unknown.
+          ValueError: an option is out of range or malformed, or the chip is unknown.
           ImportError: the compiler for the chip is missing.
           FileExistsError, FileNotFoundError: the output file cannot be written.
         """
         for name in ("num_layers", "batch_size", "slots", "prefill_chunk", "max_new_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
+        if unknown := [name for name in self.programs or ("",) if name not in PROGRAMS]:
+            raise ValueError(f"programs must be of {', '.join(PROGRAMS)}; got {unknown[0]!r}")
         check_weights(self.weights)
         check_chip(self.chip)
         check_output(self.json, overwrite=self.overwrite)
@@ -122,10 +133,11 @@ def measure(settings: Settings) -> dict[str, Any]:
       ValueError, ImportError, OSError: an option is wrong, or the compiler is missing.
     """
     settings.check()
-    config, device = settings.config(), first_device(settings.chip)
+    add_virtual_devices(settings.mesh)
+    config, there = settings.config(), devices(settings.chip)
     arguments = abstract(
         config,
-        device,
+        there[0] if settings.mesh is None else make_mesh(settings.mesh, devices=there),
         batch=settings.batch_size,
         slots=settings.slots,
         chunk=settings.chunk(),
@@ -136,23 +148,31 @@ def measure(settings: Settings) -> dict[str, Any]:
     )
     cache = arguments.state.rows.cache
     return {
-        "chip": {"topology": settings.chip, "kind": device.device_kind, "memory_bytes": memory_bytes(settings.chip)},
+        "chip": {
+            "topology": settings.chip,
+            "kind": there[0].device_kind,
+            "memory_bytes": memory_bytes(settings.chip),
+        },
         "model": {
             "name": settings.shape,
             "num_layers": config.num_layers,
             "weight_bytes": tree_bytes(arguments.params),
+            "weight_bytes_a_device": share_bytes(arguments.params),
             "cache_bytes": tree_bytes((cache.keys, cache.values)),
+            "cache_bytes_a_device": share_bytes((cache.keys, cache.values)),
             "prefill_chunk": settings.chunk(),
         },
-        "rows": list(_rows(arguments, device.device_kind)),
+        "rows": list(_rows(arguments, settings.programs, there[0].device_kind)),
     }
 
 
-def _rows(arguments: Abstract, kind: str) -> Iterator[dict[str, Any]]:
-    for name, (function, args) in arguments.programs.items():
+def _rows(arguments: Abstract, names: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
+    for name in names:
+        function, args = arguments.programs[name]
         began = time.perf_counter()
         try:
-            compiled = compile_lowered(function.lower(*args), kind)
+            with on_mesh(mesh_of(args)):
+                compiled = compile_lowered(function.lower(*args), kind)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -167,7 +187,8 @@ def figures(name: str, compiled: Any, arguments: Abstract) -> dict[str, Any]:
     """Returns what a compiled program needs and does; MB are 10⁶ bytes.
 
     `weight_copies_mb` is what every call copies outside loops because an operation wants weights in another layout than
-    they are stored in. `estimated_cycles` are the compiler's own: of one step, for `decode`.
+    they are stored in. `estimated_cycles` are the compiler's own: of one step, for `decode`. `collectives` are what the
+    devices exchange, by kind and shape: in one step, for `decode`; what it exchanges outside its loop stands apart.
     """
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
@@ -198,6 +219,7 @@ def _instructions(name: str, program: Program | None, arguments: Abstract) -> di
         "cache_copies",
         "weight_copies_mb",
         "collectives",
+        "collectives_outside_loop",
         "host_transfers",
         "inner_loops",
     )
@@ -206,11 +228,13 @@ def _instructions(name: str, program: Program | None, arguments: Abstract) -> di
     everything = list(program.instructions())
     weight_copies = copies(program.computations[program.entry], arguments.weight_shapes)
     body = program.bodies[0] if name == "decode" else program.entry
+    inside = list(program.instructions(body))
     values = (
         estimated_cycles(program, body) or None,
         len(copies(everything, arguments.cache_shapes)),
         sum(x.bytes for x in weight_copies) / 1e6,
-        len(collectives(everything)),
+        tally(collectives(inside)),
+        tally(x for x in collectives(everything) if x not in inside),
         len(host_traffic(everything)),
         sum(x.body is not None for x in program.loop) if name == "decode" else len(program.bodies),
     )
@@ -226,7 +250,11 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     memory = found["chip"]["memory_bytes"]
     room = "" if memory is None else f" of {memory / 1e6:,.0f} MB"
     shown = [row | {"fits": "yes" if row["fits"] else "no"} for row in report["rows"]]
-    print_table(f"{settings.shape} on one {found['chip']['kind']}{room}", shown, COLUMNS)
+    where = "one" if settings.mesh is None else f"{settings.mesh} of"
+    print_table(f"{settings.shape} on {where} {found['chip']['kind']}{room}", shown, COLUMNS)
+    if settings.mesh is not None:
+        exchanged = [{"program": row["program"]} | one for row in shown for one in row.get("collectives") or ()]
+        print_table("What devices exchange in a call, and in a step of decode", exchanged, EXCHANGED)
     if settings.json is not None:
         write_json(settings.json, report)
 

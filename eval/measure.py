@@ -19,6 +19,7 @@ from jax_smash.methods import strategy_for
 from jax_smash.plan import step_bytes, tree_bytes
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
+from jax_smash.sharding import put
 
 MEGABYTE = 1e6
 
@@ -105,7 +106,7 @@ class Ours:
             session.read(prompts, limits=[min(2, self.max_new_tokens)] * self.batch_size)
             session.run(QUIET_STEPS)
         self._compile_s = PROGRAMS.seconds - compiled
-        steps = jnp.asarray(QUIET_STEPS, jnp.int32)
+        steps = put(jnp.asarray(QUIET_STEPS, jnp.int32), session.mesh)
         program = PROGRAMS.program(decode, self.strategy, self.model.params, session.state, steps)
         self._program_mb = program_megabytes(program)
         self._peak_mb = peak_megabytes()

@@ -21,6 +21,7 @@ from eval.random_models import FAMILIES, random_fields
 from eval.reference import Reference, both
 from eval.report import check_output, heading, print_table, progress, run_program, write_json
 from jax_smash.loading import Model
+from jax_smash.sharding import add_virtual_devices
 
 NEAR_TIE = 1e-5
 """Largest gap between two logits, in units of the row's largest magnitude, that rounding may decide."""
@@ -40,6 +41,7 @@ class Settings:
       configurations: models among which the draws are divided; each compiles programs of its own.
       families: of models, in turn.
       seed: of everything random.
+      mesh: devices to divide our side over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
       json: file to write.
       overwrite: replace the file if it exists.
     """
@@ -48,6 +50,7 @@ class Settings:
     configurations: int = 48
     families: tuple[str, ...] = tuple(FAMILIES)
     seed: int = 0
+    mesh: str | None = None
     json: Path | None = None
     overwrite: bool = False
 
@@ -170,6 +173,7 @@ def measure(settings: Settings) -> dict[str, Any]:
       ValueError: an option is wrong.
     """
     settings.check()
+    add_virtual_devices(settings.mesh)
     configurations = min(settings.configurations, settings.draws)
     counts: dict[str, collections.Counter[str]] = {f: collections.Counter() for f in settings.families}
     listed: list[dict[str, Any]] = []
@@ -178,7 +182,7 @@ def measure(settings: Settings) -> dict[str, Any]:
             rng = np.random.default_rng((settings.seed, number))
             family = settings.families[number % len(settings.families)]
             fields, count = random_fields(family, rng), counts[family]
-            model, reference = both(fields, seed=settings.seed + number)
+            model, reference = both(fields, seed=settings.seed + number, mesh=settings.mesh)
             count.update(configurations=1)
             share = settings.draws // configurations + (number < settings.draws % configurations)
             for draw in random_draws(rng, share, fields["vocab_size"]):

@@ -1,5 +1,6 @@
 """What a compiled program does, read from its text: copies, loops, collectives, traffic with the host."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -48,6 +49,12 @@ class Instruction:
     def bytes(self) -> int:
         """Bytes of the largest array that it returns, padding left out."""
         return max((math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes, _ in self.arrays), default=0)
+
+    @property
+    def largest(self) -> str:
+        """Element type and sizes of the largest array that it returns, as in bf16[2,64]."""
+        kind, sizes, _ = max(self.arrays, key=lambda a: math.prod(a[1]) * BYTES.get(a[0], 0), default=("", (), ""))
+        return f"{kind}[{','.join(map(str, sizes))}]"
 
     @property
     def body(self) -> str | None:
@@ -154,6 +161,19 @@ def host_traffic(instructions: Iterable[Instruction]) -> list[Instruction]:
 def collectives(instructions: Iterable[Instruction]) -> list[Instruction]:
     """Returns the instructions in which devices exchange arrays."""
     return [x for x in instructions if x.opcode.removesuffix("-start") in COLLECTIVES]
+
+
+def tally(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
+    """Returns kind, shape, number and megabytes of each of the collectives that are alike, the largest first.
+
+    Where one returns several arrays, the largest is its shape. Megabytes are of all of a kind and shape together.
+    """
+    counts = collections.Counter((x.opcode.removesuffix("-start"), x.largest, x.bytes) for x in instructions)
+    alike = sorted(counts.items(), key=lambda item: (-item[0][2], item[0]))
+    return [
+        {"kind": kind, "shape": shape, "count": count, "megabytes": count * size / 1e6}
+        for (kind, shape, size), count in alike
+    ]
 
 
 def estimated_cycles(program: Program, computation: str) -> int:

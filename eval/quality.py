@@ -24,6 +24,7 @@ from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from jax_smash.loading import find, load, load_tokenizer
 from jax_smash.methods import strategy_for
+from jax_smash.sharding import add_virtual_devices
 
 COLUMNS = ("method", "task", "settings", "metric", "n", "score", "low", "high", "truncated")
 SHOWN = ("length", "shots", "file")
@@ -51,6 +52,7 @@ class Settings:
       batch_size: texts that are read or decoded together.
       dtype: of the weights.
       weights: plain, or int8: every matrix as 8-bit integers.
+      mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
       json: file to write.
       details: file for the score of every example, one JSON object a line.
       plot: picture to write, a PNG.
@@ -71,6 +73,7 @@ class Settings:
     batch_size: int = 8
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: Literal["plain", "int8"] = "plain"
+    mesh: str | None = None
     json: Path | None = None
     details: Path | None = None
     plot: Path | None = None
@@ -151,8 +154,9 @@ def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
       OSError: a file cannot be read.
     """
     settings.check()
+    add_virtual_devices(settings.mesh)
     sets = read_sets(settings)
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype), weights=settings.weights)
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype), weights=settings.weights, mesh=settings.mesh)
     rows, details = [], []
     for method in dict.fromkeys(settings.methods):
         engine = Engine(model, method=method, batch_size=settings.batch_size, context=settings.context)

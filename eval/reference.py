@@ -89,10 +89,10 @@ class Reference:
         return out[len(prompt) - 1 : -1].numpy()
 
 
-def both(fields: Mapping[str, Any], *, seed: int) -> tuple[Model, Reference]:
+def both(fields: Mapping[str, Any], *, seed: int, mesh: str | None = None) -> tuple[Model, Reference]:
     """Makes a random model and loads it on our side, by way of a checkpoint in a temporary folder."""
     reference = Reference(fields, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         reference.save(Path(folder))
-        model = jax_smash.load(folder, dtype=jnp.float32)
+        model = jax_smash.load(folder, dtype=jnp.float32, mesh=mesh)
     return model, reference

@@ -29,6 +29,7 @@ from jax_smash.prompts import FilePrompt, read_prompts
 from jax_smash.quantise import check_weights
 from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
+from jax_smash.sharding import add_virtual_devices, mesh_of
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
 BASELINE = "ar"
@@ -64,6 +65,7 @@ class Settings:
       max_new_tokens: of each prompt.
       dtype: of the weights.
       weights: int8 measures the methods with int8 weights, against `ar` with plain ones on the same prompts.
+      mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -84,6 +86,7 @@ class Settings:
     max_new_tokens: int = 128
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: Literal["plain", "int8"] = "plain"
+    mesh: str | None = None
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
@@ -125,6 +128,7 @@ def measure(settings: Settings) -> dict[str, Any]:
       OSError: a file cannot be read.
     """
     settings.check()
+    add_virtual_devices(settings.mesh)
     # Of the last minute: other work on the machine shows there.
     load_before = os.getloadavg()[0]
     prompts = _read_prompts(settings)
@@ -166,9 +170,9 @@ def _read_prompts(settings: Settings) -> list[FilePrompt] | None:
 def _load(settings: Settings) -> Model:
     dtype = jnp.dtype(settings.dtype)
     if settings.random_init is not None:
-        model = random_model(settings.random_init, dtype=dtype)
+        model = random_model(settings.random_init, dtype=dtype, mesh=settings.mesh)
     else:
-        model = load(str(settings.model), dtype=dtype)
+        model = load(str(settings.model), dtype=dtype, mesh=settings.mesh)
     return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
 
 
@@ -223,9 +227,12 @@ def _bandwidth(settings: Settings) -> Bandwidth:
 def _notes(model: Model) -> list[str]:
     """Returns what a reader of the figures must know."""
     cpu, cache = jax.devices()[0].platform == "cpu", last_level_cache()
+    mesh = mesh_of(model.params)
+    divided = ["peak memory and roofline_fraction are one device's, and the model is divided over several"]
+    notes = [] if mesh is None or mesh.size == 1 else divided
     if not cpu:
-        return []
-    notes = ["peak_memory_mb is the process's largest resident set, Python and libraries included"]
+        return notes
+    notes = [*notes, "peak_memory_mb is the process's largest resident set, Python and libraries included"]
     if cache and tree_bytes(model.params) < cache:
         notes.append(
             f"the weights fit the last-level cache ({cache} bytes), and the roofline is main memory's: "

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 
 import jax
 from jax.experimental import topologies
@@ -37,18 +38,18 @@ def memory_bytes(chip: str) -> int | None:
     return None if chip == HOST else MEMORY[chip.split(":")[0]] * 2**30
 
 
-def first_device(chip: str) -> jax.Device:
-    """Returns the first device of a topology. It can be compiled for, not run on.
+def devices(chip: str) -> Sequence[jax.Device]:
+    """Returns the devices of a topology. They can be compiled for, not run on.
 
     Raises:
       ValueError, ImportError: as `check_chip`, or the compiler does not know the topology.
     """
     check_chip(chip)
     if chip == HOST:
-        return jax.devices(HOST)[0]
+        return jax.devices(HOST)
     # Read when the library is loaded: no server is asked which chip this is, and other processes may have it loaded.
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=chip).devices[0]
+        return topologies.get_topology_desc(platform="tpu", topology_name=chip).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"no topology {chip}: {error}") from error

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
 
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
@@ -17,6 +20,7 @@ from jax_smash.models.families.presets import preset
 from jax_smash.models.transformer import abstract_params, random_params
 from jax_smash.protocols import ModelDef
 from jax_smash.quantise import check_weights, quantise_params, quantising_place
+from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
@@ -90,7 +94,7 @@ class Model:
         return self.tokenizer
 
 
-def load(name: str | Path, *, dtype: Any = None, weights: str = "plain") -> Model:
+def load(name: str | Path, *, dtype: Any = None, weights: str = "plain", mesh: str | Mesh | None = None) -> Model:
     """Loads a model: a shipped one, a Hugging Face directory or hub id, or one that `convert` wrote.
 
     Args:
@@ -98,21 +102,30 @@ def load(name: str | Path, *, dtype: Any = None, weights: str = "plain") -> Mode
       dtype: of the weights in memory, and of what is computed; None keeps the checkpoint's, but float32 for a shipped
         model.
       weights: `plain`, or `int8`: every matrix as 8-bit integers with a float32 scale for each output channel.
+      mesh: devices to divide the model over, as in `fsdp=4,tp=2` or from `sharding.make_mesh`; each tensor goes to its
+        devices as it is read. None puts all on the default device.
 
     Raises:
       FileNotFoundError: there is no such model.
-      ValueError: the checkpoint is damaged, or of an unknown architecture; there are no such weights.
+      ValueError: the checkpoint is damaged, or of an unknown architecture; there are no such weights; the mesh does not
+        fit the devices or the model.
     """
     check_weights(weights)
+    mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     path = find(name)
     if path.parent == ASSETS:
         dtype = dtype or jnp.float32
     config = orbax.read_config(path) if orbax.is_checkpoint(path) else huggingface.read_config(path)[0]
-    place = quantising_place(abstract_params(config)[1]) if weights == "int8" else None
+    _, abstract = abstract_params(config)
+    placing = None if mesh is None else _place_on(mesh, abstract)
+    if weights == "int8":
+        placing = quantising_place(abstract, placing)
     if orbax.is_checkpoint(path):
-        config, graphdef, params = orbax.load(path, dtype=dtype, place=place)
+        config, graphdef, params = orbax.load(path, dtype=dtype, place=placing)
     else:
-        graphdef, params = huggingface.load_params(path, config, dtype=dtype, place=place)
+        graphdef, params = huggingface.load_params(path, config, dtype=dtype, place=placing)
+    if mesh is not None:
+        params = place(params, mesh)  # Scales of quantised weights lie where they were made.
     tokenizer = load_tokenizer(path)
     return Model(
         name=str(name),
@@ -140,20 +153,41 @@ def find(name: str | Path) -> Path:
 
 def quantised(model: Model) -> Model:
     """Returns a model with its target's matrices as int8. The model it was made from stays as it is."""
-    return dataclasses.replace(model, params={**model.params, "target": quantise_params(model.params["target"])})
+    params, mesh = quantise_params(model.params["target"]), mesh_of(model.params)
+    params = params if mesh is None else place(params, mesh)
+    return dataclasses.replace(model, params={**model.params, "target": params})
 
 
-def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0) -> Model:
+def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: str | Mesh | None = None) -> Model:
     """Makes a model of a real shape with random weights, to measure speed without a checkpoint.
 
     Args:
       shape: a preset's name, or a directory with a `config.json`.
       dtype: of the weights.
       seed: of the weights.
+      mesh: devices to divide them over, as `load` does; the weights are the same on any.
+
+    Raises:
+      ValueError: there is no such shape; the mesh does not fit the devices or the shape.
     """
+    mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     config = huggingface.read_config(shape)[0] if Path(shape).exists() else preset(shape)
-    graphdef, params = random_params(config, seed=seed, dtype=dtype)
+    if mesh is not None:
+        param_shardings(abstract_params(config)[1], mesh)  # Refuses what does not fit, before anything is made.
+    with on_mesh(mesh):
+        graphdef, params = random_params(config, seed=seed, dtype=dtype)
+    params = params if mesh is None else place(params, mesh)
     return Model(name=shape, definition=NnxModel(graphdef), params={"target": params}, config=config)
+
+
+def _place_on(mesh: Mesh, abstract: nnx.State) -> huggingface.Place:
+    """Returns a function that puts a parameter on its devices.
+
+    Raises:
+      ValueError: a parameter does not fit the mesh.
+    """
+    shardings = {where: v.get_value() for where, v in nnx.to_flat_state(param_shardings(abstract, mesh))}
+    return lambda where, array: jax.device_put(array, shardings[where])
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -12,7 +12,7 @@ from jax_smash.automaton import TokenAutomaton
 from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.score import score
-from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, take_rows
+from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
 from jax_smash.loading import Model
 from jax_smash.plan import prefill_chunk
 from jax_smash.protocols import Strategy
@@ -20,6 +20,7 @@ from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
+from jax_smash.sharding import mesh_of, on_mesh, put
 
 TokenLists = Sequence[Sequence[int]]
 
@@ -40,6 +41,7 @@ class Session:
     session of the same sizes compiles nothing.
 
     Attributes:
+      mesh: the devices that the model's parameters lie on, and the rows with them; None for one device.
       state: what is on the device. Every call replaces it and consumes the old one.
       prompt_log_probs: of the last `read`, a row: an entry for each prompt token after the first of the turn; None
         unless asked for.
@@ -78,7 +80,7 @@ class Session:
           prompt_log_probs: likewise for prompt tokens.
         """
         self.model, self.strategy, self.slots, self.samples = model, strategy, slots, samples
-        self.max_new_tokens = max_new_tokens
+        self.max_new_tokens, self.mesh = max_new_tokens, mesh_of(model.params)
         self.prompt_log_probs: list[list[TokenLogProb]] | None = None
         self._sampling, self._seeds, self._among = list(sampling), list(seeds), list(among)
         self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
@@ -90,17 +92,18 @@ class Session:
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),
             stops=jax.tree.map(jnp.copy, stops),
         )
-        rows = init_rows(
-            model.definition,
-            model.params,
-            shared,
-            row_keys(self._seeds),
-            slots=slots,
-            output=bucket(max_new_tokens),
-            block=max(self._chunk, strategy.block),
-            log_probs=log_probs,
-        )
-        self.state = DecodeState(rows=rows, shared=shared)
+        with on_mesh(self.mesh):
+            rows = init_rows(
+                model.definition,
+                model.params,
+                shared,
+                row_keys(self._seeds),
+                slots=slots,
+                output=bucket(max_new_tokens),
+                block=max(self._chunk, strategy.block),
+                log_probs=log_probs,
+            )
+        self.state = self._placed(DecodeState(rows=rows, shared=shared))
         self._fanned_out = samples == 1
 
     @property
@@ -141,7 +144,7 @@ class Session:
                 )
         stop = jnp.zeros_like(rows.stop) if self._stops is None else self._stops.start(len(texts))
         rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop)
-        self.state = replace(self.state, rows=rows)
+        self.state = self._placed(replace(self.state, rows=rows))
         self._prefill(texts)
         if not self._fanned_out:
             self._fan_out()
@@ -154,7 +157,7 @@ class Session:
         Raises:
           ValueError: the model's logits are not numbers.
         """
-        count = jnp.asarray(steps, jnp.int32)
+        count = put(jnp.asarray(steps, jnp.int32), self.mesh)
         self.state = PROGRAMS.call(decode, self.strategy, self.model.params, self.state, count)
         return bool((self._finish() == RUNNING).any())
 
@@ -176,6 +179,10 @@ class Session:
             for row, tokens in enumerate(outputs)
         ]
 
+    def _placed(self, state: DecodeState) -> DecodeState:
+        """Returns a state where the programs expect it: what the host changes need not come out there."""
+        return lay_out(state, lambda x, *axes: put(x, self.mesh, *axes))
+
     def _finish(self) -> np.ndarray:
         finish = np.asarray(self.state.rows.finish)
         if (finish == NOT_A_NUMBER).any():
@@ -194,12 +201,15 @@ class Session:
                 piece, after = text[offset : offset + width], text[offset + 1 : offset + width + 1]
                 tokens[row, : len(piece)], valid[row, : len(piece)] = piece, True
                 following[row, : len(after)] = after
-            chunk = Chunk(tokens=jnp.asarray(tokens), valid=jnp.asarray(valid))
+            chunk = Chunk(
+                tokens=put(jnp.asarray(tokens), self.mesh, "batch"), valid=put(jnp.asarray(valid), self.mesh, "batch")
+            )
             self.state, hidden = PROGRAMS.call(prefill, self.strategy, self.model.params, self.state, chunk)
             if asked:
-                record = score(
-                    self.model.definition, self.model.params, hidden, jnp.asarray(following), self._prompt_top
-                )
+                with on_mesh(self.mesh):
+                    record = score(
+                        self.model.definition, self.model.params, hidden, jnp.asarray(following), self._prompt_top
+                    )
                 self._record(jax.device_get(record), texts, offset, width)
             offset += width
 
@@ -213,11 +223,13 @@ class Session:
 
     def _fan_out(self) -> None:
         index = jnp.repeat(jnp.arange(len(self._sampling)), self.samples)
-        state = take_rows(self.state, index)
-        self.state = replace(
-            state,
-            rows=replace(state.rows, key=row_keys(self._seeds, samples=self.samples)),
-            shared=replace(state.shared, processors=self._processors(self.samples)),
+        with on_mesh(self.mesh):
+            rows = take_rows(self.state.rows, index)
+        self.state = self._placed(
+            DecodeState(
+                rows=replace(rows, key=row_keys(self._seeds, samples=self.samples)),
+                shared=replace(self.state.shared, processors=self._processors(self.samples)),
+            )
         )
         if self.prompt_log_probs is not None:
             self.prompt_log_probs = [self.prompt_log_probs[i] for i in np.asarray(index)]

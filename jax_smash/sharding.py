@@ -42,6 +42,10 @@ REPLICATED_UNLESS_DIVISIBLE = ("kv_heads", "vocab")
 Grouped-query models have 1 to 8 key-value heads, and vocabularies may have any size."""
 
 
+VIRTUAL_DEVICES = 64
+"""Devices that a CPU is made to have at most."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
     """Devices along each axis of a mesh."""
@@ -101,15 +105,35 @@ def make_mesh(shape: str | MeshShape, *, devices: Sequence[jax.Device] | None = 
     shape = parse_mesh(shape) if isinstance(shape, str) else shape
     available = list(jax.devices() if devices is None else devices)
     if shape.size > len(available):
-        raise ValueError(f"mesh {shape} needs {shape.size} devices; {len(available)} are there")
+        raise ValueError(f"mesh {shape} needs {shape.size} devices; got {len(available)}")
     if shape.size < len(available) and jax.process_count() > 1:
         raise ValueError(f"mesh {shape} has {shape.size} devices; on several hosts it must have all {len(available)}")
     return jax.make_mesh(shape.sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=available[: shape.size])
 
 
+def add_virtual_devices(shape: str | MeshShape | None) -> None:
+    """Has a CPU make as many devices as a mesh needs, at most `VIRTUAL_DEVICES`, where JAX has not begun to use it.
+
+    Other devices are as many as there are. For programs: a library leaves the choice to who imports it.
+
+    Raises:
+      ValueError: the text is malformed.
+    """
+    shape = parse_mesh(shape) if isinstance(shape, str) else shape or MeshShape()
+    now = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if 1 < shape.size <= VIRTUAL_DEVICES and now < shape.size:
+        with contextlib.suppress(RuntimeError):  # The devices are in use, and their number is fixed.
+            jax.config.update("jax_num_cpu_devices", shape.size)
+
+
 def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which `constrain` means this mesh and new arrays lie on it; None changes nothing."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def put(x: Any, mesh: Mesh | None, *axes: str | None) -> Any:
+    """Returns an array where a mesh holds it, by the logical names of its leading axes; None leaves it where it is."""
+    return x if mesh is None else jax.device_put(x, axes_sharding(x.shape, axes, mesh))
 
 
 def mesh_of(tree: Any) -> Mesh | None:
@@ -162,7 +186,7 @@ def place(params: Tree, mesh: Mesh, *, rules: Rules = RULES) -> Tree:
     return jax.device_put(params, param_shardings(params, mesh, rules=rules))
 
 
-def constrain(x: Shaped[Array, "..."], *axes: str | None | EllipsisType) -> Shaped[Array, "..."]:
+def constrain(x: Shaped[Array, "..."], *axes: str | EllipsisType | None) -> Shaped[Array, "..."]:
     """Fixes, in a traced function, how an activation lies on the ambient mesh; without one it changes nothing.
 
     Args:
@@ -173,12 +197,9 @@ def constrain(x: Shaped[Array, "..."], *axes: str | None | EllipsisType) -> Shap
     mesh = jax.sharding.get_abstract_mesh()
     if not _free(mesh):
         return x
-    if axes and axes[0] is ...:
-        free = x.ndim + 1 - len(axes)
-        last = _spec(x.shape[free:], axes[1:], mesh, RULES)
-        spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * free, *last)
-    else:
-        spec = _spec(x.shape, axes, mesh, RULES)
+    names = [axis for axis in axes if not isinstance(axis, EllipsisType)]
+    free = x.ndim - len(names) if len(names) < len(axes) else 0
+    spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * free, *_spec(x.shape[free:], names, mesh, RULES))
     return jax.lax.with_sharding_constraint(x, spec)
 
 

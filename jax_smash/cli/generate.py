@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from jax_smash.cli.errors import UsageError
-from jax_smash.cli.options import DtypeName, OutputFlags, SamplingFlags, StoppingFlags, WeightsName, at_least
+from jax_smash.cli.options import (
+    DtypeName,
+    MeshText,
+    OutputFlags,
+    SamplingFlags,
+    StoppingFlags,
+    WeightsName,
+    at_least,
+    check_mesh,
+)
 from jax_smash.cli.records import RecordFile
 from jax_smash.cli.screen import Screen
 from jax_smash.prompts import FilePrompt, checked_text, read_prompts
@@ -44,6 +53,8 @@ class Generate:
     """What weights and cache are held in; auto is the checkpoint's, and float32 for a shipped model."""
     weights: WeightsName = "plain"
     """int8 holds matrices as 8-bit integers, a scale for each output channel; plain holds them in --dtype."""
+    mesh: MeshText = None
+    """Devices to divide model and rows over: data, fsdp and tp, as in fsdp=4,tp=2. A CPU makes as many as it needs."""
     stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
     output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
@@ -77,6 +88,7 @@ class Generate:
             raise UsageError(f"exactly one of --prompt and --prompts is needed; got {got}")
         at_least("--num-samples", self.num_samples, 1)
         at_least("--batch-size", self.batch_size, 1)
+        check_mesh(self.mesh)
         self.stopping.check()
         self.output.check()
 
@@ -95,8 +107,11 @@ class Generate:
         from jax_smash.decode.programs import PROGRAMS
         from jax_smash.generation import generate
         from jax_smash.loading import load
+        from jax_smash.sharding import add_virtual_devices
 
-        model = load(self.model, dtype=None if self.dtype == "auto" else self.dtype, weights=self.weights)
+        add_virtual_devices(self.mesh)
+        dtype = None if self.dtype == "auto" else self.dtype
+        model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh)
         screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []

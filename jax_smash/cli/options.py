@@ -12,6 +12,9 @@ from jax_smash.cli.errors import UsageError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["plain", "int8"]
+MeshText = Annotated[
+    str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="AXIS=N,…", help_behavior_hint="(default: one device)")
+]
 
 
 def _flag(metavar: str, hint: str | None = None) -> Any:
@@ -155,6 +158,22 @@ def at_least(name: str, value: int, least: int) -> None:
     """
     if value < least:
         raise UsageError(f"{name} must be at least {least}; got {value}")
+
+
+def check_mesh(text: str | None) -> None:
+    """Checks the text of `--mesh`.
+
+    Raises:
+      UsageError: it is malformed, or names an unknown axis.
+    """
+    if text is None:
+        return
+    from jax_smash.sharding import parse_mesh
+
+    try:
+        parse_mesh(text)
+    except ValueError as error:
+        raise UsageError(f"--mesh: {error}") from error
 
 
 def _bias(pairs: tuple[str, ...]) -> dict[int, float]:

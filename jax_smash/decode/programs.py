@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from jax_smash.sharding import mesh_of, on_mesh
+
 COMPILATION = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
 """What JAX reports of every compilation."""
 
@@ -24,7 +26,7 @@ def compile_lowered(lowered: Any, device_kind: str) -> Any:
 
 
 class Programs:
-    """Compiles each function once for each shape of its arguments, ahead of the call.
+    """Compiles each function once for each shape of its arguments and each way they lie on devices, ahead of the call.
 
     Attributes:
       seconds: spent on tracing and compiling so far, single operations outside any program included; a caller that
@@ -51,7 +53,8 @@ class Programs:
             began, self._compiling = time.perf_counter(), True
             try:
                 kind = next(iter(leaves[0].sharding.device_set)).device_kind
-                self._programs[key] = compile_lowered(function.lower(strategy, *args), kind)
+                with on_mesh(mesh_of(args)):
+                    self._programs[key] = compile_lowered(function.lower(strategy, *args), kind)
             finally:
                 self.seconds += time.perf_counter() - began
                 self._compiling = False

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.sampling import log_probabilities
+from jax_smash.sharding import constrain
 
 PIECE_BYTES = 64 * 2**20
 """Float32 logits held at a time, about."""
@@ -36,6 +37,7 @@ def score(
     pieces = math.ceil(entries / piece)
     padding = pieces * piece - entries
     flat = jnp.pad(hidden.reshape(entries, -1), ((0, padding), (0, 0))).reshape(pieces, piece, -1)
+    flat = constrain(flat, None, None, "embed")  # The width is divided as the head's is, so the head stays.
     token = jnp.pad(following.reshape(entries), (0, padding)).reshape(pieces, piece)
 
     chosen, top_values, top_tokens = jax.lax.map(

@@ -11,6 +11,7 @@ from jax_smash.automaton import TokenAutomaton
 from jax_smash.cache import KVCache
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.pytree import pytree, replace
+from jax_smash.sharding import constrain
 
 State = TypeVar("State", "Rows", "DecodeState")
 
@@ -179,9 +180,10 @@ def lay_out(state: State, put: Callable[..., Any]) -> State:
     return jax.tree.map(put_node, state, is_leaf=lambda x: isinstance(x, KVCache))
 
 
-def take_rows(state: DecodeState, index: Int[Array, "R"]) -> DecodeState:
-    """Returns the state of some of the rows, repeated ones included. Processors must fit the new rows already."""
-    return replace(state, rows=jax.tree.map(lambda leaf: leaf[index], state.rows))
+@jax.jit
+def take_rows(rows: Rows, index: Int[Array, "R"]) -> Rows:
+    """Returns some of the rows, repeated ones included."""
+    return lay_out(jax.tree.map(lambda leaf: leaf[index], rows), constrain)
 
 
 def running_rows(state: DecodeState) -> Bool[Array, "B"]:

@@ -30,8 +30,8 @@ def weight(
     Logical axes are mapped to a mesh by rules; initialisation and checkpoint maps read the shape from here. A weight
     that names the axes its product sums over may be held as int8; its other axes are the output channels.
     """
-    # Without a mesh, a sharding name is a note on the weight; placing it is the loader's work.
-    value = initialiser(rngs.params(), shape, dtype)
+    # Each weight goes to its devices before the next is made. Without a mesh, its axes are a note on it.
+    value = constrain(initialiser(rngs.params(), shape, dtype), *axes)
     return nnx.Param(value, out_sharding=axes, eager_sharding=False, contracted=contracted)
 
 

@@ -183,3 +183,10 @@ def test_int8_weights_run_beside_plain_ones(config):
     assert (plain["method"], small["method"]) == ("ar", "ar int8")
     assert small["bytes_per_step"] < plain["bytes_per_step"] / 2
     assert small["speedup"] > 0
+
+
+def test_a_mesh_is_measured_without_compiling_while_the_clock_runs(config):
+    settings = Settings(random_init=config, prompt_tokens=5, max_new_tokens=5, mesh="fsdp=2,tp=2", **FAST)
+    found = measure(settings)
+    assert found["rows"][0]["tokens_per_second"] > 0
+    assert "the model is divided over several" in found["notes"][0]

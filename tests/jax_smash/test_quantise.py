@@ -13,7 +13,7 @@ from qwix import QArray
 
 import jax_smash
 from eval.program import Program
-from eval.topology import first_device
+from eval.topology import devices
 from jax_smash import quantise
 from jax_smash.cache import Block
 from jax_smash.checkpoints import huggingface, orbax
@@ -61,8 +61,11 @@ def test_integers_and_scales_are_qwixs():
     held, theirs = quantise.quantise(weight, (0,)), qwix.quantize(weight, jnp.int8, channelwise_axes=(1,))
     # Compiled, a division may differ in its last bit.
     np.testing.assert_allclose(held.scale, theirs.scale, rtol=1e-6)
-    assert np.abs(np.asarray(held.qvalue, int) - np.asarray(theirs.qvalue, int)).max() <= 1
-    assert (held.qvalue == theirs.qvalue).mean() > 0.999
+    apart = np.asarray(held.qvalue, int) - np.asarray(theirs.qvalue, int)
+    # The largest values lie half way between two integers, where the last bit decides.
+    half_way = np.abs(np.abs(np.asarray(weight / theirs.scale, np.float64)) % 1 - 0.5) < 1e-4
+    assert np.abs(apart).max() <= 1
+    assert not apart[~half_way].any()
 
 
 def test_a_channel_of_zeros_stays_zeros():
@@ -259,7 +262,7 @@ def test_a_cpus_loop_stores_no_weight_as_floats(optimised):
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="compiling for a TPU needs libtpu")
 @pytest.mark.parametrize("rows", [1, 2 * UNIT_ROWS])
 def test_a_tpu_multiplies_integers(optimised, rows):
-    chip = SingleDeviceSharding(first_device("v5e:1x1"))
+    chip = SingleDeviceSharding(devices("v5e:1x1")[0])
 
     def abstract(shape, dtype):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=chip)

@@ -210,3 +210,31 @@ def test_int8_weights_are_asked_for_by_name(call, model, tmp_path):
     assert "plain" in err
     assert "int8" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_mesh_of_virtual_devices_gives_the_same_text(run, call, model, tmp_path):
+    arguments = ("generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", "12", "--json", "out.jsonl")
+    result = run(*arguments, "--mesh", "fsdp=2,tp=2")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    (divided,) = records(tmp_path)
+    assert call(*arguments, "--overwrite")[0] == 0
+    assert divided["token_ids"] == records(tmp_path)[0]["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "status", "said"),
+    [
+        ("tp:2", 2, "--mesh: mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2; got 'tp:2'"),
+        ("tp=2,expert=2", 2, "--mesh: a mesh axis must be one of data, fsdp, tp; got 'expert'"),
+        ("tp=0", 2, "--mesh: mesh axis tp must be at least 1; got 0"),
+        ("tp=5000", 1, "mesh tp=5000 needs 5000 devices; got "),
+        ("fsdp=5", 1, "must be divisible by the mesh's fsdp=5"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(call, model, tmp_path, mesh, status, said):
+    arguments = ("generate", "--model", model, "--prompt", PROMPT, "--json", "out.jsonl", "--mesh", mesh)
+    found, out, err = call(*arguments)
+    assert (found, out, len(err.splitlines())) == (status, "", 1)
+    assert err.startswith(f"jax-smash: error: {said}") or (status == 1 and said in err)
+    assert os.listdir(tmp_path) == []
