@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,8 +205,3 @@ def _batch(rows: dict[str, np.ndarray]) -> Batch:
         rows["tokens_segment_ids"],
         rows["weights"],
     )
-
-
-def fill(batches: Iterator[Batch], count: int) -> float:
-    """Returns the share of `count` batches' slots that hold documents."""
-    return float(np.mean([(next(batches).segments > 0).mean() for _ in range(count)]))

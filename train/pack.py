@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,26 +46,19 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def encode(documents: Iterable[Document], tokenizer: Any) -> Iterator[Encoded]:
-    """Yields each document's tokens between begin and end, chats by the Hugging Face tokenizer's template."""
+def encode(documents: Sequence[Document], tokenizer: Any) -> list[Encoded]:
+    """Returns each document's tokens between begin and end, chats by the Hugging Face tokenizer's template."""
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     bos, eos = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
-    for group in _batched(documents, GROUP):
-        texts = [tokenizer.apply_chat_template(d.messages, tokenize=False) if d.messages else d.text for d in group]
-        encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-        for document, text, encoding in zip(group, texts, encodings, strict=True):
-            ids, offset = encoding.ids, 0
-            if ids[:1] != bos:
-                ids, offset = bos + ids, 1
-            answer = _span(text, document.answer, encoding.offsets) if document.answer else (0, 0)
-            ids = ids + eos * document.complete
-            yield Encoded(np.array(ids, dtype), (answer[0] + offset, answer[1] + offset))
-
-
-def _batched(items: Iterable[Document], size: int) -> Iterator[tuple[Document, ...]]:
-    iterator = iter(items)
-    while group := tuple(itertools.islice(iterator, size)):
-        yield group
+    texts = [tokenizer.apply_chat_template(d.messages, tokenize=False) if d.messages else d.text for d in documents]
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    encoded = []
+    for document, text, encoding in zip(documents, texts, encodings, strict=True):
+        begin = [] if encoding.ids[:1] == bos else bos
+        start, end = _span(text, document.answer, encoding.offsets) if document.answer else (0, 0)
+        ids = begin + encoding.ids + eos * document.complete
+        encoded.append(Encoded(np.array(ids, dtype), (start + len(begin), end + len(begin))))
+    return encoded
 
 
 def _span(text: str, answer: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -89,6 +82,11 @@ class _Writer:
         self.waiting_tokens += len(document.tokens)
         if self.waiting_tokens >= self.shard_tokens:
             self.flush()
+
+    @property
+    def tokens(self) -> int:
+        """Added so far."""
+        return self.counts["tokens"] + self.waiting_tokens
 
     def flush(self) -> None:
         if not self.waiting:
@@ -123,8 +121,8 @@ def pack_corpus(
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     if len({None, *special.values()}) < 4:
         raise ValueError(f"the tokenizer must have distinct special ids; got {special}")
-    for source in corpus.sources:  # A path that names nothing is told before hours of work on the others.
-        _ = source_files(source, root) if source.paths else None
+    # A path that names nothing is told before hours of work on the others.
+    files = {source.name: source_files(source, root) if source.paths else [] for source in corpus.sources}
 
     def size(text: str) -> int:
         return len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
@@ -139,31 +137,30 @@ def pack_corpus(
         for source in corpus.sources:
             task = progress.add_task(source.name, total=None, tokens=0)
             writers = {s: _Writer(work, f"{s}-{source.name}", shard_tokens) for s in (TRAIN_SPLIT, HELD_OUT_SPLIT)}
-            splits: list[str] = []
-
-            def documents(source: Any = source, splits: list[str] = splits) -> Iterator[Document]:
-                for split, document in split_documents(source, corpus, root, size):
-                    splits.append(split)
-                    yield document
-
-            for number, encoded in enumerate(encode(documents(), tokenizer)):
-                writers[splits[number]].add(encoded)
-                progress.update(task, advance=1, tokens=progress.tasks[task].fields["tokens"] + len(encoded.tokens))
+            for group in _groups(split_documents(source, corpus, root, size)):
+                for (split, _), encoded in zip(group, encode([d for _, d in group], tokenizer), strict=True):
+                    writers[split].add(encoded)
+                tokens = sum(writer.tokens for writer in writers.values())
+                progress.update(task, advance=len(group), tokens=tokens)
             for writer in writers.values():
                 writer.flush()
-            files = source_files(source, root) if source.paths else []
             index["sources"].append(
                 {
                     "name": source.name,
                     "share": source.share,
                     **({"task": source.task} if source.task else {}),
                     **{split: writer.counts for split, writer in writers.items()},
-                    "sha256": {str(path.relative_to(root)): file_sha256(path) for path in files},
+                    "sha256": {str(path.relative_to(root)): file_sha256(path) for path in files[source.name]},
                 }
             )
         index["sources_sha256"] = hashlib.sha256(json.dumps(index["sources"]).encode()).hexdigest()
         (work / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return index
+
+
+def _groups(items: Iterator[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:
+    while group := list(itertools.islice(items, GROUP)):
+        yield group
 
 
 def _progress() -> Progress:
