@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import tyro
 
-from jax_smash.sharding import make_mesh
+from jax_smash.sharding import add_virtual_devices, make_mesh
 from train.data import Packed, held_out_batches, training_batches
 from train.export import export_run
 from train.loop import Loop, train
@@ -23,6 +23,8 @@ from train.objective import language_model_objective
 from train.settings import load_settings, remember, with_special_tokens
 from train.start import first_params, loaded_params
 from train.utilisation import peak_flops, token_flops
+
+MODEL = "model"
 
 
 def main(
@@ -58,7 +60,7 @@ def main(
       until: step to stop after, with the learning rate that the whole run has there.
       batch_size: rows a step, in place of the file's.
       seed: of the first weights and of the order of rows, in place of the file's.
-      mesh: devices, as in `fsdp=4,tp=2`; by default each works on a share of the rows.
+      mesh: devices, as in `fsdp=4,tp=2`; by default each works on a share of the rows. A CPU makes as many as it needs.
       devices: on a CPU, how many virtual devices it makes; one a core trains fastest.
       log_every: steps between lines of `metrics.jsonl`.
       evaluate_every: steps between evaluations on the held-out rows.
@@ -69,6 +71,8 @@ def main(
     """
     if devices is not None:
         jax.config.update("jax_num_cpu_devices", devices)
+    else:
+        add_virtual_devices(mesh)
     began = loaded_params(init_from) if init_from else None
     settings = load_settings(
         config,
@@ -117,7 +121,14 @@ def main(
         resume=resume,
         mesh=where,
     )
-    print("exported to", export_run(output, packed, tokenizer, output / "model", sources=sources))
+    if loop.end < settings.steps:
+        print(
+            f"stopped after step {loop.end} of {settings.steps}; --resume goes on, train.export exports what there is"
+        )
+    elif (output / MODEL).exists():
+        print("exported before to", output / MODEL)
+    else:
+        print("exported to", export_run(output, packed, tokenizer, output / MODEL, sources=sources))
 
 
 if __name__ == "__main__":

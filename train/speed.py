@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_smash.models.families.presets import preset
-from jax_smash.sharding import MeshShape, make_mesh, param_shardings
+from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_shardings
 from train.data import Batch
 from train.memory import use_large_pages
 from train.objective import language_model_objective
@@ -128,6 +128,8 @@ def main(
     """
     if devices is not None:
         jax.config.update("jax_num_cpu_devices", devices)
+    else:
+        add_virtual_devices(mesh)
     if (config is None) == (shape is None):
         raise ValueError(f"expected either --config or --shape; got {config} and {shape}")
     if output is not None and output.exists():

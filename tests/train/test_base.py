@@ -94,7 +94,7 @@ def test_training_goes_on_from_exported_weights(trained, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--mesh", "fsdp=64"], "mesh fsdp=64 needs 64 devices; "),
+        (["--mesh", "fsdp=128"], "mesh fsdp=128 needs 128 devices; "),
         (["--mesh", "rows=2"], "a mesh axis must be one of data, fsdp, tp; got 'rows'"),
         (["--packed", "nowhere"], "nowhere cannot be read as packed data"),
         (["--tokenizer", "nowhere"], "nowhere is not a tokenizer's folder"),
