@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -94,32 +95,31 @@ def test_training_goes_on_from_exported_weights(trained, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--mesh", "fsdp=128"], "mesh fsdp=128 needs 128 devices; "),
-        (["--mesh", "rows=2"], "a mesh axis must be one of data, fsdp, tp; got 'rows'"),
-        (["--packed", "nowhere"], "nowhere cannot be read as packed data"),
-        (["--tokenizer", "nowhere"], "nowhere is not a tokenizer's folder"),
-        (["--config", "nowhere.json"], "nowhere.json is not a training file"),
-        (["--init-from", "nowhere"], "nowhere"),
-        (["--steps", "1"], "steps must exceed the 2 steps of warm-up; got 1"),
+        ({"mesh": "fsdp=128"}, "mesh fsdp=128 needs 128 devices; "),
+        ({"mesh": "rows=2"}, "a mesh axis must be one of data, fsdp, tp; got 'rows'"),
+        ({"packed": Path("nowhere")}, "nowhere cannot be read as packed data"),
+        ({"tokenizer": Path("nowhere")}, "nowhere is not a tokenizer's folder"),
+        ({"config": Path("nowhere.json")}, r"nowhere\.json is not a training file"),
+        ({"init_from": Path("nowhere")}, "nowhere"),
+        ({"steps": 1}, "steps must exceed the 2 steps of warm-up; got 1"),
+        ({"until": 7}, "until must be from 1 to the run's 6 steps; got 7"),
     ],
 )
-def test_the_program_names_what_is_wrong_and_writes_nothing(trained, tmp_path, options, message):
-    given = {
-        "--config": trained / "config.json",
-        "--packed": trained / "packed",
-        "--tokenizer": trained / "tokenizer",
-        "--output": tmp_path / "run",
-    } | {options[0]: options[1]}
-    words = [str(word) for pair in given.items() for word in pair]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    run = subprocess.run(
-        [sys.executable, "-m", "train.base", *words], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 1
-    assert run.stderr.splitlines()[-1].startswith("error: ")
-    assert message in run.stderr
-    assert "Traceback" not in run.stderr
+def test_what_is_wrong_is_named_and_nothing_written(trained, tmp_path, options, message):
+    places = {"config": trained / "config.json", "packed": trained / "packed", "tokenizer": trained / "tokenizer"}
+    with pytest.raises((ValueError, OSError), match=message):
+        main(**(places | {"output": tmp_path / "run"} | options))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_program_tells_an_error_in_a_line(trained, tmp_path):
+    command = [sys.executable, "-m", "train.base", "--config", trained / "config.json", "--packed", "nowhere"]
+    command += ["--tokenizer", trained / "tokenizer", "--output", tmp_path / "run"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith("error: nowhere cannot be read as packed data")
+    assert "Traceback" not in run.stderr
 
 
 def test_documents_in_a_row_do_not_see_each_other(trained):

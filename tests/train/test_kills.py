@@ -11,8 +11,8 @@ import pytest
 from tests.train.corpus_files import make_packed
 from tests.train.test_settings import FIELDS, MODEL
 
-STEPS = 60
-CONFIG = FIELDS | {"model": MODEL | {"d_model": 128, "mlp_width": 256}, "steps": STEPS, "length": 32}
+CONFIG = FIELDS | {"model": MODEL | {"d_model": 128, "mlp_width": 256}, "length": 32}
+SHORT, LONG = 12, 60
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,14 @@ def place(tmp_path_factory):
     return root
 
 
-def begin(place, output, *options, before=()):
+@pytest.fixture(scope="module")
+def undisturbed(place):
+    """A short run that nothing disturbs."""
+    finish(begin(place, place / "whole", SHORT))
+    return place / "whole"
+
+
+def begin(place, output, steps, *options, before=()):
     command = [
         *before,
         sys.executable,
@@ -36,7 +43,7 @@ def begin(place, output, *options, before=()):
         place / "packed",
     ]
     command += ["--tokenizer", place / "tokenizer", "--output", output, "--devices", "2", "--save-every", "1"]
-    command += ["--evaluate-every", "1000", *options]
+    command += ["--evaluate-every", "1000", "--steps", steps, *options]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(place / "cache")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": ""}
     return subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -52,11 +59,11 @@ def newest(output):
     return max(steps, default=0)
 
 
-def killed_often(place, output, kills, seed):
+def killed_often(place, output, total, kills):
     """Kills a run again and again while it works, and lets it end; returns the newest checkpoints at the kills."""
-    rng, steps = random.Random(seed), []
+    rng, steps = random.Random(kills), []
     for number in range(kills):
-        process = begin(place, output, "--resume")
+        process = begin(place, output, total, "--resume")
         if number % 5 == 4:  # Anywhere, starting up included.
             time.sleep(rng.uniform(0, 10))
         else:  # A step or a few after the checkpoint that it began from; most of a step is saving.
@@ -68,7 +75,7 @@ def killed_often(place, output, kills, seed):
         process.wait()
         process.stderr.close()
         steps.append(newest(output))
-    finish(begin(place, output, "--resume"))
+    finish(begin(place, output, total, "--resume"))
     return steps
 
 
@@ -76,28 +83,33 @@ def weights(output):
     return (output / "model" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_ends_with_the_same_weights(place, tmp_path, kills):
-    finish(begin(place, tmp_path / "whole"))
-    steps = killed_often(place, tmp_path / "killed", kills, seed=kills)
+def check(whole, killed, steps, total):
     print("newest checkpoints at the kills:", steps)
     assert steps == sorted(steps)
-    assert 0 < steps[-1] < STEPS
-    assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
-    lines = [json.loads(line) for line in (tmp_path / "killed/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == list(range(10, STEPS + 1, 10))
+    assert 0 < steps[-1] < total
+    assert weights(whole) == weights(killed)
+    lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [*range(10, total, 10), total]
 
 
-def test_a_disk_that_fills_costs_nothing_that_was_saved(place, tmp_path):
-    finish(begin(place, tmp_path / "whole", "--steps", "8"))
-    output = tmp_path / "full"
-    finish(begin(place, output, "--steps", "8", "--until", "3"))
+def test_a_run_that_is_killed_ends_with_the_same_weights(place, undisturbed, tmp_path):
+    check(undisturbed, tmp_path, killed_often(place, tmp_path, SHORT, 2), SHORT)
 
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_twenty_times_ends_with_the_same_weights(place, tmp_path):
+    finish(begin(place, tmp_path / "whole", LONG))
+    steps = killed_often(place, tmp_path / "killed", LONG, 20)
+    check(tmp_path / "whole", tmp_path / "killed", steps, LONG)
+
+
+def test_a_disk_that_fills_costs_nothing_that_was_saved(place, undisturbed, tmp_path):
+    finish(begin(place, tmp_path, SHORT, "--until", "3"))
     # The limit, in KiB a file, acts as a full disk does: writing fails.
-    full = begin(place, output, "--steps", "8", "--resume", before=["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash"])
+    full = begin(place, tmp_path, SHORT, "--resume", before=["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash"])
     errors = full.communicate()[1].decode()
     assert full.returncode == 1
     assert "a checkpoint could not be written: File too large; the newest whole one is of step 3" in errors
     assert "Traceback" not in errors
-    finish(begin(place, output, "--steps", "8", "--resume"))
-    assert weights(tmp_path / "whole") == weights(output)
+    finish(begin(place, tmp_path, SHORT, "--resume"))
+    assert weights(undisturbed) == weights(tmp_path)
