@@ -24,7 +24,7 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-def check(report):
+def check(report, unreadable=()):
     memory = report["chip"]["memory_bytes"]
     unread = []
     for row in report["rows"]:
@@ -37,8 +37,8 @@ def check(report):
             assert row["cache_copies"] == 0, row
         if row["program"] != "start":
             assert row["reused_mb"] * 1e6 >= report["model"]["cache_bytes_a_device"], row
-    # An older jaxlib may not know instructions that a newer libtpu gives a prefill, or a newer chip.
-    assert unread in ([], ["prefill"]) or report["chip"]["topology"].startswith("tpu7x")
+    # jaxlib reads the instructions of these chips' programs; those of a newer chip it may not know yet.
+    assert {*unread} <= {*unreadable} or report["chip"]["topology"].startswith("tpu7x")
 
 
 @pytest.mark.parametrize(("shape", "chip"), [*(("llama-3.2-1b", c) for c in CHIPS), ("gemma-2-2b", "v5e:1x1")])
@@ -52,7 +52,9 @@ def test_two_layers_compile_and_fit(shape, chip):
 def test_whole_shapes_compile_and_fit(chip, shape, batch):
     if chip == "v5e:1x1" and shape == "llama-3.1-8b":
         pytest.skip("16 GB of weights and a cache are more than the chip's 16 GiB leave room for")
-    check(measure(Settings(shape, chip, batch_size=batch, slots=2048, prefill_chunk=256)))
+    # The text of a v6e's long prefill holds an instruction that jaxlib 0.10 does not know.
+    unreadable = ("prefill",) if chip == "v6e:1x1" else ()
+    check(measure(Settings(shape, chip, batch_size=batch, slots=2048, prefill_chunk=256)), unreadable)
 
 
 @pytest.mark.parametrize(("mesh", "weights"), [("tp=4", "plain"), ("fsdp=2,tp=2", "plain"), ("fsdp=2,tp=2", "int8")])

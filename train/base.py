@@ -8,19 +8,17 @@ off goes on with `--resume`.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import jax
-import tyro
 
 from jax_smash.sharding import add_virtual_devices, make_mesh
-from train.data import Packed, held_out_batches, training_batches
+from train.data import Batch, Packed, held_out_batches, training_batches
 from train.export import export_run
-from train.loop import Loop, train
-from train.memory import use_large_pages
+from train.loop import Batches, Loop, train
 from train.objective import language_model_objective
-from train.settings import load_settings, remember, with_special_tokens
+from train.program import run_program
+from train.settings import Settings, load_settings, remember, with_special_tokens
 from train.start import first_params, loaded_params
 from train.utilisation import peak_flops, token_flops
 
@@ -84,17 +82,7 @@ def main(
     )
     settings = with_special_tokens(settings, tokenizer)
     optimiser = settings.optimiser.build(settings.steps)
-    rows = Packed(packed, tokenizer)
-    batches = training_batches(
-        rows,
-        length=settings.length,
-        batch_size=settings.batch_size // jax.process_count(),
-        seed=settings.seed,
-        answer_weight=settings.answer_weight,
-        host=jax.process_index(),
-        hosts=jax.process_count(),
-    )
-    held_out = held_out_batches(rows, length=settings.length, batch_size=settings.batch_size, rows=held_out_rows)
+    batches, held_out = _batches(settings, Packed(packed, tokenizer), held_out_rows)
     loop = Loop(
         settings.steps,
         log_every=log_every,
@@ -131,10 +119,20 @@ def main(
         print("exported to", export_run(output, packed, tokenizer, output / MODEL, sources=sources))
 
 
+def _batches(settings: Settings, packed: Packed, held_out_rows: int) -> tuple[Batches, dict[str, list[Batch]]]:
+    """Returns what this host trains on, and the held-out rows of each source."""
+    batches = training_batches(
+        packed,
+        length=settings.length,
+        batch_size=settings.batch_size // jax.process_count(),
+        seed=settings.seed,
+        answer_weight=settings.answer_weight,
+        host=jax.process_index(),
+        hosts=jax.process_count(),
+    )
+    held_out = held_out_batches(packed, length=settings.length, batch_size=settings.batch_size, rows=held_out_rows)
+    return batches, held_out
+
+
 if __name__ == "__main__":
-    if any(word.startswith("--devices") for word in sys.argv):  # Then it runs on a CPU.
-        use_large_pages()
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_program(main)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import tyro
 from flax import nnx
 
 import jax_smash
@@ -29,6 +27,7 @@ from train.checkpoint import Checkpoints
 from train.data import Packed, held_out_batches
 from train.loop import CHECKPOINTS
 from train.objective import language_model_objective
+from train.program import run_program
 from train.settings import FILE, load_settings
 from train.step import TrainState, make_evaluation
 
@@ -151,7 +150,4 @@ def main(run: Path, packed: Path, tokenizer: Path, output: Path, sources: Path |
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_program(main)

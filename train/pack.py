@@ -11,19 +11,18 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tyro
 from jaxtyping import Int64, UInt
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from jax_smash.checkpoints.directory import check_new, new_directory
 from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT, Corpus, Document, load_corpus, source_files, split_documents
+from train.program import run_program
 
 INDEX = "index.json"
 SHARD_TOKENS = 2**26
@@ -190,7 +189,4 @@ def main(corpus: Path, data_root: Path, tokenizer: Path, output: Path, shard_tok
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_program(main)

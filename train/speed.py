@@ -18,16 +18,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from jax_smash.models.families.presets import preset
 from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_shardings
 from train.data import Batch
-from train.memory import use_large_pages
 from train.objective import language_model_objective
 from train.optimiser import Optimiser
+from train.program import run_program
 from train.settings import Settings, load_settings
 from train.start import first_params
 from train.step import TrainState, make_step, place_rows
@@ -152,9 +151,4 @@ def main(
 
 
 if __name__ == "__main__":
-    if any(word.startswith("--devices") for word in sys.argv):  # Then it runs on a CPU.
-        use_large_pages()
-    try:
-        tyro.cli(main)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_program(main)

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tokenizers
-import tyro
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from train.corpus import TRAIN_SPLIT, Corpus, Source, load_corpus, split_documents
+from train.program import run_program
 
 BOS, EOS, END, PAD = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (BOS, EOS, "<|user|>", "<|assistant|>", "<|system|>", END, PAD)
@@ -135,4 +135,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    run_program(main)

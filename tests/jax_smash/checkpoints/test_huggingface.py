@@ -158,8 +158,10 @@ def test_a_second_copy_of_a_tied_head_is_passed_over_if_it_is_one(tmp_path):
 
 def test_saved_rotary_frequencies_are_passed_over(llama):
     directory, tensors = llama
+    _, without = load_params(directory)
     write_tensors(directory, tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones((8,), np.float32)})
-    load_params(directory)
+    _, beside = load_params(directory)
+    jax.tree.map(np.testing.assert_array_equal, beside, without)
 
 
 def test_all_tensors_that_do_not_fit_are_listed_at_once(llama):
