@@ -49,17 +49,19 @@ def new_directory(target: str | Path, size: int) -> Iterator[Path]:
     try:
         yield work
         os.replace(work, path)
-    except OSError as error:
-        if error.errno in FULL:
+    except BaseException as error:
+        _remove(work)
+        if isinstance(error, OSError) and error.errno in FULL:
             raise OSError(error.errno, f"no room to save: {os.strerror(error.errno)}", str(path)) from error
         raise
-    finally:
-        _remove(work)
 
 
 def _remove(work: Path) -> None:
-    for _ in range(20):
+    """Removes a directory for good: after an error, threads of Orbax may still write into it, or make it again."""
+    absent = 0
+    for _ in range(200):
         shutil.rmtree(work, ignore_errors=True)
-        if not work.exists():
+        absent = 0 if work.exists() else absent + 1
+        if absent == 5:
             return
-        time.sleep(0.1)  # After an error, threads of Orbax may still be writing.
+        time.sleep(0.1)
