@@ -96,7 +96,7 @@ def abstract(
             stop_tokens=jnp.zeros((1,), jnp.int32),
         )
         rows = init_rows(
-            strategy.target,
+            strategy,
             params,
             shared,
             jax.random.split(jax.random.key(0), batch),

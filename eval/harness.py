@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from eval.options import Names
 from eval.report import check_output, heading, print_table, run_program, write_json
 from jax_smash.loading import load
-from jax_smash.methods import strategy_for
+from jax_smash.methods import check_method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Settings:
             raise ImportError("lm-evaluation-harness is not installed: pip install 'jax_smash[lm-eval]'")
         if not self.tasks:
             raise ValueError("tasks must name at least one task of the harness; got none")
-        strategy_for(self.method)
+        check_method(self.method)
         for name, smallest in {"shots": 0, "limit": 1, "batch_size": 1}.items():
             value = getattr(self, name)
             if value is not None and value < smallest:

@@ -15,7 +15,7 @@ from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.generation import QUIET_STEPS
 from jax_smash.loading import Model
-from jax_smash.methods import strategy_for
+from jax_smash.methods import make_method
 from jax_smash.plan import step_bytes, tree_bytes
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
@@ -93,7 +93,7 @@ class Ours:
         self.name = name if weights == "plain" else f"{name} {weights}"
         self.model, self.slots = model, slots
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.strategy = strategy_for(name)(target=model.definition, sampled=False, log_probs=None)
+        self.method = make_method(model, name)
         self._compile_s = 0.0
         self._peak_mb: float | None = None
         self._program_mb: float | None = None
@@ -107,7 +107,7 @@ class Ours:
             session.run(QUIET_STEPS)
         self._compile_s = PROGRAMS.seconds - compiled
         steps = put(jnp.asarray(QUIET_STEPS, jnp.int32), session.mesh)
-        program = PROGRAMS.program(decode, self.strategy, self.model.params, session.state, steps)
+        program = PROGRAMS.program(decode, self.method.strategy, self.method.params, session.state, steps)
         self._program_mb = program_megabytes(program)
         self._peak_mb = peak_megabytes()
 
@@ -153,7 +153,7 @@ class Ours:
     def _session(self) -> Session:
         return Session(
             self.model,
-            self.strategy,
+            self.method,
             slots=self.slots,
             max_new_tokens=self.max_new_tokens,
             sampling=[SamplingOptions()] * self.batch_size,

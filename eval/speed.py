@@ -23,7 +23,7 @@ from eval.measure import Contender, Ours
 from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from jax_smash.loading import Model, load, quantised, random_model
-from jax_smash.methods import strategy_for
+from jax_smash.methods import check_method
 from jax_smash.plan import tree_bytes
 from jax_smash.prompts import FilePrompt, read_prompts
 from jax_smash.quantise import check_weights
@@ -114,7 +114,7 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         check_weights(self.weights)
         for method in self.methods:
-            strategy_for(method)
+            check_method(method)
         if self.peers:
             require_torch()
         check_output(self.json, overwrite=self.overwrite)

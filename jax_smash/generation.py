@@ -11,7 +11,7 @@ from jax_smash.automaton import StreamDecoder
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.state import FINISH_REASONS
 from jax_smash.loading import Model
-from jax_smash.methods import strategy_for
+from jax_smash.methods import DraftOptions, check_method, make_method
 from jax_smash.request import Prompt, Request, check_counts, make_request
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session, TokenLogProb
@@ -61,6 +61,7 @@ def generate(
     prompts: Prompt | Sequence[Prompt],
     *,
     method: str = "ar",
+    draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
     max_new_tokens: int = 128,
     sampling: SamplingOptions | Sequence[SamplingOptions] = SamplingOptions(),  # noqa: B008 - frozen
     stop: str | Sequence[str] = (),
@@ -87,6 +88,7 @@ def generate(
       model: from `load`.
       prompts: one prompt, or several.
       method: a name of `jax_smash.methods.METHODS`.
+      draft: options of methods that draft.
       max_new_tokens: at most, a continuation.
       sampling: how tokens are chosen, for all prompts or one a prompt.
       stop: strings that end a continuation; they and what follows are cut.
@@ -110,7 +112,7 @@ def generate(
     Raises:
       ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded.
     """
-    strategy_class = strategy_for(method)
+    check_method(method)
     check_counts(max_new_tokens=max_new_tokens, num_samples=num_samples, batch_size=batch_size)
     request = make_request(
         model,
@@ -124,9 +126,10 @@ def generate(
         chat=chat,
         slots=slots,
     )
-    strategy = strategy_class(
-        target=model.definition, sampled=any(o.sampled for o in request.sampling), log_probs=log_probs
+    made = make_method(
+        model, method, sampled=any(o.sampled for o in request.sampling), log_probs=log_probs, draft=draft
     )
+    memory = None
     size = min(batch_size, len(request.tokens))
     completions: list[Completion] = []
     for first in range(0, len(request.tokens), size):
@@ -135,7 +138,7 @@ def generate(
         fill = size - len(batch)
         session = Session(
             model,
-            strategy,
+            made,
             slots=request.slots,
             max_new_tokens=max_new_tokens,
             sampling=[request.sampling[i] for i in batch] + [SamplingOptions()] * fill,
@@ -146,9 +149,12 @@ def generate(
             grammar=request.grammar,
             log_probs=log_probs,
             prompt_log_probs=prompt_log_probs,
+            memory=memory,
         )
         turn = _Turn(model, session, request, batch, on_text, on_tokens)
         turn.run(steps or (STREAM_STEPS if on_text else QUIET_STEPS))
+        # What a drafter learned from one batch helps with the next.
+        memory = session.state.shared.memory
         for completion in turn.completions():
             completions.append(completion)
             if on_completion is not None:

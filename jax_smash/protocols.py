@@ -126,16 +126,46 @@ class SparsePolicy(Protocol):
 
 
 @runtime_checkable
-class Strategy(Protocol):
-    """A decoding method: everything that one step of the loop does. Hashable, without arrays: it is compiled in.
+class Drafter(Protocol):
+    """Proposes trees and learns from what the target makes of them. Hashable, without arrays: it is compiled in.
 
-    Attributes:
-      target: the model that decodes.
-      block: entries that one step commits at most.
+    What it keeps of each row stands in `state.rows.draft.drafter`, what rows share in `state.shared.memory.drafter`.
     """
 
-    target: ModelDef
-    block: int
+    def init(self, params: Params, batch: int, slots: int) -> Any:
+        """Makes what is kept of rows that have seen nothing; every leaf is `[B, …]`."""
+        ...
+
+    def prefill(self, params: Params, state: State, chunk: Any, hidden: Any, taps: Any) -> State:
+        """Learns from a chunk of the prompt, after the target has read it."""
+        ...
+
+    def propose(self, params: Params, state: State, topology: Any) -> tuple[Any, State]:
+        """Returns a tree of at most the topology's nodes and levels, its root the pending token."""
+        ...
+
+    def observe(self, params: Params, state: State, verified: Any) -> State:
+        """Learns from a verified tree. The state already holds what was emitted."""
+        ...
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """A decoding method: everything that one step of the loop does. Hashable, without arrays: it is compiled in."""
+
+    @property
+    def target(self) -> ModelDef:
+        """The model that decodes."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Entries that one step commits at most."""
+        ...
+
+    def init(self, params: Params, batch: int, slots: int) -> Any:
+        """Makes what the method keeps of rows that have seen nothing; every leaf is `[B, …]`, or None."""
+        ...
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Learns from a chunk of the prompt, after the target has read it."""

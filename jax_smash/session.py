@@ -14,8 +14,8 @@ from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.score import score
 from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
 from jax_smash.loading import Model
+from jax_smash.methods import Method
 from jax_smash.plan import prefill_chunk
-from jax_smash.protocols import Strategy
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
@@ -50,7 +50,7 @@ class Session:
     def __init__(
         self,
         model: Model,
-        strategy: Strategy,
+        method: Method,
         *,
         slots: int,
         max_new_tokens: int,
@@ -62,12 +62,13 @@ class Session:
         grammar: TokenAutomaton | None = None,
         log_probs: int | None = None,
         prompt_log_probs: int | None = None,
+        memory: Any = None,
     ):
         """Allocates the rows: one a prompt, repeated `samples` times once the prompts have been read.
 
         Args:
           model: the model.
-          strategy: the decoding method.
+          method: how to decode.
           slots: the cache's capacity a row, in slots.
           max_new_tokens: tokens that one turn may emit at most, a row.
           sampling: how tokens are chosen, one a prompt.
@@ -78,8 +79,9 @@ class Session:
           grammar: the automaton that output is held to.
           log_probs: likeliest tokens recorded beside each emitted one; None for no record.
           prompt_log_probs: likewise for prompt tokens.
+          memory: what an earlier session's rows shared, to go on from; None begins with the method's own.
         """
-        self.model, self.strategy, self.slots, self.samples = model, strategy, slots, samples
+        self.model, self.method, self.slots, self.samples = model, method, slots, samples
         self.max_new_tokens, self.mesh = max_new_tokens, mesh_of(model.params)
         self.prompt_log_probs: list[list[TokenLogProb]] | None = None
         self._sampling, self._seeds, self._among = list(sampling), list(seeds), list(among)
@@ -91,16 +93,17 @@ class Session:
             processors=self._processors(1),
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),
             stops=jax.tree.map(jnp.copy, stops),
+            memory=jax.tree.map(jnp.copy, method.memory if memory is None else memory),
         )
         with on_mesh(self.mesh):
             rows = init_rows(
-                model.definition,
-                model.params,
+                method.strategy,
+                method.params,
                 shared,
                 row_keys(self._seeds),
                 slots=slots,
                 output=bucket(max_new_tokens),
-                block=max(self._chunk, strategy.block),
+                block=max(self._chunk, method.strategy.block),
                 log_probs=log_probs,
             )
         self.state = self._placed(DecodeState(rows=rows, shared=shared))
@@ -148,7 +151,7 @@ class Session:
         self._prefill(texts)
         if not self._fanned_out:
             self._fan_out()
-        self.state = PROGRAMS.call(start, self.strategy, self.model.params, self.state)
+        self.state = PROGRAMS.call(start, self.method.strategy, self.method.params, self.state)
         self._finish()
 
     def run(self, steps: int) -> bool:
@@ -158,7 +161,7 @@ class Session:
           ValueError: the model's logits are not numbers.
         """
         count = put(jnp.asarray(steps, jnp.int32), self.mesh)
-        self.state = PROGRAMS.call(decode, self.strategy, self.model.params, self.state, count)
+        self.state = PROGRAMS.call(decode, self.method.strategy, self.method.params, self.state, count)
         return bool((self._finish() == RUNNING).any())
 
     def outputs(self) -> list[list[int]]:
@@ -204,7 +207,7 @@ class Session:
             chunk = Chunk(
                 tokens=put(jnp.asarray(tokens), self.mesh, "batch"), valid=put(jnp.asarray(valid), self.mesh, "batch")
             )
-            self.state, hidden = PROGRAMS.call(prefill, self.strategy, self.model.params, self.state, chunk)
+            self.state, hidden = PROGRAMS.call(prefill, self.method.strategy, self.method.params, self.state, chunk)
             if asked:
                 with on_mesh(self.mesh):
                     record = score(

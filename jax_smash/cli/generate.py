@@ -182,10 +182,10 @@ def summary(completions: list["Completion"], seconds: float, compiled: float) ->
 
 
 def _check_method(method: str) -> None:
-    from jax_smash.methods import strategy_for
+    from jax_smash.methods import check_method
 
     try:
-        strategy_for(method)
+        check_method(method)
     except ValueError as error:
         raise UsageError(f"--{error}") from error
 

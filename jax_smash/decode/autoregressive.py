@@ -31,6 +31,9 @@ class Autoregressive:
     block = 1
     """Entries that one step commits at most."""
 
+    def init(self, params: Params, batch: int, slots: int) -> None:
+        """Keeps nothing beside the cache."""
+
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
         """Learns nothing: there is no drafter."""
         return state
@@ -58,6 +61,7 @@ class Autoregressive:
         logits = constrain(logits, "batch")  # The vocabulary in one place: what follows is every row's own affair.
         path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
         processed = processed_logits(state, logits[:, None], path)
-        token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)[:, 0]
-        log_probs = None if self.log_probs is None else log_probabilities(logits, token, self.log_probs)
-        return emit(state, token, logits, log_probs=log_probs)
+        token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)
+        chosen = jnp.take_along_axis(logits, token, axis=1)
+        log_probs = None if self.log_probs is None else log_probabilities(logits[:, None], token, self.log_probs)
+        return emit(state, token, chosen, log_probs=log_probs)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.cache import Block, after
 from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
-from jax_smash.protocols import ModelDef, Params, Strategy
+from jax_smash.protocols import Params, Strategy
 from jax_smash.pytree import pytree, replace
 from jax_smash.sharding import constrain
 
@@ -28,7 +28,7 @@ class Chunk:
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("slots", "output", "block", "log_probs"))
 def init_rows(
-    target: ModelDef,
+    strategy: Strategy,
     params: Params,
     shared: Shared,
     key: Key[Array, "B"],
@@ -41,7 +41,7 @@ def init_rows(
     """Makes rows that hold nothing yet and do not run.
 
     Args:
-      target: the model whose cache the rows carry.
+      strategy: the method that the rows are for.
       params: its parameters.
       shared: the processors whose state the rows carry.
       key: a random key a row.
@@ -50,7 +50,7 @@ def init_rows(
       block: the most entries that one commit writes (the prefill chunk, or a draft tree).
       log_probs: record the log-probability of this many likeliest tokens beside each emitted one; None for neither.
     """
-    model = target.bind(params["target"])
+    model = strategy.target.bind(params["target"])
     batch = key.shape[0]
     vector = jax.eval_shape(model.embed, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
     zeros = jnp.zeros((batch,), jnp.int32)
@@ -74,6 +74,7 @@ def init_rows(
             top_values=jnp.zeros((batch, output, log_probs), jnp.float32),
             top_tokens=jnp.zeros((batch, output, log_probs), jnp.int32),
         ),
+        draft=strategy.init(params, batch, slots),
     )
     return lay_out(rows, constrain)
 

@@ -56,6 +56,7 @@ class Rows:
       forwards: decode forwards of the target made while the row ran; prefill is left out.
       last_hidden: the target's final hidden state of the last prompt token.
       log_probs: None unless asked for.
+      draft: what the method keeps of the row beside the target's cache; None in plain decoding.
     """
 
     cache: Any
@@ -71,6 +72,7 @@ class Rows:
     forwards: Int[Array, "B"]
     last_hidden: Float[Array, "B D"]
     log_probs: LogProbs | None = None
+    draft: Any = None
 
 
 @pytree
@@ -81,7 +83,7 @@ class Shared:
       processors: logits processors; their settings are arrays of one value a row.
       stop_tokens: ids that end a row; −1 is padding.
       stops: the automaton of the stop strings; None where there are none.
-      memory: what a drafter keeps across rows; None in plain decoding.
+      memory: what the method keeps across rows; None in plain decoding.
     """
 
     processors: tuple[LogitsProcessor, ...]
@@ -100,49 +102,61 @@ class DecodeState:
 
 def emit(
     state: DecodeState,
-    token: Int[Array, "B"],
-    logits: Float[Array, "B V"],
+    token: Int[Array, "B P"],
+    logit: Float[Array, "B P"],
+    count: Int[Array, "B"] | None = None,
     *,
-    log_probs: tuple[Float[Array, "B"], Float[Array, "B n"], Int[Array, "B n"]] | None = None,
+    log_probs: tuple[Float[Array, "B P"], Float[Array, "B P n"], Int[Array, "B P n"]] | None = None,
 ) -> DecodeState:
-    """Appends one token to every running row and ends the rows that it ends.
+    """Appends tokens to every running row and ends the rows that one of them ends; none is emitted behind that one.
 
     A stop token is part of the output. A stop string ends the row at the token that completes it.
 
     Args:
-      token: the emitted token.
-      logits: what it was chosen from; a NaN there ends the row with `NOT_A_NUMBER`.
-      log_probs: of this token, where they are recorded.
+      token: what may be emitted, in order.
+      logit: the model's logit of each; a NaN there ends the row with `NOT_A_NUMBER`.
+      count: how many of them a row emits, at least 1; None for all.
+      log_probs: of these tokens, where they are recorded.
     """
     rows, shared = state.rows, state.shared
     running = rows.finish == RUNNING
-    # Past the end is dropped, so a finished row writes nothing.
-    place = jnp.where(running, rows.output_length, rows.output.shape[1])
-    emitted = running.astype(jnp.int32)
-    output_length = rows.output_length + emitted
-    stop = rows.stop
-    finish = jnp.where(output_length >= rows.limit, LENGTH, RUNNING)
+    width = token.shape[1]
+    place = jnp.arange(width, dtype=jnp.int32)[None]
+    count = jnp.full_like(rows.finish, width) if count is None else count
+    finish = jnp.where(rows.output_length[:, None] + place + 1 >= rows.limit[:, None], LENGTH, RUNNING)
+    stops = None
     if shared.stops is not None:
-        stop = jnp.where(running, shared.stops.step(rows.stop, token), rows.stop)
-        finish = jnp.where(shared.stops.matched(stop), STOP_STRING, finish)
-    finish = jnp.where((token[:, None] == shared.stop_tokens[None]).any(-1), STOP_TOKEN, finish)
-    chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
-    finish = jnp.where(jnp.isnan(chosen), NOT_A_NUMBER, finish)
+        stops = shared.stops.trace(rows.stop, token)
+        finish = jnp.where(shared.stops.matched(stops), STOP_STRING, finish)
+    finish = jnp.where((token[:, :, None] == shared.stop_tokens[None, None]).any(-1), STOP_TOKEN, finish)
+    finish = jnp.where(jnp.isnan(logit), NOT_A_NUMBER, finish)
+    # The first token that ends the row is the last one emitted.
+    ended = (finish != RUNNING).astype(jnp.int32)
+    before = jnp.cumsum(ended, axis=1) - ended
+    emitted = ((before == 0) & (place < count[:, None]) & running[:, None]).sum(1, dtype=jnp.int32)
+    last = jnp.maximum(emitted - 1, 0)[:, None]
+    # Past the end is dropped, so a finished row writes nothing.
+    slot = jnp.where(place < emitted[:, None], rows.output_length[:, None] + place, rows.output.shape[1])
+    processors = rows.processors
+    for i in range(width):
+        processors = tuple(
+            p.advance(s, token[:, i], emitted > i) for p, s in zip(shared.processors, processors, strict=True)
+        )
     rows = replace(
         rows,
-        pending=jnp.where(running, token, rows.pending),
+        pending=jnp.where(running, _at(token, last), rows.pending),
         token_length=rows.token_length + emitted,
-        output=_put(rows.output, place, token),
-        output_length=output_length,
-        finish=jnp.where(running, finish, rows.finish).astype(jnp.int32),
-        stop=stop,
-        processors=tuple(p.advance(s, token, running) for p, s in zip(shared.processors, rows.processors, strict=True)),
+        output=_put(rows.output, slot, token),
+        output_length=rows.output_length + emitted,
+        finish=jnp.where(running, _at(finish, last), rows.finish).astype(jnp.int32),
+        stop=rows.stop if stops is None else jnp.where(running, _at(stops, last), rows.stop),
+        processors=processors,
         log_probs=rows.log_probs
         if rows.log_probs is None or log_probs is None
         else LogProbs(
-            chosen=_put(rows.log_probs.chosen, place, log_probs[0]),
-            top_values=_put(rows.log_probs.top_values, place, log_probs[1]),
-            top_tokens=_put(rows.log_probs.top_tokens, place, log_probs[2]),
+            chosen=_put(rows.log_probs.chosen, slot, log_probs[0]),
+            top_values=_put(rows.log_probs.top_values, slot, log_probs[1]),
+            top_tokens=_put(rows.log_probs.top_tokens, slot, log_probs[2]),
         ),
     )
     return replace(state, rows=rows)
@@ -191,5 +205,9 @@ def running_rows(state: DecodeState) -> Bool[Array, "B"]:
     return state.rows.finish == RUNNING
 
 
-def _put(buffer: Array, place: Int[Array, "B"], value: Array) -> Array:
-    return buffer.at[jnp.arange(buffer.shape[0]), place].set(value.astype(buffer.dtype), mode="drop")
+def _at(values: Int[Array, "B P"], place: Int[Array, "B 1"]) -> Int[Array, "B"]:
+    return jnp.take_along_axis(values, place, axis=1)[:, 0]
+
+
+def _put(buffer: Array, slot: Int[Array, "B P"], value: Array) -> Array:
+    return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(value.astype(buffer.dtype), mode="drop")

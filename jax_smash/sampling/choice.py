@@ -44,7 +44,12 @@ def gumbel_noise(key: Key[Array, "B"], position: Int[Array, "B M"], vocab_size: 
 
 
 def choose(
-    logits: Float[Array, "B M V"], key: Key[Array, "B"], position: Int[Array, "B M"], *, sampled: bool
+    logits: Float[Array, "B M V"],
+    key: Key[Array, "B"],
+    position: Int[Array, "B P"],
+    *,
+    sampled: bool,
+    place: Int[Array, "B M"] | None = None,
 ) -> Int[Array, "B M"]:
     """Returns the token at each node: the likeliest after Gumbel noise, which draws it from the softmax of the logits.
 
@@ -54,11 +59,15 @@ def choose(
     Args:
       logits: processed; a greedy row has one finite logit a node where others sample (`Temperature` at 0).
       key: of each row.
-      position: index, in the row's sequence, of the token to be chosen.
+      position: index, in the row's sequence, of the token to be chosen; one a node.
       sampled: some row samples; False takes the likeliest token, without noise.
+      place: which of the positions each node's is, where nodes share positions: noise is drawn once for each.
     """
     if sampled:
-        logits = logits.astype(jnp.float32) + gumbel_noise(key, position, logits.shape[-1])
+        noise = gumbel_noise(key, position, logits.shape[-1])
+        if place is not None:
+            noise = jnp.take_along_axis(noise, place[:, :, None], axis=1)
+        logits = logits.astype(jnp.float32) + noise
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 

@@ -8,7 +8,7 @@ import pytest
 from jax_smash import SamplingOptions, generate
 from jax_smash.cache import Block
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.methods import strategy_for
+from jax_smash.methods import make_method
 from jax_smash.session import Session
 from tests.tiny import tiny_model
 
@@ -95,7 +95,7 @@ def test_a_prompt_read_in_chunks_is_a_prompt_read_at_once(monkeypatch):
 
 def test_a_chat_goes_on_without_reading_again():
     model = tiny_model()
-    strategy = strategy_for("ar")(target=model.definition)
+    strategy = make_method(model, "ar")
 
     def session(batch):
         return Session(
@@ -127,7 +127,7 @@ def test_a_turn_that_does_not_fit_is_refused_and_changes_nothing():
     model = tiny_model()
     chat = Session(
         model,
-        strategy_for("ar")(target=model.definition),
+        make_method(model, "ar"),
         slots=64,
         max_new_tokens=16,
         sampling=[SamplingOptions()],

@@ -15,7 +15,7 @@ from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.state import Rows
 from jax_smash.loading import quantised, random_model
-from jax_smash.methods import strategy_for
+from jax_smash.methods import make_method
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import quantise_params
 from jax_smash.session import Session
@@ -320,7 +320,7 @@ def test_rows_and_cache_are_divided():
     model = on("fsdp=4,tp=2")
     session = Session(
         model,
-        strategy_for("ar")(target=model.definition, sampled=False, log_probs=None),
+        make_method(model, "ar"),
         slots=64,
         max_new_tokens=8,
         sampling=[SamplingOptions()] * 4,
