@@ -15,6 +15,7 @@ from jax_smash.cli.convert import Convert
 from jax_smash.cli.errors import UsageError, debugging, describe, report
 from jax_smash.cli.generate import Generate
 from jax_smash.cli.info import Info
+from jax_smash.cli.tune import Tune
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -26,6 +27,7 @@ Command = (
     Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
+    | Annotated[Tune, tyro.conf.subcommand("tune")]
 )
 
 

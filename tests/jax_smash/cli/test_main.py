@@ -10,7 +10,7 @@ from jax_smash.cli import main as program
 from jax_smash.cli.errors import UsageError, describe
 from jax_smash.cli.main import parse, run
 
-COMMANDS = ("generate", "info", "convert")
+COMMANDS = ("generate", "info", "convert", "tune")
 
 
 class Failing:

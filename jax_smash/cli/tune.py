@@ -1,0 +1,164 @@
+"""`jax-smash tune`: measure what a decode step costs by its size, and keep it for decoding."""
+
+import dataclasses
+import importlib.util
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from jax_smash.cli.errors import UsageError
+from jax_smash.cli.options import DtypeName, WeightsName, at_least
+
+if TYPE_CHECKING:
+    from jax_smash.costs.curve import CostCurve
+
+NODES = "1,2,4,8,16,24,32,48,64,81,128"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tune:
+    """Measure the time of a decode step by its tree's nodes, and store it for `--tree auto`."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
+    dtype: DtypeName = "auto"
+    """What weights and cache are held in; auto is the checkpoint's, and float32 for a shipped model."""
+    weights: WeightsName = "plain"
+    """int8 holds matrices as 8-bit integers, plain holds them in --dtype. Each is measured for itself."""
+    batch_size: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N …")] = (1,)
+    """Rows that decode together; several are measured one after another."""
+    slots: Annotated[
+        int | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="S", help_behavior_hint="(default: 1024)")
+    ] = None
+    """Cache slots that a step reads, at most the model's context."""
+    nodes: Annotated[str, tyro.conf.arg(metavar="M,…")] = NODES
+    """Nodes of the trees to measure, the root included, rising from 1."""
+    repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 7
+    """Timed calls of each size, interleaved; the median counts."""
+    plot: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = (
+        None
+    )
+    """Draw the curves into a picture."""
+    overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let --plot replace a file. A stored curve is always replaced."""
+
+    def run(self) -> None:
+        """Checks everything that can be checked without the model, then measures, stores and prints.
+
+        Raises:
+          UsageError: options are out of range.
+          FileNotFoundError, ValueError: as `jax_smash.load` says.
+          OSError: the curve cannot be stored.
+          ImportError: a picture is asked for and matplotlib is not installed.
+        """
+        entries = self._check()
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from jax_smash.costs.store import check_writable, cost_key, costs_directory, save_costs
+        from jax_smash.loading import find, load
+        from jax_smash.tuning import measure_costs
+
+        find(self.model)
+        check_writable(costs_directory())
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        curves = []
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task(f"loading {self.model}", total=None)
+            model = load(self.model, dtype=None if self.dtype == "auto" else self.dtype, weights=self.weights)
+            assert model.config is not None
+            slots = min(self.slots or 1024, model.config.max_positions)
+            if entries[-1] > slots:
+                raise UsageError(f"--nodes must be at most the cache's {slots} slots; got {entries[-1]}")
+            params = model.params["target"]
+            for batch in self.batch_size:
+                bar.reset(task, description=f"batch {batch}", total=None)
+                curve = measure_costs(
+                    model,
+                    batch=batch,
+                    slots=slots,
+                    entries=entries,
+                    repeats=self.repeats,
+                    progress=lambda done, total: bar.update(task, completed=done, total=total),
+                )
+                key = cost_key(model.config, params, batch=batch)
+                path = save_costs(curve, key)
+                cores = f", {key.cores} cores" if key.cores else ""
+                place = f"{self.model}, {key.dtype}, {key.weights} weights, {key.device}{cores}"
+                console.print(f"wrote {path}")
+                print(f"{place}\n{table(curve)}", flush=True)
+                curves.append(curve)
+        if self.plot is not None:
+            _draw(curves, self.plot, title=place)
+            console.print(f"wrote {self.plot}")
+
+    def _check(self) -> tuple[int, ...]:
+        entries = parse_nodes(self.nodes)
+        for batch in self.batch_size:
+            at_least("--batch-size", batch, 1)
+        if len(set(self.batch_size)) < max(1, len(self.batch_size)):
+            raise UsageError("--batch-size must be one or more different numbers")
+        at_least("--repeats", self.repeats, 1)
+        if self.slots is not None:
+            at_least("--slots", self.slots, 1)
+        if self.plot is not None:
+            _check_plot(self.plot, overwrite=self.overwrite)
+        elif self.overwrite:
+            raise UsageError("--overwrite is about --plot; give it a file")
+        return entries
+
+
+def parse_nodes(text: str) -> tuple[int, ...]:
+    """Returns the numbers of `--nodes`.
+
+    Raises:
+      UsageError: they are no numbers, or do not rise from 1.
+    """
+    try:
+        nodes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        nodes = ()
+    rising = all(a < b for a, b in itertools.pairwise(nodes))
+    if not nodes or nodes[0] != 1 or not rising:
+        raise UsageError(f"--nodes must be numbers that rise from 1, as in 1,2,4; got {text!r}")
+    return nodes
+
+
+def table(curve: "CostCurve") -> str:
+    """Returns a curve as lines to read."""
+    lines = [
+        f"batch {curve.batch}, {curve.slots:,} slots",
+        f"{'nodes':>7} {'ms':>10} {'T(m)/T(1)':>10} {'ms a node':>10}",
+    ]
+    for m, seconds, relative in zip(curve.entries, curve.seconds, curve.relative(), strict=True):
+        lines.append(f"{m:>7} {1e3 * seconds:>10.3f} {relative:>10.2f} {1e3 * seconds / m:>10.3f}")
+    return "\n".join(lines)
+
+
+def _check_plot(path: Path, *, overwrite: bool) -> None:
+    if path.suffix != ".png":
+        raise UsageError(f"--plot must be a .png file; got {path}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path} needs a directory {path.parent}; there is none")
+    if path.exists() and not (overwrite and path.is_file()):
+        raise UsageError(f"--plot: {path} exists; --overwrite replaces a file")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--plot {path} cannot be made: {path.parent} is read-only")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
+
+
+def _draw(curves: Sequence["CostCurve"], path: Path, *, title: str) -> None:
+    from jax_smash.costs.plot import plot_costs  # matplotlib takes a second to import.
+
+    temporary = path.with_name(path.name + ".partial")
+    try:
+        temporary.write_bytes(plot_costs(curves, title=title))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""What a step costs by arithmetic, where nothing was measured."""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_smash.config import ModelConfig
+from jax_smash.costs.curve import CostCurve
+from jax_smash.plan import step_bytes
+from jax_smash.quantise import activation_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """What a device can do at most.
+
+    Attributes:
+      bytes_per_second: read from memory.
+      operations_per_second: of products in 16 bits; in 32 bits half as many are counted, but as many on a CPU.
+    """
+
+    bytes_per_second: float
+    operations_per_second: float
+
+
+ROOFLINES = {
+    "B200": Roofline(8.0e12, 2250e12),
+    "H200": Roofline(4.8e12, 989e12),
+    "H100": Roofline(3.35e12, 989e12),
+    "A100": Roofline(2.0e12, 312e12),
+    "TPU v4": Roofline(1.2e12, 275e12),
+    "TPU v5 lite": Roofline(0.82e12, 197e12),
+    "TPU v5": Roofline(2.77e12, 459e12),
+    "TPU v6 lite": Roofline(1.64e12, 918e12),
+    "TPU7x": Roofline(7.37e12, 2307e12),
+}
+"""Data-sheet figures of dense products by a part of the device's kind; the first that fits counts."""
+
+CPU = "cpu"
+CPU_BYTES_PER_SECOND = 27e9
+CPU_OPERATIONS_PER_CORE = 50e9
+"""A float32 model of 100M parameters on four cores ran at this rate: 15 ms a step of one entry, 80 ms of 64."""
+
+
+def estimate_costs(
+    config: ModelConfig, params: Any, *, batch: int, slots: int, most: int, kind: str | None = None
+) -> CostCurve | None:
+    """Estimates a cost curve from what a step must read and multiply, as if neither hid the other.
+
+    Real steps are slower, on most devices by about the same factor at every size: what is chosen by this curve is
+    chosen by its form, and a measured one (`jax-smash tune`) is better.
+
+    Args:
+      config: the model's sizes.
+      params: the target's parameters, or their abstract shapes.
+      batch: rows.
+      slots: cache slots a row that a step reads.
+      most: the curve reaches this many entries.
+      kind: of the device, as JAX names it; None takes the first device's.
+
+    Returns:
+      None where nothing is known of the device.
+    """
+    kind = jax.devices()[0].device_kind if kind is None else kind
+    roofline = _roofline(kind)
+    if roofline is None:
+        return None
+    read = step_bytes(config, params, batch=batch, slots=slots)
+    wide = np.dtype(activation_dtype(params)).itemsize > 2 and kind != CPU
+    speed = roofline.operations_per_second / (2 if wide else 1)
+    operations = 2 * batch * (_multiplied(config, params) + _attended(config, slots))
+    entries = sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+    seconds = [read.total / roofline.bytes_per_second + m * operations / speed for m in entries]
+    return CostCurve(
+        entries=tuple(entries),
+        seconds=tuple(seconds),
+        batch=batch,
+        slots=slots,
+        source=f"estimated from the roofline of {kind}; jax-smash tune measures it",
+        measured=False,
+    )
+
+
+def _multiplied(config: ModelConfig, params: Any) -> int:
+    """Returns the weights that an entry is multiplied with: all, but of an untied embedding one row is read."""
+    weights = sum(x.size for x in jax.tree.leaves(params))
+    embedding = sum(x.size for x in jax.tree.leaves(params["embedding"]))
+    return weights - (0 if config.tied_head else embedding)
+
+
+def _attended(config: ModelConfig, slots: int) -> int:
+    seen = sum(min(slots, config.window) if kind == "sliding" else slots for kind in config.layer_kinds)
+    return 2 * seen * config.num_heads * config.head_width
+
+
+def _roofline(kind: str) -> Roofline | None:
+    if kind == CPU:
+        return Roofline(CPU_BYTES_PER_SECOND, CPU_OPERATIONS_PER_CORE * (os.cpu_count() or 1))
+    return next((found for part, found in ROOFLINES.items() if part in kind), None)

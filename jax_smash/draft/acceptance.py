@@ -1,0 +1,181 @@
+"""Acceptance by depth and rank, learned while decoding, and the trees that it calls for; all of it on the device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_smash.draft.sizing import places
+from jax_smash.draft.tree import DraftTree, Topology, pack, unpack
+from jax_smash.draft.verify import Accepted
+from jax_smash.pytree import pytree, replace, static
+
+PRIOR_FIRST, PRIOR_FALL = 0.4, 0.4
+"""Rates before anything was seen: of a node's first child, and of each next rank over the one before."""
+
+PRIOR_TRIALS = 8.0
+"""Trials that the first rates count as."""
+
+MEMORY = 512.0
+"""Trials after which a trial counts 1/e."""
+
+
+@pytree
+class Acceptance:
+    """How often the child of each rank of a kept node was kept, what is long ago counting less.
+
+    Attributes:
+      hits: children kept, by the depth of their parent and by rank.
+      trials: children proposed below a kept node.
+      memory: trials of one child after which a trial counts 1/e.
+    """
+
+    hits: Float[Array, "levels ranks"]
+    trials: Float[Array, "levels ranks"]
+    memory: float = static()
+
+    def rates(self) -> Float[Array, "levels ranks"]:
+        """Returns the probability that a child is kept whose parent is."""
+        return self.hits / self.trials
+
+    def update(self, hit: Int[Array, "B levels"], tried: Bool[Array, "B levels ranks"]) -> "Acceptance":
+        """Returns what is known after a step.
+
+        Args:
+          hit: rank of the child that was kept below the kept node of each depth; negative for none.
+          tried: ranks that were proposed there; False below what was not kept, and for rows that do not run.
+        """
+        rank = jnp.arange(self.hits.shape[1], dtype=jnp.int32)[None, None]
+        hits = ((hit[:, :, None] == rank) & tried).sum(0).astype(jnp.float32)
+        trials = tried.sum(0).astype(jnp.float32)
+        # What is not tried is not forgotten.
+        kept = jnp.exp(-trials / self.memory)
+        return replace(self, hits=self.hits * kept + hits, trials=self.trials * kept + trials)
+
+
+def prior_rates(levels: int, ranks: int) -> Float[np.ndarray, "levels ranks"]:
+    """Returns rates to begin with: a guess, soon outweighed, the same at every depth."""
+    falling = PRIOR_FIRST * PRIOR_FALL ** np.arange(ranks, dtype=np.float32)
+    return np.broadcast_to(falling, (levels, ranks)).astype(np.float32)
+
+
+def acceptance(rates: Float[np.ndarray, "levels ranks"], *, memory: float = MEMORY) -> Acceptance:
+    """Makes what is known before anything was seen.
+
+    Args:
+      rates: to begin with, as if `PRIOR_TRIALS` trials had shown them.
+      memory: trials of one child after which a trial counts 1/e.
+
+    Raises:
+      ValueError: a rate is no probability, or the memory is not positive.
+    """
+    if not ((rates >= 0) & (rates <= 1)).all():
+        raise ValueError(f"rates must be from 0 to 1; got {rates.min()} to {rates.max()}")
+    if not memory > 0:
+        raise ValueError(f"memory must be over 0; got {memory}")
+    trials = jnp.full(rates.shape, PRIOR_TRIALS, jnp.float32)
+    return Acceptance(hits=jnp.asarray(rates, jnp.float32) * trials, trials=trials, memory=memory)
+
+
+def observe(
+    known: Acceptance, tree: DraftTree, accepted: Accepted, rank: Int[Array, "B M"], running: Bool[Array, "B"]
+) -> Acceptance:
+    """Returns what is known after a tree was verified.
+
+    Args:
+      known: before.
+      tree: what was proposed.
+      accepted: the path that was kept.
+      rank: of each node; a negative one is no trial. A place that the drafter left empty is a trial that failed.
+      running: rows that had not ended.
+    """
+    levels, ranks = known.hits.shape
+    depth = jnp.arange(levels, dtype=jnp.int32)[None]
+    room = max(0, levels + 1 - accepted.path.shape[1])
+    path = jnp.pad(accepted.path, ((0, 0), (0, room)))
+    reached = (depth < accepted.count[:, None]) & running[:, None]
+    kept = (depth + 1 < accepted.count[:, None]) & reached
+    hit = jnp.where(kept, jnp.take_along_axis(rank, path[:, 1 : levels + 1], axis=1), -1)
+    below = (tree.parent[:, None] == path[:, :levels, None]) & reached[:, :, None]
+    below &= (jnp.arange(tree.parent.shape[1], dtype=jnp.int32) > 0)[None, None]
+    of_rank = rank[:, None, :, None] == jnp.arange(ranks, dtype=jnp.int32)[None, None, None]
+    return known.update(hit, (below[..., None] & of_rank).any(2))
+
+
+def sibling_ranks(tree: DraftTree) -> Int[Array, "B M"]:
+    """Returns how many valid siblings stand before each node; −1 at the root and where a node is not valid."""
+    node = jnp.arange(tree.parent.shape[1], dtype=jnp.int32)
+    drafted = tree.valid & (node > 0)[None]
+    before = (node[None] < node[:, None])[None] & drafted[:, None]
+    rank = (before & (tree.parent[:, :, None] == tree.parent[:, None])).sum(-1, dtype=jnp.int32)
+    return jnp.where(drafted, rank, -1)
+
+
+def expected_tokens(rates: Float[Array, "levels ranks"], tree: Topology) -> Float[Array, ""]:
+    """Returns how many tokens a step emits with this tree, as `sizing.expected_tokens` does."""
+    # The root's own rate is 1; a depth or rank that the rates do not tell is never kept.
+    depth = jnp.where(tree.depth > 0, tree.depth - 1, rates.shape[0])
+    own = rates.at[depth, tree.rank].get(mode="fill", fill_value=0.0)
+    own = jnp.where(tree.depth > 0, own, 1.0)
+    on_path = unpack(tree.ancestors, tree.nodes)
+    return jnp.where(on_path, own[None], 1.0).prod(1).sum()
+
+
+def best_rung(
+    rates: Float[Array, "levels ranks"], ladder: tuple[Topology, ...], seconds: Float[Array, "rungs"]
+) -> Int[Array, ""]:
+    """Returns the tree of a ladder that gives most tokens a second; the first of equal ones.
+
+    Args:
+      rates: of the drafter.
+      ladder: trees; a root alone is plain decoding.
+      seconds: of a step with each, drafting included.
+    """
+    emitted = jnp.stack([expected_tokens(rates, tree) for tree in ladder])
+    return jnp.argmax(emitted / seconds).astype(jnp.int32)
+
+
+def likeliest_tree(rates: Float[Array, "levels ranks"], *, nodes: int, levels: int | None = None) -> Topology:
+    """Returns the tree of this many nodes that emits most tokens a step: `sizing.best_tree` of traced rates.
+
+    Nodes stand in the order of their probability, the likeliest first.
+
+    Args:
+      rates: of the drafter, as many levels as the tree may have.
+      nodes: M, the root included.
+      levels: room that the tree is given, at least the rates' levels; by default those.
+
+    Raises:
+      ValueError: there are fewer places, or fewer levels, than asked for.
+    """
+    deepest, ranks = rates.shape
+    levels = deepest if levels is None else levels
+    if not 1 <= nodes <= places(deepest, ranks) + 1:
+        raise ValueError(f"nodes must be from 1 to {places(deepest, ranks) + 1}; got {nodes}")
+    if levels < deepest:
+        raise ValueError(f"levels must be at least {deepest}, those of the rates; got {levels}")
+    order = jnp.argsort(-rates, axis=1).astype(jnp.int32)
+    # A row and a column more, so that a node without a next child looks one up that is never chosen.
+    falling = jnp.pad(jnp.take_along_axis(rates, order, axis=1), ((0, 1), (0, 1)), constant_values=-1.0)
+    zeros = jnp.zeros((nodes,), jnp.int32)
+    node = jnp.arange(nodes, dtype=jnp.int32)
+
+    def add(i: Int[Array, ""], carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        parent, depth, rank, kept, children, reached = carry
+        # Of each node the probability of its likeliest child that is not in the tree yet.
+        following = jnp.where(node < i, kept * falling[depth, children], -1.0)
+        following = jnp.where((depth < deepest) & (children < ranks), following, -1.0)
+        above = jnp.argmax(following).astype(jnp.int32)
+        return (
+            parent.at[i].set(above),
+            depth.at[i].set(depth[above] + 1),
+            rank.at[i].set(order[depth[above], children[above]]),
+            kept.at[i].set(following[above]),
+            children.at[above].add(1),
+            reached.at[i].set(reached[above] | (node == i)),
+        )
+
+    kept = jnp.ones((nodes,), jnp.float32)
+    carry = (zeros, zeros, zeros, kept, zeros, jnp.eye(nodes, dtype=bool))
+    parent, depth, rank, _, _, reached = jax.lax.fori_loop(jnp.int32(1), jnp.int32(nodes), add, carry)
+    return Topology(parent=parent, depth=depth, rank=rank, ancestors=pack(reached), levels=levels)

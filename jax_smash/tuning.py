@@ -1,0 +1,146 @@
+"""Measures what a decode step costs by the entries that its forward reads."""
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jax_smash.cache import EMPTY, KVCache, after
+from jax_smash.costs.curve import CostCurve, check_entries
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.draft.acceptance import prior_rates
+from jax_smash.draft.sizing import best_tree
+from jax_smash.draft.tree import Topology, grow
+from jax_smash.loading import Model
+from jax_smash.plan import prefill_chunk
+from jax_smash.protocols import ModelDef, Params
+from jax_smash.pytree import replace
+from jax_smash.quantise import activation_dtype
+from jax_smash.shapes import bucket
+from jax_smash.sharding import mesh_of
+
+LEVELS, RANKS = 6, 8
+"""Of the trees that are measured."""
+
+TRIAL_STEPS = 3
+"""Steps that tell about how long one takes."""
+
+
+def measure_costs(
+    model: Model,
+    *,
+    batch: int,
+    slots: int,
+    entries: Sequence[int],
+    repeats: int = 7,
+    call_s: float = 0.1,
+    progress: Callable[[int, int], None] | None = None,
+) -> CostCurve:
+    """Measures the time of a decode step at several sizes, interleaved, on this device.
+
+    A step is what drafted decoding does without the drafter: embedding, forward over a half-full cache with a tree's
+    ancestor bits, logits and argmax of every entry, commit of one entry. Many run in one call of a compiled loop.
+
+    Args:
+      model: the model, on one device.
+      batch: rows.
+      slots: capacity of the cache a row.
+      entries: sizes, rising from 1.
+      repeats: timed calls of each size; the median counts.
+      call_s: seconds that a call takes, about, where its steps are short.
+      progress: called with the calls done and the calls to do.
+
+    Raises:
+      ValueError: a number is out of range, the largest size exceeds the cache, or the model is divided over devices.
+    """
+    check_entries(entries)
+    for name, value in (("batch", batch), ("repeats", repeats)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}")
+    if entries[-1] > slots:
+        raise ValueError(f"entries must be at most the cache's {slots} slots; got {entries[-1]}")
+    if mesh_of(model.params) is not None:
+        raise ValueError("a model to measure must lie on one device; got one divided over several")
+    total = len(entries) * (repeats + 1)
+    done = 0
+
+    def timed(tree: Topology, steps: int) -> float:
+        nonlocal cache, done
+        count = jnp.asarray(steps, jnp.int32)
+        program = PROGRAMS.program(run_steps, model.definition, model.params, cache, tree, count)
+        jax.block_until_ready((cache, count))
+        began = time.perf_counter()
+        cache = jax.block_until_ready(program(model.params, cache, tree, count))
+        took = time.perf_counter() - began
+        done += 1
+        if progress is not None:
+            progress(done, total)
+        return took / steps
+
+    cache = half_full(model, batch=batch, slots=slots)
+    rates = prior_rates(LEVELS, RANKS)
+    trees = [best_tree(rates, m - 1) for m in entries]
+    steps = [max(TRIAL_STEPS, math.ceil(call_s / timed(tree, TRIAL_STEPS))) for tree in trees]
+    times: list[list[float]] = [[] for _ in entries]
+    for repeat in range(repeats):
+        # Forth and back, so that a machine that gets slower does so for all sizes alike.
+        for i in range(len(entries)) if repeat % 2 == 0 else reversed(range(len(entries))):
+            times[i].append(timed(trees[i], steps[i]))
+    return CostCurve(
+        entries=tuple(entries),
+        seconds=tuple(statistics.median(t) for t in times),
+        batch=batch,
+        slots=slots,
+        source=f"measured by jax-smash tune, {slots} slots",
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def run_steps(target: ModelDef, params: Params, cache: Any, tree: Topology, steps: Int[Array, ""]) -> Any:
+    """Runs decode steps that read a tree and commit its root. Donates the cache, and returns it."""
+    model = target.bind(params["target"])
+
+    def body(carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        cache, token, done = carry
+        drafted = grow(tree, token)
+        position = cache.slot_length[:, None] + drafted.depth
+        out = model.forward(model.embed(drafted.token), position, cache, drafted.block)
+        # What the next step reads depends on all logits of this one, so that none are left out.
+        token = jnp.argmax(model.unembed(out.hidden), axis=-1).astype(jnp.int32)
+        path = jnp.zeros((token.shape[0], tree.levels + 1), jnp.int32)
+        cache = cache.commit(out.block_kv, position, after(jnp.ones_like(token[:, 0]), token[:, 0]), path)
+        return cache, token, done + 1
+
+    tokens = jnp.zeros((cache.slot_length.shape[0], tree.nodes), jnp.int32)
+    return jax.lax.while_loop(lambda carry: carry[2] < steps, body, (cache, tokens, jnp.zeros_like(steps)))[0]
+
+
+def half_full(model: Model, *, batch: int, slots: int) -> Any:
+    """Makes a cache that holds half of what it can, without content; of a model that is not ours, an empty one."""
+    # As large as a session makes it, which commits whole chunks of a prompt too.
+    dtype = activation_dtype(model.params["target"])
+    block = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype), bucket(slots))
+    made = jax.jit(lambda params: model.definition.bind(params).init_cache(batch, slots, block))
+    cache = made(model.params["target"])
+    if not isinstance(cache, KVCache):
+        return cache
+    held = slots // 2
+
+    def positions(empty: Int[Array, "B S"]) -> Int[Array, "B S"]:
+        capacity = empty.shape[1]
+        # The last position below `held` that falls on each slot.
+        slot = jnp.arange(capacity, dtype=jnp.int32)
+        last = held - 1 - (held - 1 - slot) % capacity
+        return jnp.broadcast_to(jnp.where(last >= 0, last, EMPTY), empty.shape)
+
+    return replace(
+        cache,
+        positions=tuple(map(positions, cache.positions)),
+        slot_length=jnp.full_like(cache.slot_length, held),
+    )
