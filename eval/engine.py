@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import jax_smash
 from eval.report import progress
+from jax_smash.generation import Completion
 from jax_smash.loading import Model
-from jax_smash.methods import strategy_for
+from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session, TokenLogProb
 from jax_smash.shapes import bucket
@@ -54,7 +55,7 @@ class Engine:
             raise ValueError(f"{model.name} does not tell its context: give one")
         self.model, self.method, self.batch_size = model, method, batch_size
         self.context: int = context or longest or 0
-        self._strategy = strategy_for(method)(target=model.definition, sampled=False, log_probs=None)
+        self._made = make_method(model, method)
         self._own_beginning = model.encode("")
         tokenizer = model.tokenizer
         spare = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -89,10 +90,20 @@ class Engine:
             raise ValueError(f"the context of {self.context} tokens must have room for a prompt; it has {room} left")
         return self.beginning + tokens[-kept:]
 
+    def prompt(self, text: str, *, chat: bool = False) -> list[int]:
+        """Returns the tokens of a prompt, or of the same as a user's message in the model's chat template.
+
+        Spaces at a prompt's end are left to the continuation: a tokenizer joins them to the next word.
+
+        Raises:
+          ValueError: the model has no chat template.
+        """
+        return self.model.encode_chat([{"role": "user", "content": text}]) if chat else self.encode(text.rstrip(" "))
+
     def continuations(
         self, prompts: Sequence[list[int]], *, max_new_tokens: int, stop: Sequence[str] = (), what: str = "prompts"
-    ) -> list[str]:
-        """Returns the greedy continuation of each prompt, stop strings and what follows them cut.
+    ) -> list[Completion]:
+        """Returns the greedy continuation of each prompt, stop strings and what follows them cut from its text.
 
         Args:
           prompts: tokens, made to fit.
@@ -111,8 +122,8 @@ class Engine:
                 batch_size=self.batch_size,
                 on_completion=lambda completion: advance(),
             )
-        texts = dict(zip(order, (c.text for c in completions), strict=True))
-        return [texts[i] for i in range(len(prompts))]
+        found = dict(zip(order, completions, strict=True))
+        return [found[i] for i in range(len(prompts))]
 
     def log_probs(self, texts: Sequence[list[int]], *, what: str = "texts") -> list[list[TokenLogProb]]:
         """Returns a record of each token but the first of each text: its log-probability in nats, and the likeliest.
@@ -136,7 +147,7 @@ class Engine:
         rows = texts + [[]] * (self.batch_size - len(texts))
         session = Session(
             self.model,
-            self._strategy,
+            self._made,
             slots=bucket(max(map(len, texts)), least=LEAST_SLOTS),
             max_new_tokens=1,
             sampling=[SamplingOptions()] * len(rows),

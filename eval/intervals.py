@@ -1,12 +1,14 @@
-"""95% intervals: of a share of right answers, and of a ratio of sums over documents."""
+"""95% intervals: of a share, of the difference of two shares of the same examples, of a ratio of sums."""
 
 import dataclasses
 import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.optimize import brentq
 
 CONFIDENCE = 0.95
+Z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 RESAMPLES = 2000
 
 
@@ -16,7 +18,7 @@ class Interval:
 
     Attributes:
       low, high: the bounds, in the unit of the score.
-      kind: how they were found: `wilson` or `bootstrap`.
+      kind: how they were found: `wilson`, `tango` or `bootstrap`.
       confidence: share of such intervals that hold the true figure.
     """
 
@@ -38,14 +40,51 @@ def wilson(successes: int, n: int) -> Interval:
     """
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"a share needs 0 <= successes <= n and n >= 1; got {successes} of {n}")
-    z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    share, shrink = successes / n, 1 + z**2 / n
-    middle = (share + z**2 / (2 * n)) / shrink
-    half = z / shrink * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+    share, shrink = successes / n, 1 + Z**2 / n
+    middle = (share + Z**2 / (2 * n)) / shrink
+    half = Z / shrink * (share * (1 - share) / n + Z**2 / (4 * n**2)) ** 0.5
     # Where no trial or every trial succeeded, the bound is 0 or 1 but for rounding.
     low = 0.0 if successes == 0 else middle - half
     high = 1.0 if successes == n else middle + half
     return Interval(low=low, high=high, kind="wilson")
+
+
+def tango(gained: int, lost: int, n: int) -> Interval:
+    """Returns the score interval of a difference of two shares that were found on the same examples.
+
+    It is to pairs what Wilson's is to a single share: it excludes 0 exactly where McNemar's test finds a difference,
+    and where no example differs it says how rare a difference must be, which a bootstrap cannot.
+
+    Args:
+      gained: examples where the first succeeded and the second did not.
+      lost: the other way round.
+      n: all examples, at least 1.
+
+    Raises:
+      ValueError: there are no examples, or fewer than differ.
+
+    Source: Tango 1998, Equivalence test and confidence interval for the difference in proportions for the paired-sample
+    design, section 3.
+    """
+    if n < 1 or min(gained, lost) < 0 or gained + lost > n:
+        raise ValueError(f"pairs need 0 <= gained + lost <= n and n >= 1; got {gained} and {lost} of {n}")
+
+    def beyond(difference: float, z: float) -> float:
+        """Returns how far the counts lie above `difference`, less z standard errors under it."""
+        b = (2 * n - gained + lost) * difference - gained - lost
+        c = -lost * difference * (1 - difference)
+        likeliest = (max(b * b - 8 * n * c, 0.0) ** 0.5 - b) / (4 * n)
+        variance = n * max(2 * likeliest + difference * (1 - difference), 0.0)
+        return gained - lost - n * difference - z * variance**0.5
+
+    if gained == lost == 0:
+        # At 0 the variance is 0 too: a root that says nothing.
+        bound = Z**2 / (n + Z**2)
+        return Interval(low=-bound, high=bound, kind="tango")
+    found = (gained - lost) / n
+    low = -1.0 if found == -1 else brentq(beyond, -1, found, args=(Z,))
+    high = 1.0 if found == 1 else brentq(beyond, found, 1, args=(-Z,))
+    return Interval(low=low, high=high, kind="tango")
 
 
 def ratio_bootstrap(above: Sequence[float], below: Sequence[float], *, seed: int = 0) -> Interval | None:
@@ -63,7 +102,9 @@ def ratio_bootstrap(above: Sequence[float], below: Sequence[float], *, seed: int
     count = len(above)
     if count < 2:
         return None
-    drawn = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
-    ratios = np.asarray(above, np.float64)[drawn].sum(1) / np.asarray(below, np.float64)[drawn].sum(1)
+    random, pairs = np.random.default_rng(seed), np.stack([above, below]).astype(np.float64)
+    # One draw at a time: all of them at once would take gigabytes for many documents.
+    sums = np.array([pairs[:, random.integers(0, count, count)].sum(1) for _ in range(RESAMPLES)])
+    ratios = sums[:, 0] / sums[:, 1]
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(low=float(low), high=float(high), kind="bootstrap")

@@ -66,10 +66,10 @@ class JaxSmashLM(LM):
         for asked, numbers in _groups(requests).items():
             room = self.engine.context - asked.max_new_tokens
             prompts = [self.engine.fit(self.engine.encode(requests[i].args[0]), room) for i in numbers]
-            texts = self.engine.continuations(
+            completions = self.engine.continuations(
                 prompts, max_new_tokens=asked.max_new_tokens, stop=asked.stop, what="generate_until"
             )
-            found |= dict(zip(numbers, texts, strict=True))
+            found |= {i: completion.text for i, completion in zip(numbers, completions, strict=True)}
         for i, request in enumerate(requests):
             self.cache_hook.add_partial("generate_until", request.args, found[i])
         return [found[i] for i in range(len(requests))]

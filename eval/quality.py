@@ -1,17 +1,20 @@
-"""Quality of a model under our decoding methods: recall, reasoning, multiple choice, perplexity.
+"""Quality of a model under our decoding methods: recall, reasoning, multiple choice, perplexity, freedom from loops.
 
     python -m eval.quality --model tiny --methods ar --tasks all --json quality.json
     python -m eval.quality --model DIR --tasks coreference,key_value --lengths 128,512 --json recall.json
     python -m eval.quality --model DIR --tasks piqa --data piqa=valid.jsonl --json piqa.json --details piqa.jsonl
+    python -m eval.quality --model tiny --weights plain,int8 --tasks coreference --count 5000 --json int8.json
 
-Decoding is greedy. Every score has a 95% interval; `--details` keeps the score of each example, so that methods can be
-compared pair by pair.
+Decoding is greedy. Every score has a 95% interval. Where several methods, weights or models are measured, each row
+after the baseline's has its difference from the baseline on the same examples, with a 95% interval of its own;
+`--details` keeps the score of each example.
 """
 
 import dataclasses
 import importlib.util
+import itertools
 import json as json_format
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,16 +22,14 @@ import jax.numpy as jnp
 
 from eval.engine import Engine
 from eval.options import Names, Numbers
+from eval.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
 from eval.report import check_output, heading, print_table, run_program, write_json, write_whole
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from jax_smash.loading import find, load, load_tokenizer
-from jax_smash.methods import strategy_for
+from jax_smash.methods import check_method
+from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices
-
-COLUMNS = ("method", "task", "settings", "metric", "n", "score", "low", "high", "truncated")
-SHOWN = ("length", "shots", "file")
-"""Settings that tell the rows of a table apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,20 +39,24 @@ class Settings:
     Attributes:
       model: a shipped model's name, a directory or a hub id.
       methods: names of our decoding methods.
-      tasks: coreference, key_value, copying, arithmetic, state (together `recall`), babi, gsm8k, perplexity, piqa,
-        arc_easy, arc_challenge, openbookqa, winogrande, hellaswag; `all` takes those whose examples are at hand.
+      base: model that every row is compared with, under `ar` with plain weights, and that is measured first; by default
+        rows are compared with `ar` and plain weights where these are measured, else with the first.
+      tasks: coreference, key_value, copying, arithmetic, state (together `recall`), babi, gsm8k, perplexity, variety
+        (whether continuations go in circles), piqa, arc_easy, arc_challenge, openbookqa, winogrande, hellaswag; `all`
+        takes those whose examples are at hand.
       data: examples of a task from elsewhere, as TASK=PATH or TASK=OWNER/NAME[:CONFIGURATION[:SPLIT]] on the hub.
       lengths: of recall examples, in the model's tokens.
-      count: examples of each set; by default 100 where they are drawn, and the whole of a file.
+      count: examples of each set, at most those of its file; by default 100 where they are drawn, and the whole of a
+        file.
       seed: of drawn examples.
       shots: solved questions before each in babi and gsm8k; by default 2 and 4.
       chat: ask in the model's chat template, where the model writes the answer.
-      max_new_tokens: of a gsm8k answer; by default 256.
+      max_new_tokens: of a gsm8k answer or a continuation of variety; by default 256 and 128.
       context: tokens that a text may have, new ones included; by default the model's own. What does not fit is cut
         behind the beginning and counted.
       batch_size: texts that are read or decoded together.
       dtype: of the weights.
-      weights: plain, or int8: every matrix as 8-bit integers.
+      weights: plain, int8 (every matrix as 8-bit integers), or both.
       mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
       json: file to write.
       details: file for the score of every example, one JSON object a line.
@@ -61,6 +66,7 @@ class Settings:
 
     model: str = "tiny"
     methods: Names = ("ar",)
+    base: str | None = None
     tasks: Names = ("recall",)
     data: tuple[str, ...] = ()
     lengths: Numbers = (128, 512)
@@ -72,7 +78,7 @@ class Settings:
     context: int | None = None
     batch_size: int = 8
     dtype: Literal["float32", "bfloat16"] = "float32"
-    weights: Literal["plain", "int8"] = "plain"
+    weights: Names = ("plain",)
     mesh: str | None = None
     json: Path | None = None
     details: Path | None = None
@@ -87,10 +93,13 @@ class Settings:
           FileExistsError, FileNotFoundError: an output file cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        if not self.methods or not self.lengths:
-            raise ValueError(f"give at least one method and one length; got {self.methods} and {self.lengths}")
+        for name in ("methods", "lengths", "weights"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must name at least one; got none")
         for method in self.methods:
-            strategy_for(method)
+            check_method(method)
+        for weights in self.weights:
+            check_weights(weights)
         least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "batch_size": 1}
         for name, smallest in least.items():
             value = getattr(self, name)
@@ -121,6 +130,14 @@ class Settings:
             data[task] = source
         return chosen_tasks(self.tasks, data)
 
+    def contenders(self) -> list[Contender]:
+        """Returns what is measured, the baseline first, those that share weights side by side."""
+        wanted = [Contender(self.model, w, m) for w in self.weights for m in self.methods]
+        usual = Contender(self.base or self.model, "plain", "ar")
+        baseline = usual if self.base is not None or usual in wanted else wanted[0]
+        loaded = (baseline.model, baseline.weights)
+        return sorted(dict.fromkeys([baseline, *wanted]), key=lambda c: ((c.model, c.weights) != loaded, c != baseline))
+
 
 def read_sets(settings: Settings) -> list[TaskSet]:
     """Returns the examples of all chosen tasks, read and drawn before the weights are loaded.
@@ -134,6 +151,10 @@ def read_sets(settings: Settings) -> list[TaskSet]:
         raise ValueError(f"{settings.model} has no tokenizer: its quality cannot be measured")
     if settings.chat and not tokenizer.chat_template:
         raise ValueError(f"{settings.model} has no chat template; measure it without --chat")
+    if settings.base is not None:
+        other = load_tokenizer(find(settings.base))
+        if other is None or other.get_vocab() != tokenizer.get_vocab() or other("a") != tokenizer("a"):
+            raise ValueError(f"base must have the tokenizer of {settings.model}; {settings.base} has another or none")
     options = TaskOptions(
         size=lambda text: len(tokenizer(text)["input_ids"]),
         lengths=tuple(dict.fromkeys(settings.lengths)),
@@ -156,40 +177,32 @@ def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     settings.check()
     add_virtual_devices(settings.mesh)
     sets = read_sets(settings)
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype), weights=settings.weights, mesh=settings.mesh)
+    found = {c: outcomes for alike in _alike(settings.contenders()) for c, outcomes in _asked(alike, sets, settings)}
+    baseline, *_ = found
     rows, details = [], []
-    for method in dict.fromkeys(settings.methods):
-        engine = Engine(model, method=method, batch_size=settings.batch_size, context=settings.context)
-        for item in sets:
-            for outcome in item.measure(engine):
-                rows.append(row(method, outcome, settings))
-                details += [_detail(method, outcome, example) for example in outcome.examples]
+    for contender, outcomes in found.items():
+        for outcome, usual in zip(outcomes, found[baseline], strict=True):
+            against = None if contender == baseline else (baseline, outcome.compare(outcome.examples, usual.examples))
+            rows.append(row(contender, outcome, dtype=settings.dtype, against=against))
+            details += [detail(contender, outcome, example) for example in outcome.examples]
     return {"model": settings.model, "rows": rows}, details
 
 
-def row(method: str, outcome: Outcome, settings: Settings) -> dict[str, Any]:
-    """Returns the report's row of one outcome."""
-    return {
-        "method": method,
-        "settings": outcome.settings | {"dtype": settings.dtype, "weights": settings.weights},
-        "task": outcome.task,
-        "metric": outcome.metric,
-        "n": outcome.n,
-        "score": outcome.score,
-        "interval": None if outcome.interval is None else dataclasses.asdict(outcome.interval),
-        **outcome.more,
-    }
+def _alike(contenders: list[Contender]) -> Iterator[list[Contender]]:
+    """Yields those that share weights together, so that one model at a time is in memory."""
+    for _, alike in itertools.groupby(contenders, key=lambda c: (c.model, c.weights)):
+        yield list(alike)
 
 
-def _detail(method: str, outcome: Outcome, example: dict[str, Any]) -> dict[str, Any]:
-    told = {k: v for k, v in outcome.settings.items() if k in SHOWN}
-    return {"method": method, "task": outcome.task, "metric": outcome.metric, **told, **example}
-
-
-def _shown(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row flat enough for a table."""
-    told = ", ".join(f"{k} {v}" for k, v in found["settings"].items() if k in SHOWN)
-    return found | {"settings": told} | (found["interval"] or {})
+def _asked(
+    alike: list[Contender], sets: list[TaskSet], settings: Settings
+) -> Iterator[tuple[Contender, list[Outcome]]]:
+    """Loads the weights that some contenders share; yields what each of them was found to do."""
+    name, weights = alike[0].model, alike[0].weights
+    model = load(name, dtype=jnp.dtype(settings.dtype), weights=weights, mesh=settings.mesh)
+    for contender in alike:
+        engine = Engine(model, method=contender.method, batch_size=settings.batch_size, context=settings.context)
+        yield contender, [outcome for item in sets for outcome in item.measure(engine)]
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
@@ -197,7 +210,10 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     found, details = measure(settings)
     report = heading("eval.quality", arguments, dataclasses.asdict(settings)) | found
     title = f"{report['device']['kind']}: {settings.model}, {settings.dtype}, greedy"
-    print_table(title, [_shown(one) for one in report["rows"]], COLUMNS)
+    rows = [shown(one) for one in report["rows"]]
+    # A column that says the same in every row, or nothing, is left out.
+    columns = [c for c in COLUMNS if c not in OPTIONAL or len({one.get(c) for one in rows}) > 1]
+    print_table(title, rows, columns)
     if settings.details is not None:
         lines = (json_format.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in details)
         write_whole(settings.details, "".join(lines).encode())

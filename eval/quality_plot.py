@@ -10,8 +10,12 @@ HIGHEST = {"perplexity": None}
 """Upper end of a metric's axis where it is not 1; None leaves it open."""
 
 
+SECOND = ("acc_norm", "distinct_4grams")
+"""Metrics that stand beside another of the same task."""
+
+
 def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
-    """Draws the rows of a quality report: accuracies in one panel, perplexities in another.
+    """Draws the rows of a quality report: shares in one panel, perplexities in another.
 
     Args:
       rows: of the report.
@@ -21,7 +25,7 @@ def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
       A PNG file.
     """
     panels = [
-        ("share right", [row for row in rows if row["metric"] not in HIGHEST]),
+        ("share", [row for row in rows if row["metric"] not in HIGHEST]),
         ("perplexity a token", [row for row in rows if row["metric"] in HIGHEST]),
     ]
     panels = [(label, chosen) for label, chosen in panels if chosen]
@@ -41,23 +45,31 @@ def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
 
 def _draw(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(_name(row) for row in rows))
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    for i, method in enumerate(methods):
-        mine = [row for row in rows if row["method"] == method]
-        # Methods stand side by side within a task's place.
-        places = [names.index(_name(row)) + (i - (len(methods) - 1) / 2) * 0.6 / len(methods) for row in mine]
+    labels = _labels(rows)
+    contenders = list(dict.fromkeys(labels))
+    for i, contender in enumerate(contenders):
+        mine = [row for row, label in zip(rows, labels, strict=True) if label == contender]
+        # Contenders stand side by side within a task's place.
+        places = [names.index(_name(row)) + (i - (len(contenders) - 1) / 2) * 0.6 / len(contenders) for row in mine]
         scores = [row["score"] for row in mine]
         bounds = [row["interval"] or {"low": row["score"], "high": row["score"]} for row in mine]
         below = [max(0.0, score - b["low"]) for score, b in zip(scores, bounds, strict=True)]
         above = [max(0.0, b["high"] - score) for score, b in zip(scores, bounds, strict=True)]
-        axis.errorbar(places, scores, yerr=[below, above], fmt="o", capsize=3, label=method)
+        axis.errorbar(places, scores, yerr=[below, above], fmt="o", capsize=3, label=contender)
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize="small")
     axis.set_xlim(-0.6, len(names) - 0.4)
     axis.grid(axis="y", alpha=0.3)
 
 
+def _labels(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns who was measured in each row: the method, and of model and weights what is not the same in all."""
+    told = [(row["method"], row["settings"]["weights"], row["model"]) for row in rows]
+    kept = [0] + [i for i in (1, 2) if len({parts[i] for parts in told}) > 1]
+    return [", ".join(parts[i] for i in kept) for parts in told]
+
+
 def _name(row: dict[str, Any]) -> str:
     settings = row["settings"]
     detail = settings.get("length") or str(settings.get("file", "")).partition("_")[0]
-    metric = row["metric"] if row["metric"] == "acc_norm" else ""
+    metric = row["metric"] if row["metric"] in SECOND else ""
     return " ".join(str(part) for part in (row["task"], detail, metric) if part)

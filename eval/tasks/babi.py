@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eval.tasks.questions import Question, QuestionSet
-from eval.tasks.records import read_lines
+from eval.tasks.records import front, read_lines
 
 _LINE = re.compile(r"(\d+) (.*)")
 
@@ -25,7 +25,7 @@ def babi_sets(source: Path, *, count: int | None, shots: int, chat: bool) -> lis
 
     Raises:
       FileNotFoundError: there is no such file, or none in the folder.
-      ValueError: a line is malformed, which the message names, or nothing is left to ask.
+      ValueError: a line is malformed, which the message names, or fewer than `count` are left to ask.
     """
     # qa2 before qa11.
     found = sorted(source.glob("*_test.txt"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
@@ -74,7 +74,7 @@ def _set(path: Path, *, count: int | None, shots: int, chat: bool) -> QuestionSe
     if not asked or len(solved) < shots:
         raise ValueError(f"{path} must have questions beside {shots} solved ones; got {len(asked) + len(solved)}")
     before = "".join(f"{text} {answer}\n\n" for _, text, answer in solved)
-    questions = tuple(_question(where, before + text, answer) for where, text, answer in asked[:count])
+    questions = tuple(_question(where, before + text, answer) for where, text, answer in front(asked, count, path))
     # The story after the next one would begin behind an empty line.
     return QuestionSet(
         task="babi", questions=questions, settings={"file": path.name, "shots": shots}, chat=chat, stop=("\n",)

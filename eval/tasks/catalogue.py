@@ -11,6 +11,7 @@ from eval.tasks.documents import document_set
 from eval.tasks.gsm8k import gsm8k_set
 from eval.tasks.outcome import TaskSet
 from eval.tasks.recall import recall_set
+from eval.tasks.variety import variety_set
 from jax_smash.tasks import TASKS as RECALL
 
 DATA = Path(__file__).parent / "data"
@@ -28,11 +29,11 @@ class TaskOptions:
     Attributes:
       size: counts the tokens of a text.
       lengths: of recall examples, in tokens.
-      count: examples of a set; None takes a file whole and draws 100.
+      count: examples of a set, at most those of a file; None takes a file whole and draws 100.
       seed: of drawn examples.
       shots: solved questions before each; None takes the task's own number.
       chat: ask in the model's chat template, where the model writes the answer.
-      max_new_tokens: of a GSM8K answer; None takes the task's own number.
+      max_new_tokens: of a GSM8K answer or a continuation of `variety`; None takes the task's own number.
     """
 
     size: Callable[[str], int]
@@ -98,6 +99,10 @@ def _perplexity(source: str, options: TaskOptions) -> Sequence[TaskSet]:
     return [document_set(source, count=options.count)]
 
 
+def _variety(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+    return [variety_set(source, count=options.count, chat=options.chat, max_new_tokens=options.max_new_tokens)]
+
+
 def _shipped(name: str) -> str | None:
     return str(DATA / name) if (DATA / name).exists() else None
 
@@ -107,6 +112,7 @@ TASKS: dict[str, Task] = {
     "babi": Task("Questions on stories of people, places and things.", _babi, _shipped("babi")),
     "gsm8k": Task("Word problems with worked answers.", _gsm8k, _shipped("gsm8k")),
     "perplexity": Task("Perplexity a token of held-out text.", _perplexity, _shipped("perplexity.jsonl")),
+    "variety": Task("Whether continuations go in circles.", _variety, _shipped("variety.jsonl")),
     "piqa": _choices("piqa", "How things are done, two choices."),
     "arc_easy": _choices("arc_easy", "School science, the easy set."),
     "arc_challenge": _choices("arc_challenge", "School science, the hard set."),

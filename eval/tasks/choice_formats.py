@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from eval.tasks.choices import Choice, ChoiceSet
-from eval.tasks.records import Record, read_records
+from eval.tasks.records import Record, front, read_records
 
 _BRACKETS = re.compile(r"\[.*?\]")
 
@@ -23,10 +23,10 @@ def choice_set(task: str, source: str, *, count: int | None) -> ChoiceSet:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: an entry is malformed, which the message names.
+      ValueError: an entry is malformed, which the message names, or there are fewer than `count`.
     """
     read = FORMATS[task]
-    return ChoiceSet(task=task, choices=tuple(read(record) for record in read_records(source)[:count]))
+    return ChoiceSet(task=task, choices=tuple(read(record) for record in front(read_records(source), count, source)))
 
 
 def piqa(record: Record) -> Choice:

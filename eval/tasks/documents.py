@@ -8,8 +8,9 @@ from typing import Any
 
 from eval.engine import Engine
 from eval.intervals import ratio_bootstrap
+from eval.paired import difference_of_nats
 from eval.tasks.outcome import Outcome
-from eval.tasks.records import read_records
+from eval.tasks.records import front, read_records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class DocumentSet:
                     {"example": d.name, "score": math.exp(n / t), "nats": n, "tokens": t}
                     for d, n, t in zip(self.documents, nats, tokens, strict=True)
                 ],
+                compare=difference_of_nats,
                 more={
                     "tokens": sum(tokens),
                     "bytes": sum(sizes),
@@ -89,14 +91,14 @@ def document_set(source: str, *, count: int | None) -> DocumentSet:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: an entry is malformed, which the message names.
+      ValueError: an entry is malformed, which the message names, or there are fewer than `count`.
     """
     path = Path(source)
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.suffix == ".txt" else []
     if files:
-        documents = [Document(name=str(file), text=_read(file)) for file in files[:count]]
+        documents = [Document(name=str(file), text=_read(file)) for file in front(files, count, source)]
     else:
-        documents = [Document(name=r.where, text=r.text("text")) for r in read_records(source)[:count]]
+        documents = [Document(name=r.where, text=r.text("text")) for r in front(read_records(source), count, source)]
     for document in documents:
         if not document.text.strip():
             raise ValueError(f"{document.name}: expected a text; got {document.text!r}")

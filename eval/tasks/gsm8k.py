@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from eval.tasks.questions import Question, QuestionSet
-from eval.tasks.records import Record, read_records
+from eval.tasks.records import Record, front, read_records
 
 STOP = ("\nQuestion:",)
 MAX_NEW_TOKENS = 256
@@ -30,7 +30,7 @@ def gsm8k_set(source: str, *, count: int | None, shots: int, chat: bool, max_new
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: an entry is malformed, which the message names, or nothing is left to ask.
+      ValueError: an entry is malformed, which the message names, or fewer than `count` are left to ask.
     """
     path = Path(source)
     path = path / "test.jsonl" if path.is_dir() else path
@@ -45,7 +45,7 @@ def gsm8k_set(source: str, *, count: int | None, shots: int, chat: bool, max_new
     before = "".join(f"{_prompt(r)} {_CALCULATOR.sub('', r.text('answer'))}\n\n" for r in solved)
     return QuestionSet(
         task="gsm8k",
-        questions=tuple(_question(record, before) for record in asked[:count]),
+        questions=tuple(_question(record, before) for record in front(asked, count, source)),
         settings={"shots": shots},
         chat=chat,
         max_new_tokens=max_new_tokens or MAX_NEW_TOKENS,

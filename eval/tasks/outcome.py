@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from eval.engine import Engine
 from eval.intervals import Interval, wilson
+from eval.paired import Compare, difference_of_shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Outcome:
       interval: 95%, over examples; None where there are too few.
       examples: an entry each, with at least `example` and `score`; the same examples in the same order under every
         method, so that methods can be compared pair by pair.
+      compare: the difference of such examples from a baseline's.
       more: further figures of the row.
     """
 
@@ -30,6 +32,7 @@ class Outcome:
     score: float
     interval: Interval | None
     examples: list[dict[str, Any]]
+    compare: Compare
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -56,5 +59,6 @@ def accuracy(
         score=right / len(examples),
         interval=wilson(right, len(examples)),
         examples=list(examples),
+        compare=difference_of_shares,
         more=more,
     )

@@ -60,17 +60,17 @@ class QuestionSet:
           ValueError: the context has no room for a continuation, or there is no chat template.
         """
         limit = self.max_new_tokens or MARGIN + max(len(engine.model.encode(f" {q.answer}")) for q in self.questions)
-        whole = [self._tokens(engine, question) for question in self.questions]
+        whole = [engine.prompt(q.message if self.chat else q.prompt, chat=self.chat) for q in self.questions]
         prompts = [engine.fit(tokens, engine.context - limit) for tokens in whole]
-        continuations = engine.continuations(prompts, max_new_tokens=limit, stop=self.stop, what=self.task)
+        completions = engine.continuations(prompts, max_new_tokens=limit, stop=self.stop, what=self.task)
         examples = [
             {
                 "example": question.name,
-                "score": int(question.is_correct(continuation)),
+                "score": int(question.is_correct(completion.text)),
                 "answer": question.answer,
-                "continuation": continuation,
+                "continuation": completion.text,
             }
-            for question, continuation in zip(self.questions, continuations, strict=True)
+            for question, completion in zip(self.questions, completions, strict=True)
         ]
         truncated = sum(map(len, whole)) - sum(map(len, prompts))
         settings = self.settings | {"chat": self.chat, "max_new_tokens": limit}
@@ -85,8 +85,3 @@ class QuestionSet:
                 prompt_tokens=sum(map(len, prompts)),
             )
         ]
-
-    def _tokens(self, engine: Engine, question: Question) -> list[int]:
-        if self.chat:
-            return engine.model.encode_chat([{"role": "user", "content": question.message}])
-        return engine.encode(question.prompt.rstrip(" "))

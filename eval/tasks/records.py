@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_smash.prompts import checked_text
 
+T = TypeVar("T")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")
 HUB_SPLITS = ("validation", "test", "train")
 """Which split of a hub data set is asked, the first that it has, where none is named."""
@@ -102,6 +103,17 @@ def read_records(source: str | Path) -> list[Record]:
     if not records:
         raise ValueError(f"{source} must hold at least one entry; got none")
     return records
+
+
+def front(examples: Sequence[T], count: int | None, source: str | Path) -> Sequence[T]:
+    """Returns the first `count` examples of a source, or all of them for None.
+
+    Raises:
+      ValueError: there are fewer.
+    """
+    if count is not None and count > len(examples):
+        raise ValueError(f"count must be at most {len(examples)}, the examples of {source}; got {count}")
+    return examples[:count]
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:

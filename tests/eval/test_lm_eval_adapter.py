@@ -40,7 +40,7 @@ def test_rolling_windows_do_not_overlap():
 
 def test_generation_ends_before_its_stop_string(model):
     plain = model.generate_until(requests("generate_until", ("The cat sat", {"max_gen_toks": 12})))
-    whole = model.engine.continuations([model.engine.encode("The cat sat")], max_new_tokens=12)
+    whole = [c.text for c in model.engine.continuations([model.engine.encode("The cat sat")], max_new_tokens=12)]
     assert plain == whole
     stop = whole[0][3:5]
     options = {"until": [stop], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}

@@ -1,17 +1,24 @@
+import itertools
 import json
+import math
+import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tyro
+from safetensors.numpy import load_file
 
 from eval.quality import Settings, main, measure
+from eval.quality_rows import Contender
 from eval.report import run_program
 from eval.tasks.catalogue import TASKS
 from jax_smash import methods
+from tests.checkpoints import write_tensors
 from tests.model_directory import write_model
 
-FIELDS = {"method", "settings", "task", "metric", "n", "score", "interval"}
+FIELDS = {"model", "method", "settings", "task", "metric", "n", "score", "interval", "difference"}
 
 
 @pytest.fixture(scope="module")
@@ -78,28 +85,103 @@ def test_the_picture_is_one(written):
     assert (written / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_method_is_asked_the_same(model, piqa, monkeypatch):
+def test_every_method_is_asked_the_same_and_an_equal_one_differs_by_exactly_nothing(model, piqa, monkeypatch):
     monkeypatch.setitem(methods.METHODS, "again", methods.METHODS["ar"])
-    settings = Settings(model=model, methods=("ar", "again", "ar"), tasks=("piqa",), data=(piqa,), count=2)
+    settings = Settings(model=model, methods=("again", "ar", "again"), tasks=("piqa",), data=(piqa,), count=2)
     found, details = measure(settings)
     assert [row["method"] for row in found["rows"]] == ["ar", "ar", "again", "again"]
     first, second = details[: len(details) // 2], details[len(details) // 2 :]
     assert [d | {"method": "again"} for d in first] == second
+    for row in found["rows"][:2]:
+        assert row["difference"] is None
+    for row in found["rows"][2:]:
+        difference = row["difference"]
+        assert difference["baseline"] == {"model": model, "weights": "plain", "method": "ar"}
+        assert (difference["value"], difference["higher"], difference["lower"]) == (0, 0, 0)
+        # Two examples that agree say little.
+        assert difference["interval"]["low"] < -0.5
+        assert difference["interval"]["high"] > 0.5
 
 
-def test_the_command_line_measures_the_shipped_model(tmp_path):
-    out = tmp_path / "out.json"
-    command = "--model tiny --methods ar --tasks coreference,winogrande --lengths 64 --count 3 --batch-size 4 --json"
+def test_a_real_difference_from_another_model_is_found(model, tmp_path):
+    # With all weights 0, every token is as likely as any other and greedy decoding writes the first for ever.
+    blank = write_model(tmp_path / "blank", num_hidden_layers=1)
+    write_tensors(blank, {name: np.zeros_like(t) for name, t in load_file(blank / "model.safetensors").items()})
+    prompts, texts = tmp_path / "prompts.jsonl", tmp_path / "texts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"The {word} said"}) + "\n" for word in "abcdefgh"))
+    texts.write_text("".join(json.dumps({"text": f"A text about {n * 37} things."}) + "\n" for n in range(8)))
+    data = (f"variety={prompts}", f"perplexity={texts}")
+    settings = Settings(
+        model=str(blank), base=model, tasks=("variety", "perplexity"), data=data, max_new_tokens=24, context=64
+    )
+    rows = measure(settings)[0]["rows"]
+    assert [row["model"] for row in rows] == [model] * 3 + [str(blank)] * 3
+    (base_varied, base_mean, base_perplexity), (varied, mean, perplexity) = rows[:3], rows[3:]
+    assert (varied["score"], mean["score"]) == (0, pytest.approx(1 / 21))
+    for found, base in ((varied, base_varied), (mean, base_mean)):
+        assert found["difference"]["value"] == pytest.approx(found["score"] - base["score"])
+        assert found["difference"]["interval"]["high"] < -0.1
+    assert perplexity["score"] == pytest.approx(259, rel=1e-4)
+    difference = perplexity["difference"]
+    assert difference["value"] == pytest.approx(math.log(259 / base_perplexity["score"]), abs=1e-4)
+    bounds = difference["interval"]
+    assert bounds["low"] < difference["value"] < bounds["high"]
+    assert bounds["low"] > 0 or bounds["high"] < 0
+
+
+def test_a_base_with_another_tokenizer_is_refused(model):
+    with pytest.raises(ValueError, match="base must have the tokenizer of tiny; "):
+        measure(Settings(model="tiny", base=model))
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "count"),
+    [
+        ({"methods": ("x", "y")}, Contender("tiny", "plain", "x"), 2),
+        ({"methods": ("x", "ar", "x")}, Contender("tiny", "plain", "ar"), 2),
+        ({"methods": ("x", "ar"), "weights": ("int8", "plain")}, Contender("tiny", "plain", "ar"), 4),
+        ({"weights": ("int8",)}, Contender("tiny", "int8", "ar"), 1),
+        ({"weights": ("int8",), "base": "tiny"}, Contender("tiny", "plain", "ar"), 2),
+        ({"base": "other"}, Contender("other", "plain", "ar"), 2),
+    ],
+)
+def test_the_baseline_goes_first_and_each_weights_are_loaded_once(changes, first, count):
+    found = Settings(**changes).contenders()
+    assert found[0] == first
+    assert len(found) == len(set(found)) == count
+    loads = [key for key, _ in itertools.groupby((c.model, c.weights) for c in found)]
+    assert len(loads) == len(set(loads))
+
+
+def test_the_shipped_model_is_measured():
+    rows = measure(Settings(tasks=("coreference",), lengths=(64,), count=3, batch_size=4))[0]["rows"]
+    assert [(row["model"], row["task"], row["settings"]["length"], row["n"]) for row in rows] == [
+        ("tiny", "coreference", 64, 3)
+    ]
+
+
+def test_the_command_line_compares_weights(model, piqa, tmp_path):
+    out, texts = tmp_path / "out.json", tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"A text about {n} things."}) + "\n" for n in range(3)))
+    command = f"--tasks piqa,perplexity --data {piqa} perplexity={texts} --weights plain,int8 --count 3 --context 64"
     done = subprocess.run(
-        [sys.executable, "-m", "eval.quality", *command.split(), str(out)], capture_output=True, text=True
+        [sys.executable, "-m", "eval.quality", "--model", model, *command.split(), "--json", str(out)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert "coreference" in done.stdout
+    assert "perplexity" in done.stdout
+    assert "difference" in done.stdout
     rows = json.loads(out.read_text())["rows"]
-    assert [(row["task"], row["settings"].get("length"), row["n"]) for row in rows] == [
-        ("coreference", 64, 3),
-        ("winogrande", None, 3),
-    ]
+    told = [(row["settings"]["weights"], row["task"], row["metric"], row["n"]) for row in rows]
+    measured = [("piqa", "acc", 3), ("piqa", "acc_norm", 3), ("perplexity", "perplexity", 3)]
+    assert told == [(weights, *what) for weights in ("plain", "int8") for what in measured]
+    assert [row["difference"] is None for row in rows] == [True] * 3 + [False] * 3
+    assert rows[3]["difference"]["value"] == pytest.approx(rows[3]["score"] - rows[0]["score"])
+    nats = math.log(rows[5]["score"] / rows[2]["score"])
+    assert rows[5]["difference"]["value"] == pytest.approx(nats, abs=1e-9)
+    assert nats != 0
 
 
 @pytest.mark.parametrize("words", ["--tasks a,b --lengths 64,96", "--tasks a b --lengths 64 96"])
@@ -116,7 +198,15 @@ def test_several_values_stand_apart_by_commas_or_spaces(words):
         ({"tasks": ("arc_easy",)}, "arc_easy does not come with the project"),
         ({"data": ("piqa",)}, "data must be TASK=PATH or TASK=OWNER/NAME; got 'piqa'"),
         ({"tasks": ("piqa",), "data": ("piqa=missing.jsonl",)}, "data file does not exist: missing.jsonl"),
-        ({"methods": ()}, "at least one method"),
+        ({"methods": ()}, "methods must name at least one; got none"),
+        ({"weights": ()}, "weights must name at least one; got none"),
+        ({"weights": ("int4",)}, "weights must be one of plain, int8; got 'int4'"),
+        (
+            {"tasks": ("winogrande",), "count": 999},
+            "count must be at most 200, the examples of .*winogrande.jsonl; got 999",
+        ),
+        ({"tasks": ("variety",), "max_new_tokens": 3}, "max_new_tokens must be at least 4 for variety; got 3"),
+        ({"base": "no-such-model"}, "no-such-model"),
         ({"lengths": (0,)}, "lengths must be at least 1; got 0"),
         ({"lengths": (20,)}, "length must be at least"),
         ({"count": 0}, "count must be at least 1; got 0"),

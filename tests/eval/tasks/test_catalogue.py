@@ -3,6 +3,7 @@ import pytest
 from eval.tasks.catalogue import DATA, TASKS, TaskOptions, chosen_tasks
 from eval.tasks.choices import ChoiceSet
 from eval.tasks.questions import QuestionSet
+from eval.tasks.variety import VarietySet
 
 OPTIONS = TaskOptions(size=len, lengths=(700,), count=3)
 SHIPPED = [name for name, task in TASKS.items() if task.shipped is not None]
@@ -18,13 +19,22 @@ def test_examples_that_come_with_the_project_can_be_read(task):
             assert not any(q.is_correct("") for q in found.questions)
         elif isinstance(found, ChoiceSet):
             assert len(found.choices) == 3
+        elif isinstance(found, VarietySet):
+            assert len(found.openings) == 3
         else:
             assert len(found.documents) == 3
 
 
+@pytest.mark.parametrize("task", [name for name in SHIPPED if name not in RECALL])
+def test_more_examples_than_a_file_has_are_refused_with_how_many_it_has(task):
+    options = TaskOptions(size=len, count=5000)
+    with pytest.raises(ValueError, match=r"count must be at most \d+, the examples of .*; got 5000"):
+        TASKS[task].sets(TASKS[task].shipped, options)
+
+
 def test_all_takes_what_is_at_hand():
     assert list(chosen_tasks(["all"], {})) == SHIPPED
-    assert {"babi", "gsm8k", "perplexity", "winogrande", "hellaswag", *RECALL} == set(SHIPPED)
+    assert {"babi", "gsm8k", "perplexity", "variety", "winogrande", "hellaswag", *RECALL} == set(SHIPPED)
     assert set(chosen_tasks(["all"], {"piqa": "x"})) == {*SHIPPED, "piqa"}
 
 

@@ -15,7 +15,8 @@ def engine():
 @pytest.fixture(scope="module")
 def said(engine):
     """What the model says, each time something else."""
-    found = engine.continuations([engine.encode(prompt) for prompt in PROMPTS], max_new_tokens=6)
+    prompts = [engine.encode(prompt) for prompt in PROMPTS]
+    found = [c.text for c in engine.continuations(prompts, max_new_tokens=6)]
     assert len(set(found)) == len(found)
     return found
 

@@ -1,4 +1,4 @@
-"""2,000 examples of each task and split, drawn once for all tests of the tasks."""
+"""1,000 examples of each task and split, drawn once for all tests of the tasks."""
 
 import json
 import subprocess
@@ -13,19 +13,25 @@ ROOT = Path(__file__).parents[3]
 DRAW = """
 import json, sys
 from dataclasses import asdict
-from jax_smash.tasks import examples
-task, split = sys.argv[1:]
-print(json.dumps([asdict(example) for example in examples(task, split=split, count=2000, seed=4)]))
+from jax_smash.tasks import TASKS, examples
+split = sys.argv[1]
+drawn = {task: [asdict(e) for e in examples(task, split=split, count=1000, seed=4)] for task in TASKS}
+print(json.dumps(drawn))
 """
 
 
 @pytest.fixture(scope="session")
 def corpus():
     """Returns the examples by task and split, drawn where no annotations are checked: that takes ten times as long."""
+    programs = {
+        split: subprocess.Popen([sys.executable, "-c", DRAW, split], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for split in ("train", "test")
+    }
     drawn = {}
-    for task in TASKS:
-        for split in ("train", "test"):
-            command = [sys.executable, "-c", DRAW, task, split]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-            drawn[task, split] = [Example(**fields) for fields in json.loads(done.stdout)]
+    for split, program in programs.items():
+        written, _ = program.communicate()
+        assert program.returncode == 0
+        for task, fields in json.loads(written).items():
+            drawn[task, split] = [Example(**example) for example in fields]
+    assert {task for task, _ in drawn} == set(TASKS)
     return drawn

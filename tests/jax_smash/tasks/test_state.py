@@ -13,7 +13,7 @@ SPLIT = re.compile(r"(?<=\.) ")
 
 @pytest.fixture(scope="module", params=["train", "test"])
 def drawn(request, corpus):
-    return corpus["state", request.param][:1000]
+    return corpus["state", request.param]
 
 
 def follow(story):
