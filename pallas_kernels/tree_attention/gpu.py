@@ -1,0 +1,279 @@
+"""Tree attention for a Hopper GPU, on Mosaic GPU: a warpgroup takes 64 rows of a KV head and a part of the cache.
+
+A draft tree has few rows, so the cache is split over the multiprocessors and the parts' softmaxes are joined behind.
+The kernel has run interpreted and has been lowered; it is not tuned.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.tree_attention.inputs import WORD, Inputs, Options
+from pallas_kernels.tree_attention.reference import MASKED
+from pallas_kernels.tree_attention.rows import (
+    entries,
+    head_major,
+    needed_blocks,
+    own_positions,
+    query_rows,
+    round_up,
+    row_positions,
+    row_words,
+)
+
+TILE = 64
+"""Rows of a warpgroup's matrix product: the hardware's number."""
+
+BLOCK = 64
+"""Slots, or entries of the block itself, at once."""
+
+SHARED_BYTES = 100_000
+"""Of shared memory for blocks on their way: three of 64 slots at a head width of 128."""
+
+MULTIPROCESSORS = 132
+"""Of an H100: about as many parts are made."""
+
+HOPPER = "9.0"
+HIDDEN = 2**30
+"""Position of a column that no row sees."""
+
+
+def unsupported(inputs: Inputs) -> str | None:
+    """Returns why the kernel cannot run these shapes, or on the GPU that is at hand; None where it can."""
+    head_width, dtype = inputs.query.shape[3], inputs.query.dtype
+    if dtype != jnp.bfloat16:
+        # Hopper's matrix units would round float32 to ten bits.
+        return f"the GPU kernel needs bfloat16; got {dtype}"
+    if head_width % 64 or head_width > 256:
+        return f"the GPU kernel needs a head width of 64, 128, 192 or 256; got {head_width}"
+    if (slots := inputs.keys.shape[2]) % 8:
+        return f"the GPU kernel needs slots in multiples of 8, the rows of a tile in shared memory; got {slots}"
+    if not hasattr(plgpu, "InterpretGPUParams"):
+        return "the GPU kernel needs jax 0.12 or newer"
+    if jax.default_backend() == "gpu" and (device := jax.devices()[0]).compute_capability != HOPPER:
+        return f"the GPU kernel needs compute capability {HOPPER}; {device.device_kind} has {device.compute_capability}"
+    return None
+
+
+def attend(inputs: Inputs, options: Options, *, interpret: bool = False) -> Float[Array, "B T N H"]:
+    """Returns what the reference returns.
+
+    Needs a Hopper GPU: its matrix product from shared memory (wgmma) and its bulk copies (TMA).
+
+    Args:
+      inputs, options: of the call.
+      interpret: runs without a GPU.
+    """
+    batch, width, heads, head_width = inputs.query.shape
+    kv_heads = inputs.keys.shape[1]
+    rows, columns = round_up(width * heads // kv_heads, TILE), round_up(width, BLOCK)
+    order, count = needed_blocks(inputs, options, BLOCK)
+    groups = batch * kv_heads * (rows // TILE)
+    parts = max(1, min(MULTIPROCESSORS // groups, order.shape[1]))
+    part = (parts, batch, kv_heads, rows)
+    call = plgpu.kernel(
+        functools.partial(_kernel, options=options, parts=parts, kv_heads=kv_heads),
+        out_type=(
+            jax.ShapeDtypeStruct((*part, head_width), jnp.float32),
+            jax.ShapeDtypeStruct(part, jnp.float32),
+            jax.ShapeDtypeStruct(part, jnp.float32),
+        ),
+        grid=(parts, rows // TILE, batch * kv_heads),
+        grid_names=("part", "tile", "group"),
+        scratch_types=_scratch(head_width, inputs.query.dtype),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=plgpu.InterpretGPUParams() if interpret else None,  # type: ignore[attr-defined]
+    )
+    mixed, peak, total = call(
+        order,
+        count,
+        query_rows(inputs.query, kv_heads, rows),
+        row_positions(inputs, rows),
+        row_words(inputs, rows, columns // WORD).astype(jnp.int32).transpose(0, 2, 1),
+        own_positions(inputs.position, columns),
+        head_major(inputs.key, columns),
+        head_major(inputs.value, columns),
+        _block_positions(inputs.slot_position),
+        _at_least_a_block(inputs.keys),
+        _at_least_a_block(inputs.values),
+    )
+    return entries(_joined(mixed, peak, total).astype(inputs.query.dtype), width, heads)
+
+
+def _kernel(
+    order: Any,
+    count: Any,
+    query: Any,
+    row_position: Any,
+    words: Any,
+    own_position: Any,
+    own_key: Any,
+    own_value: Any,
+    slot_position: Any,
+    keys: Any,
+    values: Any,
+    mixed_out: Any,
+    peak_out: Any,
+    total_out: Any,
+    query_held: Any,
+    key_held: Any,
+    value_held: Any,
+    weights_held: Any,
+    position_held: Any,
+    row_held: Any,
+    arrived: Any,
+    query_arrived: Any,
+    *,
+    options: Options,
+    parts: int,
+    kv_heads: int,
+) -> None:
+    """Reads one part of a batch row's blocks for a tile of a KV head's rows."""
+    part, tile, group = (jax.lax.axis_index(name) for name in ("part", "tile", "group"))
+    buffers = key_held.shape[0]
+    row, head = jax.lax.div(group, jnp.int32(kv_heads)), jax.lax.rem(group, jnp.int32(kv_heads))
+    at = pl.ds(tile * TILE, TILE)
+
+    def fetch(source: tuple[Any, Any, Any], block: Array, start: Array, buffer: Array) -> None:
+        """Begins to read a block's positions, keys and values into a buffer."""
+        position, key, value = source
+        slots, barrier = pl.ds(start, BLOCK), arrived.at[buffer]
+        plgpu.copy_gmem_to_smem(position.at[row, pl.ds(block * BLOCK, BLOCK)], position_held.at[buffer], barrier)
+        plgpu.copy_gmem_to_smem(key.at[row, head, slots], key_held.at[buffer], barrier)
+        plgpu.copy_gmem_to_smem(value.at[row, head, slots], value_held.at[buffer], barrier)
+
+    def fetch_cached(i: Array) -> None:
+        block = order[row, part + i * parts]
+        start = jnp.minimum(block * BLOCK, keys.shape[2] - BLOCK)
+        fetch((slot_position, keys, values), block, start, jax.lax.rem(i, jnp.int32(buffers)))
+
+    def absorb(buffer: Array, carry: tuple[Array, ...], bits: Any, prefetch: Any) -> tuple[Array, ...]:
+        """Adds a block to the softmax once it has arrived; `bits` tell what is seen of the block's own entries."""
+        plgpu.barrier_wait(arrived.at[buffer])
+        mixed, peak, total = carry
+        position = _along_rows(position_held[buffer])
+        reader = _down_columns(row_held[...], BLOCK)
+        seen = bits if bits is not None else position <= reader
+        if options.window:
+            seen &= position > reader - options.window
+        scores = _product(query_held, key_held.at[buffer].transpose((1, 0)), BLOCK) * options.scale
+        if options.softcap:
+            scores = options.softcap * jnp.tanh(scores / options.softcap)
+        scores = jnp.where(seen, scores, MASKED)
+        highest = jnp.maximum(peak, scores.max(1))
+        weights = jnp.where(seen, jnp.exp(scores - _down_columns(highest, BLOCK)), 0.0)
+        fade = jnp.exp(peak - highest)
+        total = fade * total + weights.sum(1)
+        mixed = _down_columns(fade, mixed.shape[1]) * mixed
+        weights_held[...] = weights.astype(weights_held.dtype)
+        plgpu.commit_smem()
+        # Here every warp is done with the block before this one, so its buffer can be filled.
+        prefetch()
+        mixed += _product(weights_held, value_held.at[buffer], mixed.shape[1])
+        return mixed, highest, total
+
+    def own(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        plgpu.commit_smem()  # As above: the block before has left the buffer.
+        fetch((own_position, own_key, own_value), i, i * BLOCK, jnp.int32(0))
+        seen = [words.at[row, BLOCK // WORD * i + j, at] for j in range(BLOCK // WORD)]
+        bits = _bits([plgpu.load(word, optimized=False) for word in seen])  # type: ignore[call-arg]
+        return absorb(jnp.int32(0), carry, bits, lambda: None)
+
+    def cached(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        ahead = i + buffers - 1
+        prefetch = functools.partial(pl.when(ahead < mine), functools.partial(fetch_cached, ahead))
+        return absorb(jax.lax.rem(i, jnp.int32(buffers)), carry, None, prefetch)
+
+    plgpu.copy_gmem_to_smem(query.at[row, head, at], query_held, query_arrived)
+    plgpu.copy_gmem_to_smem(row_position.at[row, at], row_held, query_arrived)
+    plgpu.barrier_wait(query_arrived)
+    carry = (
+        jnp.zeros(query_held.shape, jnp.float32),
+        jnp.full((TILE,), MASKED, jnp.float32),
+        jnp.zeros((TILE,), jnp.float32),
+    )
+    # The first part reads the block itself, too.
+    carry = jax.lax.fori_loop(0, jnp.where(part == 0, own_key.shape[2] // BLOCK, 0), own, carry)
+    mine = jax.lax.div(count[row] - part + parts - 1, jnp.int32(parts))
+    plgpu.commit_smem()
+    for i in range(buffers - 1):
+        pl.when(mine > i)(functools.partial(fetch_cached, jnp.int32(i)))
+    mixed, peak, total = jax.lax.fori_loop(0, mine, cached, carry)
+    # From registers: the shared memory is full where heads are wide.
+    for out, found in ((mixed_out, mixed), (peak_out, peak), (total_out, total)):
+        plgpu.store(out.at[part, row, head, at], found, optimized=False)  # type: ignore[attr-defined]
+
+
+def _scratch(head_width: int, dtype: Any) -> list[Any]:
+    """Returns what a multiprocessor's shared memory holds, in the kernel's order."""
+    buffers = 3 if 3 * 2 * BLOCK * head_width * 2 <= SHARED_BYTES else 2
+    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    return [
+        plgpu.SMEM((TILE, head_width), dtype, transforms=swizzled),
+        plgpu.SMEM((buffers, BLOCK, head_width), dtype, transforms=swizzled),
+        plgpu.SMEM((buffers, BLOCK, head_width), dtype, transforms=swizzled),
+        plgpu.SMEM((TILE, BLOCK), dtype, transforms=swizzled),
+        plgpu.SMEM((buffers, BLOCK), jnp.int32),
+        plgpu.SMEM((TILE,), jnp.int32),
+        plgpu.Barrier(num_arrivals=3, num_barriers=buffers),
+        plgpu.Barrier(num_arrivals=2),
+    ]
+
+
+def _product(a: Any, b: Any, columns: int) -> Float[Array, "X Y"]:
+    """Returns a tile's matrix product, float32."""
+
+    def multiplied(result: Any) -> Array:
+        plgpu.wgmma(result, a, b)
+        return result[...]
+
+    return pl.run_scoped(multiplied, plgpu.ACC((TILE, columns), jnp.float32))
+
+
+def _bits(words: list[Array]) -> Array:
+    """Returns each row's bits as booleans: `words` are a block's, each `[TILE]`."""
+    column = jax.lax.broadcasted_iota(jnp.int32, (TILE, BLOCK), 1)
+    word = _down_columns(words[0], BLOCK)
+    for i in range(1, len(words)):
+        word = jnp.where(column >= i * WORD, _down_columns(words[i], BLOCK), word)
+    return ((word >> (column & (WORD - 1))) & 1) != 0
+
+
+def _along_rows(column: Array) -> Array:
+    return jax.lax.broadcast_in_dim(column, (TILE, BLOCK), (1,))
+
+
+def _down_columns(row: Array, columns: int) -> Array:
+    return jax.lax.broadcast_in_dim(row, (TILE, columns), (0,))
+
+
+def _block_positions(position: Int[Array, "B S"]) -> Int[Array, "B Padded"]:
+    """Returns the slots' positions block by block, as the kernel reads the slots.
+
+    It reads a last block that would end behind the cache further in front; what the block before has is hidden.
+    """
+    slots = position.shape[1]
+    padded, whole = round_up(slots, BLOCK), slots // BLOCK * BLOCK
+    if slots < BLOCK or padded == slots:
+        return jnp.pad(position, ((0, 0), (0, padded - slots)), constant_values=HIDDEN)
+    hidden = jnp.full((position.shape[0], padded - slots), HIDDEN, jnp.int32)
+    return jnp.concatenate([position[:, :whole], hidden, position[:, whole:]], axis=1)
+
+
+def _at_least_a_block(cached: Float[Array, "B K S H"]) -> Float[Array, "B K _ H"]:
+    short = max(0, BLOCK - cached.shape[2])
+    return jnp.pad(cached, ((0, 0), (0, 0), (0, short), (0, 0))) if short else cached
+
+
+def _joined(
+    mixed: Float[Array, "parts B K R H"], peak: Float[Array, "parts B K R"], total: Float[Array, "parts B K R"]
+) -> Float[Array, "B K R H"]:
+    """Joins the parts' softmaxes."""
+    share = jnp.exp(peak - peak.max(0, keepdims=True))
+    everything = (share * total).sum(0)
+    return (share[..., None] * mixed).sum(0) / jnp.where(everything > 0, everything, 1.0)[..., None]
