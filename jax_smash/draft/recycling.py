@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_smash.draft.tree import DraftTree, Topology, grow
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import replace
+from jax_smash.sampling import likeliest
 
 UNKNOWN = -1
 """Successor of a token that was never read."""
@@ -92,7 +93,7 @@ class Recycling:
     def _learn(
         self, matrix: Array, token: Int[Array, "B M"], logits: Float[Array, "B M V"], seen: Bool[Array, "B M"]
     ) -> Array:
-        successors = jax.lax.top_k(logits, self.width)[1].astype(jnp.int32)
+        successors = likeliest(logits, self.width)[1]
         if not self.own:
             return _write(matrix, token.reshape(-1), successors.reshape(-1, self.width), seen.reshape(-1))
         return jax.vmap(_write)(matrix, token, successors, seen)

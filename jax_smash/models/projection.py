@@ -11,6 +11,9 @@ from jax_smash.sharding import is_divided
 LARGE = 2 << 20
 """Bytes of a weight from which a CPU reads it in four parts, not two."""
 
+FEW_ROWS = 4
+"""Rows up to which a CPU multiplies them one by one."""
+
 HEAD_PARTS = 4
 """Parts in which a CPU reads the table of all tokens' vectors."""
 
@@ -21,14 +24,15 @@ def project(
     """Returns x · weight, contracted over I. An int8 weight is multiplied as `quantise.product` says.
 
     On a CPU, XLA gives the product of one row and a weight of up to 2 MiB to one core, and a larger one to as many as
-    it has such pieces. So a single row there is multiplied in equal parts of I, which run side by side, and the parts'
-    products are added. Other shapes and platforms make one product.
+    it has such pieces; two rows at once take it three times as long as one. So a few rows there are multiplied one by
+    one, each in equal parts of I that run side by side and whose products are added. Other shapes and platforms make
+    one product.
     """
     if isinstance(weight, QArray):
         return multiply(x, weight)
     if is_divided():  # Not as one matrix: axes that are merged cannot stay divided over devices.
         return jnp.einsum("BTI,I...->BT...", x, weight)
-    out = weight.shape[1:]
+    out, rows = weight.shape[1:], x.shape[0] * x.shape[1]
     parts = 4 if weight.nbytes >= LARGE else 2
 
     def whole(x: Array, flat: Array) -> Array:
@@ -41,11 +45,15 @@ def project(
         half = products[: parts // 2] + products[parts // 2 :]
         return half if parts == 2 else half[:1] + half[1:]
 
+    def one_by_one(x: Array, flat: Array) -> Array:
+        lines = x.reshape(rows, 1, 1, -1)
+        return jnp.concatenate([in_parts(lines[i], flat) for i in range(rows)], axis=1).reshape(*x.shape[:2], -1)
+
     flat = weight.reshape(weight.shape[0], -1)
-    if x.shape[0] * x.shape[1] > 1 or x.shape[2] % parts or x.dtype != jnp.float32:
+    if rows > FEW_ROWS or x.shape[2] % parts or x.dtype != jnp.float32:
         product = whole(x, flat)
     else:
-        product = jax.lax.platform_dependent(x, flat, cpu=in_parts, default=whole)
+        product = jax.lax.platform_dependent(x, flat, cpu=one_by_one, default=whole)
     return product.reshape(*x.shape[:2], *out)
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.models.projection import HEAD_PARTS, LARGE, project, row_products
+from jax_smash.models.projection import FEW_ROWS, HEAD_PARTS, LARGE, project, row_products
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (1, 3), (4, 1)])
@@ -30,9 +30,16 @@ def test_four_parts_make_the_product_of_one():
     np.testing.assert_allclose(jax.jit(project)(x, w), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_and_several_rows_make_one_product():
+@pytest.mark.parametrize("rows", [(1, 2), (2, 2), (1, FEW_ROWS), (1, FEW_ROWS + 1)])
+def test_several_rows_have_the_product_that_each_has_alone(rows):
+    x, w = jax.random.normal(jax.random.key(0), (*rows, 64)), jax.random.normal(jax.random.key(1), (64, 4, 8))
+    expected = np.tensordot(np.asarray(x, np.float64), np.asarray(w, np.float64), axes=1)
+    np.testing.assert_allclose(jax.jit(project)(x, w), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_and_many_rows_make_one_product():
     w = jnp.zeros((64, 64))
-    assert "tensor<2x1x" not in jax.jit(project).lower(jnp.zeros((1, 2, 64)), w).as_text()
+    assert "tensor<2x1x" not in jax.jit(project).lower(jnp.zeros((1, FEW_ROWS + 1, 64)), w).as_text()
     half = jnp.zeros((1, 1, 64), jnp.bfloat16)
     assert "tensor<2x1x" not in jax.jit(project).lower(half, w.astype(jnp.bfloat16)).as_text()
 

@@ -5,7 +5,14 @@ import pytest
 from scipy import stats
 
 from jax_smash import sampling
-from jax_smash.sampling import SamplingOptions, gumbel_noise, log_probabilities, processors_for, row_keys
+from jax_smash.sampling import (
+    SamplingOptions,
+    gumbel_noise,
+    likeliest,
+    log_probabilities,
+    processors_for,
+    row_keys,
+)
 
 choose = jax.jit(sampling.choose, static_argnames="sampled")
 FALSE_ALARM = 1e-6
@@ -146,3 +153,16 @@ def test_log_probabilities_of_no_likeliest_tokens_are_empty():
 def test_more_likeliest_tokens_than_there_are_is_an_error():
     with pytest.raises(ValueError, match="at most 8 tokens; got 9"):
         log_probabilities(jnp.zeros((1, 8)), jnp.zeros(1, jnp.int32), 9)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "n"), [(4096, 8), (4096, 40), (32000, 8), (259, 8), (128256, 5), (64, 64), (4096, 0)]
+)
+def test_the_likeliest_tokens_are_those_of_a_sort(vocab_size, n):
+    logits = jax.random.permutation(
+        jax.random.key(n), jnp.arange(6 * vocab_size, dtype=jnp.float32), independent=True
+    ).reshape(2, 3, vocab_size)
+    values, tokens = jax.jit(likeliest, static_argnums=1)(logits, n)
+    order = np.argsort(-np.asarray(logits), axis=-1)[..., :n]
+    np.testing.assert_array_equal(tokens, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(logits), order, axis=-1))
