@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jax_smash.automaton import StreamDecoder
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.decode.state import FINISH_REASONS
+from jax_smash.decode.speculative import DraftMemory
+from jax_smash.decode.state import FINISH_REASONS, DecodeState
 from jax_smash.loading import Model
-from jax_smash.methods import DraftOptions, check_method, make_method
+from jax_smash.methods import DraftOptions, check_draft, check_method, make_method, save_memory
 from jax_smash.request import Prompt, Request, check_counts, make_request
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session, TokenLogProb
@@ -21,6 +23,28 @@ QUIET_STEPS = 64
 
 STREAM_STEPS = 8
 """Steps a call where somebody does."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafted:
+    """How the drafts of one row fared.
+
+    Attributes:
+      tree: as it was asked for.
+      nodes: drafted nodes of a step when its batch ended; 0 where the drafter was off.
+      tried: by depth, 1 first: steps in which a node of this depth hung below a kept one.
+      kept: by depth: steps in which one was kept; it is emitted unless a stop or the limit came before.
+    """
+
+    tree: str
+    nodes: int
+    tried: list[int]
+    kept: list[int]
+
+    @property
+    def acceptance(self) -> list[float | None]:
+        """Kept over tried, by depth; None where none was tried."""
+        return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +63,7 @@ class Completion:
       time_to_first_token_s: from the start of prefill to the first token on the host, compilation left out.
       sample: number of the continuation among those of its prompt.
       log_probs, prompt_log_probs: a record a token; None unless asked for.
+      drafted: how its drafts fared; None in plain decoding.
     """
 
     prompt: Any
@@ -54,6 +79,7 @@ class Completion:
     sample: int = 0
     log_probs: list[TokenLogProb] | None = None
     prompt_log_probs: list[TokenLogProb] | None = None
+    drafted: Drafted | None = None
 
 
 def generate(
@@ -111,8 +137,10 @@ def generate(
 
     Raises:
       ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded.
+      OSError: a file that an option names cannot be read or made; likewise, but for a disk that is full at the end.
     """
     check_method(method)
+    check_draft(method, draft)
     check_counts(max_new_tokens=max_new_tokens, num_samples=num_samples, batch_size=batch_size)
     request = make_request(
         model,
@@ -126,11 +154,20 @@ def generate(
         chat=chat,
         slots=slots,
     )
-    made = make_method(
-        model, method, sampled=any(o.sampled for o in request.sampling), log_probs=log_probs, draft=draft
-    )
-    memory = None
     size = min(batch_size, len(request.tokens))
+    made = make_method(
+        model,
+        method,
+        sampled=any(o.sampled for o in request.sampling),
+        log_probs=log_probs,
+        draft=draft,
+        batch=size * num_samples,
+        slots=request.slots,
+    )
+    room = slots or (model.config.max_positions if model.config else made.nodes)
+    if made.nodes > room:
+        raise ValueError(f"the tree must fit the cache's {room} slots; it has {made.nodes} nodes, the root included")
+    memory = None
     completions: list[Completion] = []
     for first in range(0, len(request.tokens), size):
         batch = range(first, min(first + size, len(request.tokens)))
@@ -151,7 +188,7 @@ def generate(
             prompt_log_probs=prompt_log_probs,
             memory=memory,
         )
-        turn = _Turn(model, session, request, batch, on_text, on_tokens)
+        turn = _Turn(model, session, request, batch, draft.tree, on_text, on_tokens)
         turn.run(steps or (STREAM_STEPS if on_text else QUIET_STEPS))
         # What a drafter learned from one batch helps with the next.
         memory = session.state.shared.memory
@@ -159,6 +196,7 @@ def generate(
             completions.append(completion)
             if on_completion is not None:
                 on_completion(completion)
+    save_memory(model, draft, memory)
     return completions
 
 
@@ -171,10 +209,11 @@ class _Turn:
         session: Session,
         request: Request,
         batch: range,
+        tree: str,
         on_text: Callable[[int, str], None] | None,
         on_tokens: Callable[[int], None] | None,
     ):
-        self.session, self.request, self.batch = session, request, batch
+        self.session, self.request, self.batch, self.tree = session, request, batch, tree
         self.on_text, self.on_tokens = on_text, on_tokens
         self.rows = len(batch) * session.samples
         decoding = range(self.rows) if model.tokenizer is not None else ()
@@ -205,6 +244,7 @@ class _Turn:
         finish, forwards = jax.device_get((rows.finish, rows.forwards))
         outputs, log_probs = self.session.outputs(), self.session.log_probs()
         prompt_log_probs = self.session.prompt_log_probs
+        drafted = drafted_rows(self.session.state, self.tree)
         for row in range(self.rows):
             prompt, sample = divmod(row, self.session.samples)
             after_first = len(outputs[row]) - 1
@@ -222,6 +262,7 @@ class _Turn:
                 sample=sample,
                 log_probs=None if log_probs is None else log_probs[row],
                 prompt_log_probs=None if prompt_log_probs is None else prompt_log_probs[row],
+                drafted=None if drafted is None else drafted[row],
             )
 
     def _show(self) -> None:
@@ -236,3 +277,18 @@ class _Turn:
         self.texts[row] += text
         if text and self.on_text is not None:
             self.on_text(self.batch.start * self.session.samples + row, text)
+
+
+def drafted_rows(state: DecodeState, tree: str) -> list[Drafted] | None:
+    """Returns how the drafts of each row fared; None in plain decoding.
+
+    Args:
+      state: of a session.
+      tree: as it was asked for.
+    """
+    memory, draft = state.shared.memory, state.rows.draft
+    if not isinstance(memory, DraftMemory):
+        return None
+    nodes = memory.ladder[int(memory.choice)].nodes - 1
+    rows = zip(np.asarray(draft.tried).tolist(), np.asarray(draft.kept).tolist(), strict=True)
+    return [Drafted(tree=tree, nodes=nodes, tried=tried, kept=kept) for tried, kept in rows]

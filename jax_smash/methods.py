@@ -9,9 +9,15 @@ import jax.numpy as jnp
 
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.speculative import DraftMemory, Speculative
+from jax_smash.draft.corpus import Corpus, index_corpus
+from jax_smash.draft.corpus_texts import corpus_files, read_texts
+from jax_smash.draft.lookahead import Lookahead
+from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import Recycling
+from jax_smash.draft.suffix import Suffix
 from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import Topology
+from jax_smash.draft.warm_start import check_place, load_successors, save_successors
+from jax_smash.ladder import Ladder, make_ladder
 from jax_smash.protocols import Params, Strategy
 
 if TYPE_CHECKING:
@@ -24,11 +30,15 @@ class DraftOptions:
 
     Attributes:
       tree: `auto`, or a name of `draft.templates.named_tree`.
-      warm_start: a file that `Recycling` saved.
+      warm_start: a file with what the drafter begins with.
+      save_warm_start: a file for what it knows at the end, made when the last prompt is done; an older one is replaced.
+      lookup_corpus: texts to look up in instead of the prompt and the output, as `draft.corpus_texts` reads them.
     """
 
     tree: str = "auto"
     warm_start: Path | None = None
+    save_warm_start: Path | None = None
+    lookup_corpus: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +50,20 @@ class Method:
       strategy: what one step of the loop does.
       params: parameters of every module that decodes, by role.
       memory: what the rows share before the first of them has read anything; None in plain decoding.
+      source: what the choice of trees rests on, as a user is told it; "" in plain decoding.
     """
 
     name: str
     strategy: Strategy
     params: Params
     memory: Any = None
+    source: str = ""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the largest tree that a step checks, the root included; 1 where nothing is drafted."""
+        ladder = getattr(self.memory, "ladder", ())
+        return max((topology.nodes for topology in ladder), default=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +75,16 @@ class Setup:
       sampled: some row may sample.
       log_probs: likeliest tokens to record beside each emitted one.
       draft: options of drafted decoding.
+      batch: rows that decode together.
+      slots: cache slots a row.
     """
 
     model: "Model"
     sampled: bool
     log_probs: int | None
     draft: DraftOptions
+    batch: int
+    slots: int
 
 
 def make_method(
@@ -72,6 +94,8 @@ def make_method(
     sampled: bool = False,
     log_probs: int | None = None,
     draft: DraftOptions = DraftOptions(),
+    batch: int = 1,
+    slots: int = 512,
 ) -> Method:
     """Makes a method for a model.
 
@@ -81,15 +105,18 @@ def make_method(
       sampled: some row may sample.
       log_probs: record this many likeliest tokens beside each emitted one.
       draft: options of drafted decoding.
+      batch: rows that decode together, and
+      slots: cache slots a row: by these an automatic tree is sized.
 
     Raises:
       ValueError: no method has this name, or an option does not fit it.
       OSError: a file that an option names cannot be read.
     """
     check_method(name)
-    if name == "ar" and draft != DraftOptions():
-        raise ValueError("ar drafts nothing: options of drafting need another method")
-    return METHODS[name](Setup(model=model, sampled=sampled, log_probs=log_probs, draft=draft))
+    check_draft(name, draft)
+    return METHODS[name](
+        Setup(model=model, sampled=sampled, log_probs=log_probs, draft=draft, batch=batch, slots=slots)
+    )
 
 
 def check_method(name: str) -> None:
@@ -102,6 +129,51 @@ def check_method(name: str) -> None:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {name!r}")
 
 
+def check_draft(name: str, draft: DraftOptions) -> None:
+    """Checks what can be checked of options of drafting before there is a model.
+
+    Args:
+      name: of a method.
+      draft: its options.
+
+    Raises:
+      ValueError: the method does not take one of them, or there is no such tree.
+      OSError: a file that one of them names is missing, or cannot be made.
+    """
+    for option in misfits(name, draft):
+        taken = ", ".join(OPTIONS.get(name, ())) or "no option of drafting"
+        raise ValueError(f"{option} does not go with method {name}, which takes {taken}")
+    if draft.tree != "auto":
+        named_tree(draft.tree)
+    if draft.warm_start is not None and not draft.warm_start.is_file():
+        raise FileNotFoundError(f"{draft.warm_start} is no file: there is nothing to start from")
+    if draft.save_warm_start is not None:
+        check_place(draft.save_warm_start)
+    if draft.lookup_corpus is not None:
+        corpus_files(draft.lookup_corpus)
+
+
+def misfits(name: str, draft: DraftOptions) -> list[str]:
+    """Returns the options that are given and that a method does not take."""
+    given = [f.name for f in dataclasses.fields(draft) if getattr(draft, f.name) != f.default]
+    return [option for option in given if option not in OPTIONS.get(name, ())]
+
+
+def save_memory(model: "Model", draft: DraftOptions, memory: Any) -> None:
+    """Writes what the rows have learned to where the options say; does nothing where they name no file.
+
+    Args:
+      model: that decoded.
+      draft: the options.
+      memory: what the rows shared at the end.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    if draft.save_warm_start is not None:
+        save_successors(draft.save_warm_start, memory.drafter, tokenizer=model.tokenizer)
+
+
 def _plain(setup: Setup) -> Method:
     strategy = Autoregressive(target=setup.model.definition, sampled=setup.sampled, log_probs=setup.log_probs)
     return Method("ar", strategy, setup.model.params)
@@ -109,28 +181,64 @@ def _plain(setup: Setup) -> Method:
 
 def _recycling(setup: Setup) -> Method:
     drafter = Recycling(target=setup.model.definition)
-    return _drafted("recycling", setup, drafter, drafter.empty(setup.model.params))
+    matrix, file = drafter.empty(setup.model.params), setup.draft.warm_start
+    if file is not None:
+        rows, width = matrix.shape
+        tokenizer = setup.model.tokenizer
+        matrix = jnp.asarray(load_successors(file, vocab_size=rows, width=width, tokenizer=tokenizer))
+    return _drafted("recycling", setup, drafter, matrix, ranks=drafter.width)
 
 
-def _drafted(name: str, setup: Setup, drafter: Any, memory: Any) -> Method:
-    ladder = _ladder(setup)
+def _lookup(setup: Setup) -> Method:
+    path = setup.draft.lookup_corpus
+    if path is None:
+        return _drafted("lookup", setup, Lookup(), None, ranks=LOOKUP_RANKS)
+    index = index_corpus(read_texts(path), setup.model.tokenizer)
+    return _drafted("lookup", setup, Corpus(), index, ranks=LOOKUP_RANKS)
+
+
+def _suffix(setup: Setup) -> Method:
+    return _drafted("suffix", setup, Suffix(), None, ranks=LOOKUP_RANKS)
+
+
+def _lookahead(setup: Setup) -> Method:
+    drafter = Lookahead()
+    own = None
+    if setup.draft.tree == "auto":
+        own = Ladder(trees=(drafter.topology,), first=0, sizing=None, source="the method's own window and guesses")
+    return _drafted("lookahead", setup, drafter, None, ranks=drafter.guesses, ladder=own)
+
+
+def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ranks: int, ladder: Ladder | None = None) -> Method:
+    ladder = ladder or make_ladder(setup.model, setup.draft.tree, ranks=ranks, batch=setup.batch, slots=setup.slots)
     strategy = Speculative(
         target=setup.model.definition,
         drafter=drafter,
-        levels=max(tree.levels for tree in ladder),
+        levels=max(tree.levels for tree in ladder.trees),
         sampled=setup.sampled,
         log_probs=setup.log_probs,
     )
-    choice = jnp.asarray(len(ladder) - 1, jnp.int32)
-    return Method(name, strategy, setup.model.params, DraftMemory(ladder=ladder, choice=choice, drafter=memory))
+    shared = DraftMemory(
+        ladder=ladder.trees, choice=jnp.asarray(ladder.first, jnp.int32), drafter=memory, sizing=ladder.sizing
+    )
+    return Method(name, strategy, setup.model.params, shared, source=ladder.source)
 
 
-def _ladder(setup: Setup) -> tuple[Topology, ...]:
-    name = "recycling-80" if setup.draft.tree == "auto" else setup.draft.tree
-    return (named_tree(name),)
-
+LOOKUP_RANKS = 4
+"""Children of a node that automatic trees of looked-up continuations are made for."""
 
 METHODS: dict[str, Callable[[Setup], Method]] = {
     "ar": _plain,
     "recycling": _recycling,
+    "lookup": _lookup,
+    "suffix": _suffix,
+    "lookahead": _lookahead,
 }
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "recycling": ("tree", "warm_start", "save_warm_start"),
+    "lookup": ("tree", "lookup_corpus"),
+    "suffix": ("tree",),
+    "lookahead": ("tree",),
+}
+"""Options of drafting that a method takes; one that is not named takes none."""

@@ -18,6 +18,7 @@ LAYERS = [
     {"draft"},
     {"decode"},
     {"loading"},
+    {"ladder"},
     {"methods"},
     {"session", "request", "tuning"},
     {"generation", "prompts"},

@@ -1,6 +1,7 @@
 """Drafted decoding: a drafter proposes a tree, one forward of the target checks it, the agreed path is committed."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -8,7 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import after
+from jax_smash.decode.budget import SHADOW_STEPS, Sizing, resized, seen_in_shadow
 from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
+from jax_smash.draft.acceptance import observe, sibling_ranks
 from jax_smash.draft.tree import DraftTree, Topology
 from jax_smash.draft.verify import Accepted, accept
 from jax_smash.protocols import Drafter, ModelDef, Params
@@ -40,11 +43,13 @@ class DraftMemory:
       ladder: the tree of each budget, the smallest first; a root alone is plain decoding.
       choice: index of the budget in use.
       drafter: the drafter's own.
+      sizing: what the choice rests on; None where it is fixed.
     """
 
     ladder: tuple[Topology, ...]
     choice: Int[Array, ""]
     drafter: Any = None
+    sizing: Sizing | None = None
 
 
 @pytree
@@ -121,14 +126,16 @@ class Speculative:
     def step(self, params: Params, state: DecodeState) -> DecodeState:
         """Drafts a tree of the chosen budget, checks it and emits what was agreed on, and one token more."""
         memory = state.shared.memory
-        steps = [
-            lambda params, state, i=i: self._step(params, state, state.shared.memory.ladder[i])  # type: ignore[misc]
-            for i in range(len(memory.ladder))
-        ]
+        if memory.sizing is not None:
+            ladder, choice, sizing = resized(memory.ladder, memory.choice, memory.sizing)
+            memory = replace(memory, ladder=ladder, choice=choice, sizing=sizing)
+            state = replace(state, shared=replace(state.shared, memory=memory))
+        steps = [functools.partial(self._step, rung) for rung in range(len(memory.ladder))]
         return jax.lax.switch(memory.choice, steps, params, state)
 
-    def _step(self, params: Params, state: DecodeState, topology: Topology) -> DecodeState:
-        rows = state.rows
+    def _step(self, rung: int, params: Params, state: DecodeState) -> DecodeState:
+        rows, topology = state.rows, state.shared.memory.ladder[rung]
+        shadow = self._shadow(rung, params, state)
         running = running_rows(state)
         model = self.target.bind(params["target"])
         tree, state = self.drafter.propose(params, state, topology)
@@ -174,7 +181,36 @@ class Speculative:
                 draft=self._counted(emitted.rows.draft, verified),
             ),
         )
-        return self.drafter.observe(params, state, verified)
+        return self.drafter.observe(params, self._learned(state, verified, shadow), verified)
+
+    def _shadow(self, rung: int, params: Params, state: DecodeState) -> Int[Array, "B M"] | None:
+        """Returns the tokens of a draft that nobody checks, where the rung drafts nothing; −1 where it is not due."""
+        memory = state.shared.memory
+        if memory.sizing is None or memory.ladder[rung].levels or len(memory.ladder) == 1:
+            return None
+        smallest = memory.ladder[rung + 1]
+
+        def draft() -> Int[Array, "B M"]:
+            tree, _ = self.drafter.propose(params, state, smallest)
+            return jnp.where(tree.valid, tree.token, -1)
+
+        absent = jnp.full((state.rows.pending.shape[0], smallest.nodes), -1, jnp.int32)
+        return jax.lax.cond(memory.sizing.steps % SHADOW_STEPS == 0, draft, lambda: absent)
+
+    def _learned(self, state: DecodeState, verified: Verified, shadow: Int[Array, "B M"] | None) -> DecodeState:
+        memory = state.shared.memory
+        sizing = memory.sizing
+        if sizing is None or (shadow is None and not verified.tree.levels):
+            return state
+        if shadow is None:
+            tree = verified.tree
+            rank = sibling_ranks(tree) if tree.rank is None else tree.rank
+            known = observe(sizing.known, tree, verified.accepted, rank, verified.running)
+        else:
+            due = verified.running & (sizing.steps % SHADOW_STEPS == 0)
+            known = seen_in_shadow(sizing.known, shadow, memory.ladder[1], verified.target[:, 0], due)
+        memory = replace(memory, sizing=replace(sizing, known=known))
+        return replace(state, shared=replace(state.shared, memory=memory))
 
     def _emit(
         self,

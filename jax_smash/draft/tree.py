@@ -50,6 +50,7 @@ class DraftTree:
       valid: False where nothing is proposed; a valid node's ancestors are valid.
       ancestors: packed bits, as in `Topology`.
       proposal: of each node, the distribution that its children were drawn from; None where children are certain.
+      rank: of each node among its parent's candidates, likeliest first; None where only the order of siblings tells.
       levels: no node is deeper.
     """
 
@@ -59,6 +60,7 @@ class DraftTree:
     valid: Bool[Array, "B M"]
     ancestors: UInt32[Array, "B M W"]
     proposal: Float[Array, "B M V"] | None = None
+    rank: Int[Array, "B M"] | None = None
     levels: int = static()
 
     @property
@@ -89,6 +91,7 @@ def grow(topology: Topology, token: Int[Array, "B M"]) -> DraftTree:
         depth=jnp.broadcast_to(topology.depth, shape),
         valid=all_ancestors(proposed, jnp.broadcast_to(topology.ancestors, (*shape, topology.ancestors.shape[1]))),
         ancestors=jnp.broadcast_to(topology.ancestors, (*shape, topology.ancestors.shape[1])),
+        rank=jnp.broadcast_to(topology.rank, shape),
         levels=topology.levels,
     )
 

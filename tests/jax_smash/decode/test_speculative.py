@@ -6,8 +6,8 @@ from jax_smash.sampling import SamplingOptions
 from tests.tiny import tiny_model
 
 PROMPTS = ["the cat sat on the mat. the cat sat", "a b a b a b", "x", "to be or not to be, to be or", "mmmmmmmm", "q w"]
-METHODS = ["recycling"]
-TREES = ["off", "chain-1", "chain-4", "recycling-80"]
+METHODS = ["recycling", "lookup", "suffix", "lookahead"]
+TREES = ["off", "chain-1", "chain-4", "recycling-80", "auto"]
 GREEDY = SamplingOptions()
 SAMPLED = SamplingOptions(temperature=0.8, top_k=20, top_p=0.95)
 PENALISED = SamplingOptions(
