@@ -140,8 +140,12 @@ class Drafter(Protocol):
         """Learns from a chunk of the prompt, after the target has read it."""
         ...
 
-    def propose(self, params: Params, state: State, topology: Any) -> tuple[Any, State]:
-        """Returns a tree of at most the topology's nodes and levels, its root the pending token."""
+    def propose(self, params: Params, state: Any, topology: Any) -> tuple[Any, Any]:
+        """Returns a tree of the topology's nodes and levels, its root the pending token, and what was made besides."""
+        ...
+
+    def lesson(self, params: Params, state: Any, checked: Any) -> Any:
+        """Returns what `observe` needs of a checked tree beside its tokens; every leaf is `[B, M, …]`, or None."""
         ...
 
     def observe(self, params: Params, state: State, verified: Any) -> State:

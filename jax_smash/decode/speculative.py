@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_smash.cache import after
 from jax_smash.decode.budget import SHADOW_STEPS, Sizing, resized, seen_in_shadow
 from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
-from jax_smash.draft.acceptance import observe, sibling_ranks
-from jax_smash.draft.tree import DraftTree, Topology
+from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
+from jax_smash.draft.tree import WORD, DraftTree, Topology
 from jax_smash.draft.verify import Accepted, accept
 from jax_smash.protocols import Drafter, ModelDef, Params
 from jax_smash.pytree import pytree, replace
@@ -53,28 +53,71 @@ class DraftMemory:
 
 
 @pytree
-class Verified:
+class Checked:
     """What one forward of the target said about a tree.
 
     Attributes:
       tree: what was proposed.
-      target: the token that the target chose at each node.
+      made: what the drafter made of it besides.
       logits: the target's at each node, before any processor.
       hidden: its final hidden state at each node.
       taps: the residual that entered each layer, at each node.
+    """
+
+    tree: DraftTree
+    made: Any
+    logits: Float[Array, "B M V"]
+    hidden: Float[Array, "B M D"]
+    taps: tuple[Float[Array, "B M D"], ...]
+
+
+@pytree
+class Verified:
+    """What became of a tree, in the same shapes for every budget of a ladder: M is that of the largest.
+
+    Attributes:
+      tree: what was proposed; nodes past the budget are not valid.
+      target: the token that the target chose at each node.
       accepted: the path that was kept, before a stop cut it.
+      lesson: what the drafter kept of `Checked`.
       count: tokens that were emitted, 0 for a row that had ended.
       running: rows that had not ended.
     """
 
     tree: DraftTree
     target: Int[Array, "B M"]
-    logits: Float[Array, "B M V"]
-    hidden: Float[Array, "B M D"]
-    taps: tuple[Float[Array, "B M D"], ...]
     accepted: Accepted
+    lesson: Any
     count: Int[Array, "B"]
     running: Bool[Array, "B"]
+
+
+@pytree
+class Step:
+    """What a budget leaves to be written: the same shapes for every budget, so that none writes into a cache itself.
+
+    A compiler copies what several branches could write into.
+
+    Attributes:
+      tree, target, accepted, lesson: as in `Verified`.
+      token: what may be emitted.
+      logit: the target's of each.
+      log_probs: of each, where they are recorded.
+      entries: keys and values of the kept nodes.
+      position: of the kept nodes.
+      known: what is known of acceptance; None where the budget is fixed.
+    """
+
+    tree: DraftTree
+    target: Int[Array, "B M"]
+    accepted: Accepted
+    lesson: Any
+    token: Int[Array, "B P"]
+    logit: Float[Array, "B P"]
+    log_probs: tuple[Float[Array, "B P"], Float[Array, "B P n"], Int[Array, "B P n"]] | None
+    entries: Any
+    position: Int[Array, "B P"]
+    known: Acceptance | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,15 +173,14 @@ class Speculative:
             ladder, choice, sizing = resized(memory.ladder, memory.choice, memory.sizing)
             memory = replace(memory, ladder=ladder, choice=choice, sizing=sizing)
             state = replace(state, shared=replace(state.shared, memory=memory))
-        steps = [functools.partial(self._step, rung) for rung in range(len(memory.ladder))]
-        return jax.lax.switch(memory.choice, steps, params, state)
+        budgets = [functools.partial(self._check, rung) for rung in range(len(memory.ladder))]
+        return self._written(params, state, jax.lax.switch(memory.choice, budgets, params, state))
 
-    def _step(self, rung: int, params: Params, state: DecodeState) -> DecodeState:
+    def _check(self, rung: int, params: Params, state: DecodeState) -> Step:
         rows, topology = state.rows, state.shared.memory.ladder[rung]
-        shadow = self._shadow(rung, params, state)
         running = running_rows(state)
         model = self.target.bind(params["target"])
-        tree, state = self.drafter.propose(params, state, topology)
+        tree, made = self.drafter.propose(params, state, topology)
         position = rows.token_length[:, None] - 1 + tree.depth
         out = model.forward(model.embed(tree.token), position, rows.cache, tree.block)
         # The vocabulary in one place: what follows is every row's own affair.
@@ -154,89 +196,124 @@ class Speculative:
         )
         accepted = accept(tree, target)
         path = accepted.path
-        emitted = self._emit(
-            state,
-            jnp.take_along_axis(target, path, axis=1),
-            jnp.take_along_axis(logits, path[:, :, None], axis=1),
-            accepted.count,
+        token = jnp.take_along_axis(target, path, axis=1)
+        token_logits = jnp.take_along_axis(logits, path[:, :, None], axis=1)
+        lesson = self.drafter.lesson(
+            params, state, Checked(tree=tree, made=made, logits=logits, hidden=out.hidden, taps=out.taps)
         )
+        room = max(tree.token.shape[1], *(t.nodes for t in state.shared.memory.ladder))
+        space = self.block
+        return Step(
+            tree=_widened_tree(tree, room, self.levels),
+            target=_widened(target, room),
+            accepted=Accepted(path=_widened(path, space), count=accepted.count),
+            lesson=jax.tree.map(lambda leaf: _widened(leaf, room), lesson),
+            token=_widened(token, space),
+            logit=_widened(jnp.take_along_axis(token_logits, token[:, :, None], axis=2)[:, :, 0], space),
+            log_probs=None
+            if self.log_probs is None
+            else jax.tree.map(
+                lambda leaf: _widened(leaf, space), log_probabilities(token_logits, token, self.log_probs)
+            ),
+            entries=tuple(
+                tuple(_widened(jnp.take_along_axis(x, path[:, :, None, None], axis=1), space) for x in pair)
+                for pair in out.block_kv
+            ),
+            position=_widened(jnp.take_along_axis(position, path, axis=1), space),
+            known=self._known(rung, params, state, tree, accepted, target[:, 0], running),
+        )
+
+    def _written(self, params: Params, state: DecodeState, step: Step) -> DecodeState:
+        rows, running = state.rows, running_rows(state)
+        emitted = emit(state, step.token, step.logit, step.accepted.count, log_probs=step.log_probs)
         count = emitted.rows.output_length - rows.output_length
-        cache = rows.cache.commit(out.block_kv, position, after(count, emitted.rows.pending), path)
         verified = Verified(
-            tree=tree,
-            target=target,
-            logits=logits,
-            hidden=out.hidden,
-            taps=out.taps,
-            accepted=accepted,
+            tree=step.tree,
+            target=step.target,
+            accepted=step.accepted,
+            lesson=step.lesson,
             count=count,
             running=running,
         )
+        memory = state.shared.memory
+        if step.known is not None:
+            memory = replace(memory, sizing=replace(memory.sizing, known=step.known))
         state = replace(
             emitted,
             rows=replace(
                 emitted.rows,
-                cache=cache,
+                cache=rows.cache.commit(step.entries, step.position, after(count, emitted.rows.pending)),
                 forwards=rows.forwards + running.astype(jnp.int32),
                 draft=self._counted(emitted.rows.draft, verified),
             ),
+            shared=replace(emitted.shared, memory=memory),
         )
-        return self.drafter.observe(params, self._learned(state, verified, shadow), verified)
+        return self.drafter.observe(params, state, verified)
 
-    def _shadow(self, rung: int, params: Params, state: DecodeState) -> Int[Array, "B M"] | None:
-        """Returns the tokens of a draft that nobody checks, where the rung drafts nothing; −1 where it is not due."""
+    def _known(
+        self,
+        rung: int,
+        params: Params,
+        state: DecodeState,
+        tree: DraftTree,
+        accepted: Accepted,
+        target: Int[Array, "B"],
+        running: Bool[Array, "B"],
+    ) -> Acceptance | None:
+        """Returns what is known of acceptance after this step; of a draft that nobody checked, where none was made."""
         memory = state.shared.memory
-        if memory.sizing is None or memory.ladder[rung].levels or len(memory.ladder) == 1:
+        if memory.sizing is None:
             return None
+        known = memory.sizing.known
+        if tree.levels:
+            return observe(known, tree, accepted, sibling_ranks(tree) if tree.rank is None else tree.rank, running)
+        if rung + 1 == len(memory.ladder):
+            return known
         smallest = memory.ladder[rung + 1]
 
-        def draft() -> Int[Array, "B M"]:
-            tree, _ = self.drafter.propose(params, state, smallest)
-            return jnp.where(tree.valid, tree.token, -1)
+        def in_shadow() -> Acceptance:
+            shadow, _ = self.drafter.propose(params, state, smallest)
+            children = jnp.where(shadow.valid, shadow.token, -1)
+            return seen_in_shadow(known, children, smallest, target, running)
 
-        absent = jnp.full((state.rows.pending.shape[0], smallest.nodes), -1, jnp.int32)
-        return jax.lax.cond(memory.sizing.steps % SHADOW_STEPS == 0, draft, lambda: absent)
+        return jax.lax.cond(memory.sizing.steps % SHADOW_STEPS == 0, in_shadow, lambda: known)
 
-    def _learned(self, state: DecodeState, verified: Verified, shadow: Int[Array, "B M"] | None) -> DecodeState:
-        memory = state.shared.memory
-        sizing = memory.sizing
-        if sizing is None or (shadow is None and not verified.tree.levels):
-            return state
-        if shadow is None:
-            tree = verified.tree
-            rank = sibling_ranks(tree) if tree.rank is None else tree.rank
-            known = observe(sizing.known, tree, verified.accepted, rank, verified.running)
-        else:
-            due = verified.running & (sizing.steps % SHADOW_STEPS == 0)
-            known = seen_in_shadow(sizing.known, shadow, memory.ladder[1], verified.target[:, 0], due)
-        memory = replace(memory, sizing=replace(sizing, known=known))
-        return replace(state, shared=replace(state.shared, memory=memory))
-
-    def _emit(
-        self,
-        state: DecodeState,
-        token: Int[Array, "B P"],
-        logits: Float[Array, "B P V"],
-        count: Int[Array, "B"] | None = None,
-    ) -> DecodeState:
+    def _emit(self, state: DecodeState, token: Int[Array, "B P"], logits: Float[Array, "B P V"]) -> DecodeState:
         chosen = jnp.take_along_axis(logits, token[:, :, None], axis=2)[:, :, 0]
         log_probs = None if self.log_probs is None else log_probabilities(logits, token, self.log_probs)
-        return emit(state, token, chosen, count, log_probs=log_probs)
+        return emit(state, token, chosen, log_probs=log_probs)
 
     def _counted(self, draft: DraftRows, verified: Verified) -> DraftRows:
-        tree, levels = verified.tree, verified.tree.levels
-        if not levels:
+        tree = verified.tree
+        if not tree.levels:
             return draft
-        depth = jnp.arange(1, levels + 1, dtype=jnp.int32)[None]
+        depth = jnp.arange(1, tree.levels + 1, dtype=jnp.int32)[None]
         # A child was tried at this depth if one hangs below the node kept at the depth before.
         parent = verified.accepted.path[:, :-1]
         below = (tree.parent[:, None] == parent[:, :, None]) & tree.valid[:, None]
         has_child = (below & (tree.depth[:, None] == depth[:, :, None])).any(-1)
         reached = (depth <= verified.accepted.count[:, None]) & verified.running[:, None]
         kept = (depth < verified.accepted.count[:, None]) & verified.running[:, None]
-        room = ((0, 0), (0, self.levels - levels))
         return replace(
             draft,
-            tried=draft.tried + jnp.pad((has_child & reached).astype(jnp.int32), room),
-            kept=draft.kept + jnp.pad(kept.astype(jnp.int32), room),
+            tried=draft.tried + (has_child & reached).astype(jnp.int32),
+            kept=draft.kept + kept.astype(jnp.int32),
         )
+
+
+def _widened(leaf: Array, width: int) -> Array:
+    return jnp.pad(leaf, [(0, 0), (0, width - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2))
+
+
+def _widened_tree(tree: DraftTree, nodes: int, levels: int) -> DraftTree:
+    """Returns a tree with room for more nodes and levels; the new nodes are not valid."""
+    words = -(-nodes // WORD)
+    ancestors = jnp.pad(_widened(tree.ancestors, nodes), ((0, 0), (0, 0), (0, words - tree.ancestors.shape[2])))
+    return DraftTree(
+        token=_widened(tree.token, nodes),
+        parent=_widened(tree.parent, nodes),
+        depth=_widened(tree.depth, nodes),
+        valid=_widened(tree.valid, nodes),
+        ancestors=ancestors,
+        levels=levels,
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jax_smash.draft.tree import DraftTree, Topology, grow
 from jax_smash.protocols import ModelDef, Params
@@ -62,8 +62,8 @@ class Recycling:
         matrix = self._matrix(state)
         for start in range(0, chunk.tokens.shape[1], PROMPT_ENTRIES):
             piece = slice(start, start + PROMPT_ENTRIES)
-            logits = model.unembed(hidden[:, piece])
-            matrix = self._learn(matrix, chunk.tokens[:, piece], logits, chunk.valid[:, piece])
+            successors = likeliest(model.unembed(hidden[:, piece]), self.width)[1]
+            matrix = self._learn(matrix, chunk.tokens[:, piece], successors, chunk.valid[:, piece])
         return self._with(state, matrix)
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
@@ -73,13 +73,17 @@ class Recycling:
         for depth in range(1, topology.levels + 1):
             above = jnp.maximum(token[:, topology.parent], 0)
             token = jnp.where((topology.depth == depth)[None], self._successor(matrix, above, topology.rank), token)
-        return grow(topology, token), state
+        return grow(topology, token), None
+
+    def lesson(self, params: Params, state: Any, checked: Any) -> Int[Array, "B M k"]:
+        """Returns the successors of every checked node's token, rejected nodes included."""
+        return likeliest(checked.logits, self.width)[1]
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
-        """Writes the successors of every checked node's token, rejected nodes included."""
+        """Writes them into the matrix."""
         tree = verified.tree
         seen = tree.valid & verified.running[:, None]
-        return self._with(state, self._learn(self._matrix(state), tree.token, verified.logits, seen))
+        return self._with(state, self._learn(self._matrix(state), tree.token, verified.lesson, seen))
 
     def _successor(self, matrix: Array, token: Int[Array, "B M"], rank: Int[Array, "M"]) -> Int[Array, "B M"]:
         # A topology made for a wider matrix has ranks that nothing is known of.
@@ -91,9 +95,8 @@ class Recycling:
         return jnp.where((rank < self.width)[None], found, UNKNOWN)
 
     def _learn(
-        self, matrix: Array, token: Int[Array, "B M"], logits: Float[Array, "B M V"], seen: Bool[Array, "B M"]
+        self, matrix: Array, token: Int[Array, "B M"], successors: Int[Array, "B M k"], seen: Bool[Array, "B M"]
     ) -> Array:
-        successors = likeliest(logits, self.width)[1]
         if not self.own:
             return _write(matrix, token.reshape(-1), successors.reshape(-1, self.width), seen.reshape(-1))
         return jax.vmap(_write)(matrix, token, successors, seen)

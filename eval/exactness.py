@@ -1,0 +1,250 @@
+"""Drafted text is plain decoding's, token for token: methods, trees, batches and processors in every combination.
+
+    python -m eval.exactness --model tiny --methods recycling --json exactness.json
+    python -m eval.exactness --model tiny --methods recycling --trees chain-4 tree.json --batch-sizes 8 --json OUT
+
+Every text is compared with plain decoding of the same seed and batch size, and every emitted token with a plain forward
+over the whole text, processors applied: it must lie within rounding of the best. Rounding is 1e-5 of the largest
+processed logit's magnitude in float32, and one step of the format, 2⁻⁷ of it, in bfloat16. Divergences are listed, with
+the gap between the two tokens; in float32 there may be 5 in a million tokens, each a near-tie.
+
+For the last condition (the largest batch, all processors, sampled) trees are also decoded in ways that must change
+nothing (padding nodes that nothing reaches; siblings swapped; a tree of first children alone, against the chain), and
+in ways that must be found out: an ancestor bit flipped, a penalty left out at drafted nodes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from eval.conditions import REGEX, STOP, Condition
+from eval.divergence import ROUNDING
+from eval.exactness_report import Clock, earlier_rows, totals
+from eval.exactness_rows import AS_IT_IS, Case, Study
+from eval.options import Names, Numbers
+from eval.report import check_output, heading, print_table, run_program, write_json
+from eval.shipped_prompts import shipped_prompts
+from jax_smash.loading import Model, load
+from jax_smash.methods import check_method
+from jax_smash.prompts import read_prompts
+from jax_smash.request import make_request
+from jax_smash.sampling import SamplingOptions
+
+Row = dict[str, Any]
+
+COLUMNS = (
+    "way",
+    "method",
+    "tree",
+    "batch_size",
+    "processors",
+    "choice",
+    "tokens",
+    "divergences",
+    "beyond_near_ties",
+    "unexplained",
+    "worst_gap",
+    "mean_accepted_tokens",
+    "passed",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Checks that drafted text is plain decoding's.
+
+    Attributes:
+      model: a shipped model's name, a directory or a hub id.
+      methods: names of methods that draft.
+      trees: auto, off, chain-N, a template's name or a .json file, each under every method.
+      batch_sizes: prompts that decode together.
+      processors: none, all (every processor, stop strings, a grammar, log-probabilities), or both.
+      choices: greedy, sampled, or both.
+      checks: also decode in ways that must change nothing, and in ways that must be found out.
+      prompts: file of prompts, one {"prompt": …} a line; by default pieces of the texts that come with the project.
+      num_prompts: prompts to take; None takes the whole file.
+      prompt_tokens: a prompt's tokens at most; longer ones are cut. Shipped ones have two thirds of it or more.
+      max_new_tokens: of each prompt.
+      seed: of the first prompt; each one after has the next.
+      stop: strings that end a text, where all processors are on.
+      regex: grammar of the texts, where all processors are on.
+      dtype: of the weights.
+      json: file to write, after every row.
+      resume: go on with the rows that the file lacks.
+      overwrite: replace the file if it exists.
+    """
+
+    model: str = "tiny"
+    methods: Names = ("recycling",)
+    trees: Names = ("off", "chain-4", "recycling-80")
+    batch_sizes: Numbers = (1, 3, 8)
+    processors: Names = ("none", "all")
+    choices: Names = ("greedy", "sampled")
+    checks: bool = True
+    prompts: Path | None = None
+    num_prompts: int | None = 200
+    prompt_tokens: int = 48
+    max_new_tokens: int = 32
+    seed: int = 0
+    stop: tuple[str, ...] = STOP
+    regex: str = REGEX
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    json: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuses what cannot be checked, before anything is loaded.
+
+        Raises:
+          ValueError: an option is out of range or unknown.
+          FileExistsError, FileNotFoundError: the output file cannot be written.
+        """
+        for method in self.methods:
+            check_method(method)
+        if not self.methods or "ar" in self.methods:
+            raise ValueError(f"methods must name some that draft; got {', '.join(self.methods) or 'none'}")
+        known = {"processors": ("none", "all"), "choices": ("greedy", "sampled")}
+        for name, words in known.items():
+            if not getattr(self, name) or set(getattr(self, name)) - set(words):
+                raise ValueError(
+                    f"{name} must be of {', '.join(words)}; got {', '.join(getattr(self, name)) or 'none'}"
+                )
+        if not self.trees or not self.batch_sizes:
+            raise ValueError(f"trees and batch_sizes must each name one at least; got {self.trees}, {self.batch_sizes}")
+        least = {"num_prompts": 1, "prompt_tokens": 3, "max_new_tokens": 2, "seed": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        if min(self.batch_sizes) < 1:
+            raise ValueError(f"batch_sizes must be at least 1; got {min(self.batch_sizes)}")
+        if self.resume and self.json is None:
+            raise ValueError("resume needs the file to go on with; give --json")
+        check_output(self.json, overwrite=self.overwrite or self.resume)
+
+    def conditions(self) -> list[Condition]:
+        """Returns the conditions, the most demanding one last."""
+        return [
+            Condition(batch_size=b, processors=p, choice=c)  # type: ignore[arg-type]
+            for b in sorted(set(self.batch_sizes))
+            for p in sorted(set(self.processors), reverse=True)
+            for c in sorted(set(self.choices))
+        ]
+
+
+def read_tokens(settings: Settings, model: Model) -> list[list[int]]:
+    """Returns the prompts as tokens, cut to `prompt_tokens`.
+
+    Raises:
+      ValueError: there are too few, or one is malformed or does not fit the model.
+      OSError: the file cannot be read.
+    """
+    if settings.prompts is None:
+        if settings.num_prompts is None:
+            raise ValueError("num_prompts must be given where the prompts are the project's")
+        return shipped_prompts(model, settings.num_prompts, longest=settings.prompt_tokens)
+    found = read_prompts(settings.prompts)
+    if settings.num_prompts is not None and len(found) < settings.num_prompts:
+        raise ValueError(
+            f"num_prompts must be at most {len(found)}, the prompts of the file; got {settings.num_prompts}"
+        )
+    request = make_request(
+        model,
+        found[: settings.num_prompts],
+        max_new_tokens=1,
+        sampling=SamplingOptions(),
+        stop=(),
+        json_schema=None,
+        regex=None,
+        seed=0,
+        chat=False,
+        slots=None,
+    )
+    return [tokens[: settings.prompt_tokens] for tokens in request.tokens]
+
+
+def measure(
+    settings: Settings, kept: Sequence[Row] = (), on_row: Callable[[list[Row]], None] = lambda rows: None
+) -> list[Row]:
+    """Returns all rows.
+
+    Args:
+      settings: what to check.
+      kept: rows of an earlier run, of other methods and trees too; they stay and are not made again.
+      on_row: called with the rows so far after each that is made.
+
+    Raises:
+      ValueError: an option is wrong, or a method does not take a tree.
+    """
+    settings.check()
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    with jax.default_matmul_precision("highest"):
+        study = Study(
+            model,
+            read_tokens(settings, model),
+            dtype=settings.dtype,
+            max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed,
+            stop=settings.stop,
+            regex=settings.regex,
+        )
+        rows = {tuple(row["key"]): row for row in kept}
+        left = [case for case in cases_of(settings, study) if case.key not in rows]
+        clock = Clock(len(left), prompts=len(study.prompts), max_new_tokens=settings.max_new_tokens)
+        for case in left:
+            rows[case.key] = study.row(case)
+            clock.tick(rows[case.key])
+            on_row(list(rows.values()))
+    return list(rows.values())
+
+
+def cases_of(settings: Settings, study: Study) -> list[Case]:
+    """Returns everything that is to be decoded, in an order in which little is decoded twice.
+
+    Raises:
+      ValueError: a method does not take a tree.
+    """
+    cases = []
+    conditions = settings.conditions()
+    for condition in conditions:
+        cases.append(Case(AS_IT_IS, "ar", None, condition))
+        for method in settings.methods:
+            for tree in settings.trees:
+                possible = study.checks(method, tree, condition)
+                wanted = possible if settings.checks and condition == conditions[-1] else []
+                cases += [Case(way, method, tree, condition) for way in (AS_IT_IS, *wanted)]
+    return cases
+
+
+def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
+    """Checks, prints tables, writes the report after every row; returns 1 where something is not as it must be."""
+    settings.check()
+    report = heading("eval.exactness", arguments, dataclasses.asdict(settings))
+    report |= {"rounding": ROUNDING[settings.dtype]}
+    kept = earlier_rows(settings.json, report["settings"]) if settings.resume and settings.json else []
+
+    def write(rows: list[Row], *, complete: bool = False) -> None:
+        if settings.json is not None:
+            found = {"complete": complete, "totals": totals(rows, settings.dtype), "rows": rows}
+            write_json(settings.json, report | found)
+
+    rows = measure(settings, kept, write)
+    write(rows, complete=True)
+    shown = [row | {"passed": "yes" if row["passed"] else "NO"} for row in rows]
+    print_table(f"Drafted text against plain decoding's: {settings.model}, {settings.dtype}", shown, COLUMNS)
+    for row in rows:
+        if row["must"] == "equal":
+            for divergence in row["listed"]:
+                print(" ".join(row["key"]), divergence)
+    sums = totals(rows, settings.dtype)
+    print(sums)
+    return int(not sums["passed"])
+
+
+if __name__ == "__main__":
+    run_program(Settings, main)

@@ -1,0 +1,178 @@
+"""The rows of an exactness report: a method's text under one condition, as it is or tampered with."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from eval.conditions import Condition, request_for
+from eval.decoded import Decoded, Processors, decode_all
+from eval.divergence import ROUNDING, Rescorer, summary
+from eval.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes, tampered
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.loading import Model
+from jax_smash.methods import DraftOptions, Method, make_method
+from jax_smash.protocols import Drafter
+from jax_smash.request import Request
+from jax_smash.sampling import RepetitionPenalty
+
+AS_IT_IS = "as it is"
+FIRST_CHILDREN = "first children"
+SKIPPED = "penalty skipped"
+
+EQUIVALENT: dict[str, Callable[[Drafter], Drafter]] = {
+    "padded": Padded,
+    "siblings swapped": Reordered,
+    FIRST_CHILDREN: FirstChildren,
+}
+"""Changes of a tree that must change neither text nor forwards; of first children alone, against the chain's."""
+
+NEED_SIBLINGS = ("siblings swapped", FIRST_CHILDREN)
+
+CONTROLS: dict[str, Callable[[Drafter], Drafter]] = {"bit flipped": FlippedBit, SKIPPED: lambda drafter: drafter}
+"""Faults that the comparison must find."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What one row decodes.
+
+    Attributes:
+      way: as it is, or how the tree is tampered with.
+      method: by name.
+      tree: by name; None for plain decoding.
+      condition: batch and options.
+    """
+
+    way: str
+    method: str
+    tree: str | None
+    condition: Condition
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it apart."""
+        condition = self.condition
+        return (
+            self.way,
+            self.method,
+            self.tree or "–",
+            str(condition.batch_size),
+            condition.processors,
+            condition.choice,
+        )
+
+
+class Study:
+    """Decodes cases and compares each with what it must equal.
+
+    Attributes:
+      model: the model.
+      prompts: tokens of each.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: Sequence[list[int]],
+        *,
+        dtype: str,
+        max_new_tokens: int,
+        seed: int,
+        stop: Sequence[str],
+        regex: str,
+    ):
+        """Takes what all cases share; decodes nothing."""
+        self.model, self.prompts = model, prompts
+        self._dtype, self._new = dtype, max_new_tokens
+        self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "stop": stop, "regex": regex}
+        # What rows are compared with stays for the next few; a long run has more than memory should hold.
+        self._decoded = functools.lru_cache(maxsize=4)(self._decode)
+        self._request = functools.lru_cache(maxsize=None)(self._make_request)
+
+    def checks(self, method: str, tree: str, condition: Condition) -> list[str]:
+        """Returns the ways in which a method's tree can be tampered with.
+
+        Raises:
+          ValueError: the method does not take the tree.
+        """
+        ladder = self._method(method, tree, condition).memory.ladder
+        drafted = [np.asarray(topology.parent)[1:] for topology in ladder if topology.nodes > 1]
+        if not drafted:
+            return []
+        siblings = any(len(set(parent.tolist())) < len(parent) for parent in drafted)
+        equivalent = [way for way in EQUIVALENT if siblings or way not in NEED_SIBLINGS]
+        return equivalent + [way for way in CONTROLS if way != SKIPPED or condition.processors == "all"]
+
+    def row(self, case: Case) -> dict[str, Any]:
+        """Returns the figures of a case, and whether they are as they must be."""
+        began, compiled = time.perf_counter(), PROGRAMS.seconds
+        reference = self._decoded(self._compared_with(case))
+        decoded = self._decoded(case)
+        request = self._request(dataclasses.replace(case.condition, batch_size=1))
+        said = Rescorer(self.model, request, dtype=self._dtype, max_new_tokens=self._new).rescore(decoded, reference)
+        figures = summary(decoded, reference, said, tolerance=ROUNDING[self._dtype])
+        diverged = {d["prompt"] for d in figures["listed"]}
+        figures["forwards_differing"] = sum(
+            a.forwards != b.forwards
+            for i, (a, b) in enumerate(zip(decoded, reference, strict=True))
+            if i not in diverged
+        )
+        must = "differ" if case.way in CONTROLS else "equal"
+        passed = figures["beyond_near_ties"] > 0 if must == "differ" else self._equal(case, figures)
+        return {
+            "way": case.way,
+            "method": case.method,
+            "tree": case.tree,
+            **dataclasses.asdict(case.condition),
+            **figures,
+            "must": must,
+            "passed": passed,
+            "seconds": time.perf_counter() - began,
+            "compile_seconds": PROGRAMS.seconds - compiled,
+            "key": case.key,
+        }
+
+    def _equal(self, case: Case, figures: dict[str, Any]) -> bool:
+        wrong = [figures[name] for name in ("beyond_near_ties", "log_probs_differing", "finish_differing")]
+        if self._dtype == "float32":
+            wrong.append(figures["unexplained"])
+        if case.way in EQUIVALENT:
+            wrong.append(figures["forwards_differing"])
+        return not any(wrong)
+
+    def _compared_with(self, case: Case) -> Case:
+        if case.way == FIRST_CHILDREN:
+            levels = max(t.levels for t in self._method(case.method, case.tree, case.condition).memory.ladder)
+            return dataclasses.replace(case, way=AS_IT_IS, tree=f"chain-{levels}")
+        if case.way in EQUIVALENT:
+            return dataclasses.replace(case, way=AS_IT_IS)
+        return Case(AS_IT_IS, "ar", None, case.condition)
+
+    def _decode(self, case: Case) -> list[Decoded]:
+        method = self._method(case.method, case.tree, case.condition)
+        if case.way != AS_IT_IS:
+            method = tampered(method, (EQUIVALENT | CONTROLS)[case.way])
+        return decode_all(
+            self.model,
+            method,
+            self._request(dataclasses.replace(case.condition, batch_size=1)),
+            batch_size=case.condition.batch_size,
+            max_new_tokens=self._new,
+            log_probs=case.condition.log_probs,
+            change=_skip_repetition if case.way == SKIPPED else None,
+        )
+
+    def _method(self, name: str, tree: str | None, condition: Condition) -> Method:
+        draft = DraftOptions() if tree is None else DraftOptions(tree=tree)
+        return make_method(self.model, name, sampled=condition.sampled, log_probs=condition.log_probs, draft=draft)
+
+    def _make_request(self, condition: Condition) -> Request:
+        return request_for(condition, self.model, self.prompts, **self._options)
+
+
+def _skip_repetition(processors: Processors) -> Processors:
+    return tuple(SkippedAtNodes(processor=p) if isinstance(p, RepetitionPenalty) else p for p in processors)

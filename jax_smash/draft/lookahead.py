@@ -1,0 +1,185 @@
+"""Lookahead decoding: a window of guesses that the target corrects in every step, and the n-grams that come of it."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jax_smash.draft.text import NOTHING, largest, with_rows
+from jax_smash.draft.tree import DraftTree, Topology, grow, topology
+from jax_smash.protocols import Params
+from jax_smash.pytree import pytree, replace
+
+STRIDE = 7919
+"""Prime step between the prompt tokens that the window begins with, so that neighbours there are no neighbours here."""
+
+
+@pytree
+class LookaheadRows:
+    """The window and the pool of each row.
+
+    Attributes:
+      window: guesses, in order of the rounds in which they were made, the latest last. Entry [k, j] is a guess of the
+        token k + j places after the pending one; entry [0, 0] is not used.
+      pool: n-grams; `NOTHING` at the front of one that does not count.
+      written: n-grams ever written; the next one replaces entry `written` modulo C.
+    """
+
+    window: Int[Array, "B levels columns"]
+    pool: Int[Array, "B C N"]
+    written: Int[Array, "B"]
+
+    def put(self, ngram: Int[Array, "B P N"], valid: Bool[Array, "B P"]) -> "LookaheadRows":
+        """Returns the rows with these n-grams as the latest of the pool, in which none stands twice."""
+        capacity = self.pool.shape[1]
+        after = jnp.cumsum(valid.astype(jnp.int32), axis=1)
+        count = after[:, -1]
+        order = jnp.arange(ngram.shape[1], dtype=jnp.int32)
+        same = (ngram[:, :, None] == ngram[:, None]).all(-1) & valid[:, None]
+        repeated = (same & (order[:, None] < order[None])[None]).any(2)
+        known = ((self.pool[:, :, None] == ngram[:, None]).all(-1) & valid[:, None]).any(2)
+        pool = self.pool.at[:, :, 0].set(jnp.where(known, NOTHING, self.pool[:, :, 0]))
+        # Of more n-grams than there is room for, the last are kept; past the end is dropped.
+        kept = valid & (after > count[:, None] - capacity)
+        entry = jnp.where(kept, (self.written[:, None] + after - 1) % capacity, capacity)
+        ngram = ngram.at[:, :, 0].set(jnp.where(repeated, NOTHING, ngram[:, :, 0]))
+        rows = jnp.arange(pool.shape[0], dtype=jnp.int32)[:, None]
+        return replace(self, pool=pool.at[rows, entry].set(ngram, mode="drop"), written=self.written + count)
+
+    def beginning_with(self, token: Int[Array, "B"], count: int) -> Int[Array, "B {count} rest"]:
+        """Returns what follows in the latest n-grams that begin with a token, the latest first; else `NOTHING`."""
+        capacity = self.pool.shape[1]
+        age = (jnp.arange(capacity, dtype=jnp.int32)[None] - self.written[:, None]) % capacity
+        found = largest(jnp.where(self.pool[:, :, 0] == token[:, None], age + 1, 0), count)
+        entry = (found - 1 + self.written[:, None]) % capacity
+        rest = jnp.take_along_axis(self.pool[:, :, 1:], entry[:, :, None], axis=1)
+        return jnp.where((found > 0)[:, :, None], rest, NOTHING)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookahead:
+    """Drafts n-grams that the target itself made in a window of guesses, by Jacobi iteration.
+
+    The window's guesses ride along in each forward. Its first row is a chain below the pending token, and from each
+    entry of the first row hangs a chain of the guesses that later rounds made for the places after it: so every entry
+    sees what the paper's mask lets it see, and the window is a tree like any other. What the target says at the end of
+    a column completes an n-gram, which goes into the pool; drafts are the pool's n-grams that begin with the pending
+    token, the latest first.
+
+    Source: Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
+    Differs: the window's own tokens are kept too where the target agrees with them; the window begins full of tokens
+    of the prompt instead of filling row by row; the pool is one ring for all first tokens instead of a set for each;
+    and guesses are what the target chooses, noise included, where it samples.
+
+    Attributes:
+      window: W, columns of guesses.
+      ngram: N, tokens of an n-gram, at least 2.
+      guesses: G, n-grams proposed in a step.
+      capacity: n-grams that the pool of a row holds.
+      learn_prompt: the prompt's n-grams go into the pool.
+    """
+
+    window: int = 7
+    ngram: int = 5
+    guesses: int = 7
+    capacity: int = 1024
+    learn_prompt: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"window": 1, "ngram": 2, "guesses": 1, "capacity": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}; got {getattr(self, name)}")
+
+    @property
+    def topology(self) -> Topology:
+        """The tree that has room for the whole window and all guesses."""
+        nodes = (self.window + self.guesses) * (self.ngram - 1)
+        return _layout(self, nodes, self.window + self.ngram - 3)[0]
+
+    def init(self, params: Params, batch: int, slots: int) -> LookaheadRows:
+        """Makes rows that have read nothing."""
+        return LookaheadRows(
+            window=jnp.zeros((batch, self.ngram - 1, self.window), jnp.int32),
+            pool=jnp.full((batch, self.capacity, self.ngram), NOTHING, jnp.int32),
+            written=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+        """Fills the window with tokens of the prompt, and the pool with its n-grams."""
+        rows: LookaheadRows = state.rows.draft.drafter
+        count = chunk.valid.sum(1, dtype=jnp.int32)[:, None]
+        _, levels, columns = rows.window.shape
+        index = (jnp.arange(levels * columns, dtype=jnp.int32) * STRIDE)[None] % jnp.maximum(count, 1)
+        drawn = jnp.take_along_axis(chunk.tokens, index, axis=1).astype(jnp.int32).reshape(rows.window.shape)
+        rows = replace(rows, window=jnp.where((count > 0)[:, :, None], drawn, rows.window))
+        beginnings = chunk.tokens.shape[1] - self.ngram + 1
+        if self.learn_prompt and beginnings > 0:
+            shifted = [chunk.tokens[:, i : i + beginnings].astype(jnp.int32) for i in range(self.ngram)]
+            rows = rows.put(jnp.stack(shifted, axis=2), chunk.valid[:, self.ngram - 1 :])
+        return with_rows(state, rows)
+
+    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+        """Returns the tree of the window and of the pool's n-grams.
+
+        What does not fit the topology's nodes and levels is left out: columns and guesses alike.
+        """
+        rows, pending = state.rows.draft.drafter, state.rows.pending[:, None]
+        shape, columns, guesses, length = _layout(self, topology.nodes, topology.levels)
+        parts = [pending]
+        if columns:
+            window = rows.window[:, :, :columns].reshape(pending.shape[0], -1)
+            parts.append(window[:, 1:])
+        if guesses:
+            found = rows.beginning_with(pending[:, 0], guesses)[:, :, :length]
+            parts.append(found.reshape(pending.shape[0], -1))
+        token = jnp.concatenate(parts, axis=1)
+        rest = topology.nodes - token.shape[1]
+        return grow(shape, jnp.pad(token, ((0, 0), (0, rest)), constant_values=NOTHING)), None
+
+    def lesson(self, params: Params, state: Any, checked: Any) -> None:
+        """Needs nothing but the tokens."""
+
+    def observe(self, params: Params, state: Any, verified: Any) -> Any:
+        """Completes the window's n-grams and moves it one place on, whatever was kept."""
+        tree, rows = verified.tree, state.rows.draft.drafter
+        _, columns, _, _ = _layout(self, tree.token.shape[1], tree.levels)
+        if not columns:
+            return state
+        levels = self.ngram - 1
+        window = tree.token[:, : levels * columns].reshape(-1, levels, columns)
+        made = verified.target[:, (levels - 1) * columns : levels * columns]
+        complete = jnp.concatenate([window, made[:, None]], axis=1)
+        running = verified.running[:, None]
+        rows = rows.put(complete.swapaxes(1, 2), jnp.broadcast_to(running, made.shape))
+        moved = jnp.where(running[:, :, None], complete[:, 1:], rows.window[:, :, :columns])
+        return with_rows(state, replace(rows, window=rows.window.at[:, :, :columns].set(moved)))
+
+
+@functools.lru_cache(maxsize=64)
+def _split(window: int, ngram: int, guesses: int, nodes: int, levels: int) -> tuple[int, int, int]:
+    """Returns the columns and guesses that fit, and the tokens of a guess."""
+    deep = ngram - 1
+    columns = max(min(window, levels - deep + 2, nodes * window // ((window + guesses) * deep)), 0)
+    length = min(deep, levels)
+    free = nodes - max(columns * deep, 1)
+    return columns, min(guesses, free // length) if length else 0, length
+
+
+def _layout(drafter: Lookahead, nodes: int, levels: int) -> tuple[Topology, int, int, int]:
+    """Returns the tree that is proposed, its columns and guesses, and the tokens of a guess.
+
+    Entry [k, j] of the window is node k · columns + j; the guesses come behind it, one after the other.
+    """
+    columns, guesses, length = _split(drafter.window, drafter.ngram, drafter.guesses, nodes, levels)
+    own = np.arange(1, nodes)
+    parent = np.zeros(nodes, np.int64)
+    inside = own[: max(columns * (drafter.ngram - 1) - 1, 0)]
+    parent[inside] = np.where(inside < columns, inside - 1, inside - columns)
+    start = len(inside) + 1
+    guessed = np.arange(guesses * length)
+    parent[start + guessed] = np.where(guessed % max(length, 1) == 0, 0, start + guessed - 1)
+    return topology(parent.tolist(), levels=levels), columns, guesses, length

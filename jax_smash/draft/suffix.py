@@ -1,0 +1,107 @@
+"""A suffix index: what followed the longest endings of the text where they stood before."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jax_smash.draft.continuations import tree_of_continuations
+from jax_smash.draft.text import Text, kept_tokens, with_rows
+from jax_smash.draft.tree import DraftTree, Topology
+from jax_smash.protocols import Params
+from jax_smash.pytree import pytree, replace
+from jax_smash.shapes import round_up
+
+HEAVIEST = 16
+"""Agreeing tokens from which on a place weighs no more."""
+
+PIECE = 16
+"""Prompt tokens that are read at once."""
+
+
+@pytree
+class SuffixIndex:
+    """The text, and how far each of its endings agrees with the text's own: what a suffix automaton would know.
+
+    Attributes:
+      text: what was kept.
+      agreeing: of each place, how many tokens up to and with it equal those at the text's end, read backwards; anything
+        from the last place on.
+    """
+
+    text: Text
+    agreeing: Int[Array, "B S"]
+
+    def then(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "SuffixIndex":
+        """Returns the index of the text with the first `count` tokens behind it."""
+        text = self.text.then(token, count)
+        # Where all the new tokens agree, the tokens before them agree as far as they did.
+        new = jnp.minimum(text.matches(token.shape[1]), count[:, None])
+        place = jnp.arange(self.agreeing.shape[1], dtype=jnp.int32)[None] - count[:, None]
+        old = jnp.take_along_axis(self.agreeing, jnp.maximum(place, 0), axis=1)
+        old = jnp.where((new == count[:, None]) & (place >= 0), old, 0)
+        return replace(self, text=text, agreeing=new + old)
+
+
+@dataclasses.dataclass(frozen=True)
+class Suffix:
+    """Drafts what followed the longest ending of the text so far, prompt and output, where it stood before.
+
+    Of the places where most tokens agree, each weighs twice as much for every further token; a node's children are
+    ranked by the weight of the places that they follow, so frequent continuations win among equally long matches.
+
+    Source: Oliaro et al. 2024, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications"; Hu et al.
+    2024, "SAM Decoding: Speculative Decoding via Suffix Automaton".
+    Differs: in place of an automaton each place keeps the length of its match, which a new token changes everywhere at
+    once; the tree's shape is the topology's; matches of all lengths count, by weight, instead of those of the one
+    length that scores best; and where the text ends, a continuation goes on as if the text repeated.
+
+    Attributes:
+      places: that are looked at.
+    """
+
+    places: int = 16
+
+    def __post_init__(self) -> None:
+        if self.places < 1:
+            raise ValueError(f"places must be at least 1; got {self.places}")
+
+    def init(self, params: Params, batch: int, slots: int) -> SuffixIndex:
+        """Makes rows that have read nothing."""
+        return SuffixIndex(text=Text.empty(batch, slots), agreeing=jnp.zeros((batch, slots), jnp.int32))
+
+    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+        """Reads the prompt's tokens, some at a time."""
+        width = round_up(chunk.tokens.shape[1], PIECE)
+        tokens = jnp.pad(chunk.tokens, ((0, 0), (0, width - chunk.tokens.shape[1])))
+        count = chunk.valid.sum(1, dtype=jnp.int32)
+
+        def read(i: Array, index: SuffixIndex) -> SuffixIndex:
+            piece = jax.lax.dynamic_slice_in_dim(tokens, i * PIECE, PIECE, axis=1)
+            return index.then(piece, jnp.clip(count - i * PIECE, 0, PIECE))
+
+        return with_rows(state, jax.lax.fori_loop(0, width // PIECE, read, state.rows.draft.drafter))
+
+    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+        """Returns the tree of what followed the longest endings."""
+        pending = state.rows.pending
+        index = state.rows.draft.drafter.then(pending[:, None], jnp.ones_like(pending))
+        place, agreeing = index.text.latest(index.agreeing, self.places)
+        token = index.text.following(place, topology.levels)
+        return tree_of_continuations(topology, pending, token, weights(agreeing)), None
+
+    def lesson(self, params: Params, state: Any, checked: Any) -> None:
+        """Needs nothing but the tokens."""
+
+    def observe(self, params: Params, state: Any, verified: Any) -> Any:
+        """Reads what was committed."""
+        index = state.rows.draft.drafter.then(kept_tokens(verified), verified.count)
+        return with_rows(state, index)
+
+
+def weights(agreeing: Int[Array, "B R"]) -> Int[Array, "B R"]:
+    """Returns what places weigh: twice as much for each further token that agrees, nothing where none does."""
+    weight = jnp.left_shift(jnp.int32(1), jnp.minimum(agreeing, HEAVIEST))
+    return jnp.where(agreeing > 0, weight, 0)

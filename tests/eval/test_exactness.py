@@ -1,0 +1,144 @@
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from eval.exactness import Settings, main, read_tokens
+from eval.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
+from eval.shipped_prompts import shipped_prompts
+from tests.interpreter import ROOT
+from tests.tiny import tiny_model
+
+RANKS = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+SMALL = ("--num-prompts", "6", "--max-new-tokens", "12", "--batch-sizes", "4", "--processors", "all")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exactness")
+    tree, out = folder / "tree.json", folder / "out.json"
+    tree.write_text(json.dumps(RANKS))
+    command = [sys.executable, "-m", "eval.exactness", *SMALL, "--choices", "greedy", "--trees", str(tree)]
+    done = subprocess.run(
+        [*command, "--json", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "NOT AS IT MUST BE" not in done.stderr
+    return json.loads(out.read_text()) | {"stdout": done.stdout, "path": out}
+
+
+def row(report, way, method="recycling"):
+    (found,) = (r for r in report["rows"] if (r["way"], r["method"]) == (way, method))
+    return found
+
+
+def test_drafted_text_is_plain_decoding_s(report):
+    found = row(report, "as it is")
+    assert (found["prompts"], found["divergences"], found["unexplained"]) == (6, 0, 0)
+    assert found["tokens"] == row(report, "as it is", "ar")["tokens"]
+    assert found["mean_accepted_tokens"] > 1
+    assert 0 < found["worst_log_prob_error"] < 2e-5
+    assert report["complete"]
+    assert report["totals"]["passed"]
+
+
+@pytest.mark.parametrize("way", ["padded", "siblings swapped", "first children"])
+def test_an_equivalent_tree_changes_neither_text_nor_forwards(report, way):
+    found = row(report, way)
+    assert (found["divergences"], found["forwards_differing"], found["must"]) == (0, 0, "equal")
+
+
+@pytest.mark.parametrize("way", ["bit flipped", "penalty skipped"])
+def test_a_fault_is_found_out(report, way):
+    found = row(report, way)
+    assert found["must"] == "differ"
+    assert found["beyond_near_ties"] > 0
+    assert found["worst_gap"] > 1e-3
+    assert found["unexplained"] > 0
+
+
+def test_the_faults_of_controls_do_not_count_as_ours(report):
+    assert report["totals"]["divergences"] == 0
+    assert report["totals"]["tokens"] == row(report, "as it is")["tokens"]
+
+
+def test_a_finished_run_goes_on_with_nothing(report, capsys):
+    settings = {name: report["settings"][name] for name in ("max_new_tokens", "num_prompts")}
+    chosen = {name: tuple(report["settings"][name]) for name in ("trees", "batch_sizes", "processors", "choices")}
+    status = main(Settings(**settings, **chosen, json=report["path"], resume=True))
+    assert status == 0
+    assert capsys.readouterr().err.startswith("0 rows")
+    again = json.loads(report["path"].read_text())
+    assert again["rows"] == report["rows"]
+
+
+def test_rows_of_other_settings_are_not_gone_on_with(report):
+    with pytest.raises(ValueError, match="was made with max_new_tokens 12; got 13"):
+        earlier_rows(report["path"], report["settings"] | {"max_new_tokens": 13})
+
+
+def test_no_file_leaves_nothing_to_go_on_with(tmp_path):
+    assert earlier_rows(tmp_path / "none.json", {}) == []
+
+
+def sum_row(**changes):
+    counts = ("beyond_near_ties", "unexplained", "log_probs_differing", "finish_differing")
+    base = {"way": "as it is", "method": "recycling", "prompts": 1, "tokens": 1000, "divergences": 0, "passed": True}
+    return base | dict.fromkeys(counts, 0) | changes
+
+
+def test_near_ties_are_few():
+    most = int(1e6 * MOST_DIVERGENCES)
+    assert totals([sum_row(tokens=10**6, divergences=most)], "float32")["passed"]
+    assert not totals([sum_row(tokens=10**6, divergences=most + 1)], "float32")["passed"]
+    assert totals([sum_row(tokens=10**6, divergences=most + 1)], "bfloat16")["passed"]
+
+
+def test_a_row_that_fails_fails_the_run():
+    rows = [sum_row(), sum_row(way="bit flipped", passed=False)]
+    assert not totals(rows, "float32")["passed"]
+    assert totals(rows, "float32")["tokens"] == 1000
+
+
+def test_shipped_prompts_are_many_ragged_and_in_one_length_bucket():
+    prompts = shipped_prompts(tiny_model(), 300, longest=48)
+    assert len({tuple(p) for p in prompts}) == 300
+    assert {len(p) for p in prompts} == set(range(33, 49))
+
+
+def test_prompts_of_a_file_are_cut(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": [1, 2, 3, 4, 5]}\n{"prompt": "ab"}\n')
+    settings = Settings(prompts=file, num_prompts=2, prompt_tokens=4)
+    assert read_tokens(settings, tiny_model()) == [[1, 2, 3, 4], tiny_model().encode("ab")]
+    with pytest.raises(ValueError, match="num_prompts must be at most 2"):
+        read_tokens(dataclasses.replace(settings, num_prompts=3), tiny_model())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("ar",)}, "methods must name some that draft; got ar"),
+        ({"methods": ("magic",)}, "method must be one of .*; got 'magic'"),
+        ({"trees": ()}, "trees and batch_sizes must each name one at least"),
+        ({"processors": ("some",)}, "processors must be of none, all; got some"),
+        ({"choices": ()}, "choices must be of greedy, sampled; got none"),
+        ({"batch_sizes": (0,)}, "batch_sizes must be at least 1; got 0"),
+        ({"num_prompts": 0}, "num_prompts must be at least 1; got 0"),
+        ({"max_new_tokens": 1}, "max_new_tokens must be at least 2; got 1"),
+        ({"resume": True}, "resume needs the file to go on with"),
+        ({"num_prompts": 10**6}, "give --prompts"),
+        ({"trees": ("bush",)}, "tree must be auto, off"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_before_decoding(changes, message):
+    with pytest.raises(ValueError, match=message):
+        main(Settings(**changes))

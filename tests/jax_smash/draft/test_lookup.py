@@ -1,0 +1,33 @@
+import pytest
+
+from jax_smash.draft.lookup import Lookup
+from jax_smash.draft.tree import chain, tree_from_ranks
+from tests.drafting import follow_a_chat, plain_agreeing, plain_following, plain_tree
+
+
+def plain_lookup(topology, text, drafter=Lookup()):  # noqa: B008 - frozen
+    """Returns the tokens of the tree that prompt lookup proposes for a text."""
+    agreeing = {place: plain_agreeing(text, place, drafter.max_ngram) for place in range(len(text) - 1)}
+    places = sorted((p for p in agreeing if agreeing[p]), key=lambda p: (-agreeing[p], -p))[: drafter.places]
+    found = [(plain_following(text, p, topology.levels), 2 ** (drafter.places - i)) for i, p in enumerate(places)]
+    return plain_tree(topology, text[-1], found)
+
+
+def test_a_hand_worked_text():
+    # "2 3" stood before 4 and, later, before 7; a lone "3" before 9.
+    text = [1, 2, 3, 4, 2, 3, 7, 3, 9, 2, 3]
+    assert plain_lookup(chain(3), text) == [3, 7, 3, 9]
+    assert plain_lookup(tree_from_ranks([[0], [1], [2], [0, 0], [1, 0], [2, 0]]), text) == [3, 7, 4, 9, 3, 2, 2]
+
+
+def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
+    follow_a_chat("lookup", plain_lookup)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"max_ngram": 0}, "max_ngram must be at least 1; got 0"), ({"places": 31}, "places must be from 1 to 30; got 31")],
+)
+def test_numbers_out_of_range_are_refused(fields, said):
+    with pytest.raises(ValueError, match=said):
+        Lookup(**fields)
