@@ -83,6 +83,7 @@ class Padded(Tampered):
             depth=behind(tree.depth, jnp.ones((1, 1), jnp.int32)),
             valid=behind(tree.valid, jnp.zeros((1, 1), bool)),
             ancestors=jnp.concatenate([jnp.pad(tree.ancestors, words), bits], axis=1),
+            rank=None if tree.rank is None else behind(tree.rank, jnp.full((1, 1), -1, jnp.int32)),
             proposal=None if tree.proposal is None else jnp.pad(tree.proposal, ((0, 0), (0, self.extra), (0, 0))),
         )
 
@@ -200,7 +201,7 @@ def _renamed(tree: DraftTree, order: Int[Array, "B M"]) -> DraftTree:
 
 def _of_nodes(verified: Any, change: Callable[[Array], Array]) -> Any:
     """Returns what was verified with every array of one entry a node changed."""
-    names = ("tree", "target", "logits", "hidden", "taps")
+    names = ("tree", "target", "lesson")
     return replace(verified, **{name: jax.tree.map(change, getattr(verified, name)) for name in names})
 
 

@@ -30,9 +30,7 @@ def verified(tree):
     return Verified(
         tree=tree,
         target=target,
-        logits=jnp.tile(each, (1, 1, 5)),
-        hidden=each,
-        taps=(each, each + 1),
+        lesson=(each, jnp.tile(each, (1, 1, 5))),
         accepted=accept(tree, target),
         count=jnp.asarray([4, 1], jnp.int32),
         running=jnp.ones(batch, bool),
@@ -82,7 +80,7 @@ def test_swapped_siblings_make_the_same_tree_in_another_order(tree):
 
 def test_swapped_bits_and_parents_belong_together(tree):
     swapped = Reordered(None).change(tree)
-    same(tree_of(swapped.token, swapped.parent, swapped.valid, levels=3), swapped)
+    same(tree_of(swapped.token, swapped.parent, swapped.valid, levels=3), dataclasses.replace(swapped, rank=None))
 
 
 def test_the_drafter_sees_siblings_where_it_put_them(tree):
@@ -92,9 +90,7 @@ def test_the_drafter_sees_siblings_where_it_put_them(tree):
     plain = verified(tree)
     moved = {
         "target": jnp.take_along_axis(plain.target, order, axis=1),
-        "logits": jnp.take_along_axis(plain.logits, order[:, :, None], axis=1),
-        "hidden": jnp.take_along_axis(plain.hidden, order[:, :, None], axis=1),
-        "taps": tuple(jnp.take_along_axis(t, order[:, :, None], axis=1) for t in plain.taps),
+        "lesson": tuple(jnp.take_along_axis(leaf, order[:, :, None], axis=1) for leaf in plain.lesson),
     }
     seen = dataclasses.replace(verified(swapped), **moved, accepted=accept(swapped, moved["target"]))
     back = change.restore(seen)
