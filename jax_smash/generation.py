@@ -11,7 +11,7 @@ import numpy as np
 from jax_smash.automaton import StreamDecoder
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.speculative import DraftMemory
-from jax_smash.decode.state import FINISH_REASONS, DecodeState
+from jax_smash.decode.state import FINISH_REASONS
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, check_draft, check_method, make_method, save_memory
 from jax_smash.request import Prompt, Request, check_counts, make_request
@@ -30,14 +30,17 @@ class Drafted:
     """How the drafts of one row fared.
 
     Attributes:
-      tree: as it was asked for.
+      tree: as it was asked for, and `source`, what its choice rests on.
       nodes: drafted nodes of a step when its batch ended; 0 where the drafter was off.
+      steps: by drafted nodes, the steps of all batches so far that drafted so many; empty for a tree that stays.
       tried: by depth, 1 first: steps in which a node of this depth hung below a kept one.
       kept: by depth: steps in which one was kept; it is emitted unless a stop or the limit came before.
     """
 
     tree: str
+    source: str
     nodes: int
+    steps: dict[int, int]
     tried: list[int]
     kept: list[int]
 
@@ -244,7 +247,7 @@ class _Turn:
         finish, forwards = jax.device_get((rows.finish, rows.forwards))
         outputs, log_probs = self.session.outputs(), self.session.log_probs()
         prompt_log_probs = self.session.prompt_log_probs
-        drafted = drafted_rows(self.session.state, self.tree)
+        drafted = drafted_rows(self.session, self.tree)
         for row in range(self.rows):
             prompt, sample = divmod(row, self.session.samples)
             after_first = len(outputs[row]) - 1
@@ -279,16 +282,18 @@ class _Turn:
             self.on_text(self.batch.start * self.session.samples + row, text)
 
 
-def drafted_rows(state: DecodeState, tree: str) -> list[Drafted] | None:
+def drafted_rows(session: Session, tree: str) -> list[Drafted] | None:
     """Returns how the drafts of each row fared; None in plain decoding.
 
     Args:
-      state: of a session.
+      session: whose rows have decoded.
       tree: as it was asked for.
     """
-    memory, draft = state.shared.memory, state.rows.draft
+    memory, draft = session.state.shared.memory, session.state.rows.draft
     if not isinstance(memory, DraftMemory):
         return None
-    nodes = memory.ladder[int(memory.choice)].nodes - 1
+    sizes = [topology.nodes - 1 for topology in memory.ladder]
+    steps = {} if memory.sizing is None else dict(zip(sizes, np.asarray(memory.sizing.used).tolist(), strict=True))
+    same = {"tree": tree, "source": session.method.source, "nodes": sizes[int(memory.choice)], "steps": steps}
     rows = zip(np.asarray(draft.tried).tolist(), np.asarray(draft.kept).tolist(), strict=True)
-    return [Drafted(tree=tree, nodes=nodes, tried=tried, kept=kept) for tried, kept in rows]
+    return [Drafted(**same, tried=tried, kept=kept) for tried, kept in rows]

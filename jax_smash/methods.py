@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -11,6 +11,8 @@ from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.speculative import DraftMemory, Speculative
 from jax_smash.draft.corpus import Corpus, index_corpus
 from jax_smash.draft.corpus_texts import corpus_files, read_texts
+from jax_smash.draft.draft_model import DraftModel
+from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import Recycling
@@ -18,10 +20,10 @@ from jax_smash.draft.suffix import Suffix
 from jax_smash.draft.templates import named_tree
 from jax_smash.draft.warm_start import check_place, load_successors, save_successors
 from jax_smash.ladder import Ladder, make_ladder
+from jax_smash.loading import Model, load, quantised
 from jax_smash.protocols import Params, Strategy
-
-if TYPE_CHECKING:
-    from jax_smash.loading import Model
+from jax_smash.pytree import replace
+from jax_smash.quantise import activation_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +35,14 @@ class DraftOptions:
       warm_start: a file with what the drafter begins with.
       save_warm_start: a file for what it knows at the end, made when the last prompt is done; an older one is replaced.
       lookup_corpus: texts to look up in instead of the prompt and the output, as `draft.corpus_texts` reads them.
+      draft_model: what `load` takes, or `int8` for the target itself with int8 weights.
     """
 
     tree: str = "auto"
     warm_start: Path | None = None
     save_warm_start: Path | None = None
     lookup_corpus: Path | None = None
+    draft_model: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Setup:
       slots: cache slots a row.
     """
 
-    model: "Model"
+    model: Model
     sampled: bool
     log_probs: int | None
     draft: DraftOptions
@@ -88,7 +92,7 @@ class Setup:
 
 
 def make_method(
-    model: "Model",
+    model: Model,
     name: str,
     *,
     sampled: bool = False,
@@ -159,7 +163,7 @@ def misfits(name: str, draft: DraftOptions) -> list[str]:
     return [option for option in given if option not in OPTIONS.get(name, ())]
 
 
-def save_memory(model: "Model", draft: DraftOptions, memory: Any) -> None:
+def save_memory(model: Model, draft: DraftOptions, memory: Any) -> None:
     """Writes what the rows have learned to where the options say; does nothing where they name no file.
 
     Args:
@@ -171,7 +175,7 @@ def save_memory(model: "Model", draft: DraftOptions, memory: Any) -> None:
       OSError: the file cannot be written.
     """
     if draft.save_warm_start is not None:
-        save_successors(draft.save_warm_start, memory.drafter, tokenizer=model.tokenizer)
+        save_successors(draft.save_warm_start, memory.drafter.matrix, tokenizer=model.tokenizer)
 
 
 def _plain(setup: Setup) -> Method:
@@ -181,12 +185,12 @@ def _plain(setup: Setup) -> Method:
 
 def _recycling(setup: Setup) -> Method:
     drafter = Recycling(target=setup.model.definition)
-    matrix, file = drafter.empty(setup.model.params), setup.draft.warm_start
+    known, file = drafter.empty(setup.model.params), setup.draft.warm_start
     if file is not None:
-        rows, width = matrix.shape
-        tokenizer = setup.model.tokenizer
-        matrix = jnp.asarray(load_successors(file, vocab_size=rows, width=width, tokenizer=tokenizer))
-    return _drafted("recycling", setup, drafter, matrix, ranks=drafter.width)
+        rows, width = known.matrix.shape
+        matrix = load_successors(file, vocab_size=rows, width=width, tokenizer=setup.model.tokenizer)
+        known = replace(known, matrix=jnp.asarray(matrix))
+    return _drafted("recycling", setup, drafter, known, ranks=drafter.width)
 
 
 def _lookup(setup: Setup) -> Method:
@@ -209,6 +213,33 @@ def _lookahead(setup: Setup) -> Method:
     return _drafted("lookahead", setup, drafter, None, ranks=drafter.guesses, ladder=own)
 
 
+def _hybrid(setup: Setup) -> Method:
+    tree = Recycling(target=setup.model.definition)
+    known = (tree.empty(setup.model.params), None)
+    return _drafted("hybrid", setup, Hybrid(tree=tree, line=Suffix()), known, ranks=tree.width)
+
+
+def _draft_model(setup: Setup) -> Method:
+    name, target = setup.draft.draft_model, setup.model
+    if name is None:
+        raise ValueError("method draft-model needs a draft_model: a model's name, or int8 for the target's own copy")
+    if setup.draft.tree == "off":
+        raise ValueError("a draft model must draft: tree off does not go with method draft-model")
+    drafting = quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
+    if drafting.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"the draft model must have the target's vocabulary of {target.vocab_size} tokens; "
+            f"{name} has {drafting.vocab_size}"
+        )
+    if drafting.tokenizer and target.tokenizer and drafting.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        raise ValueError(f"the draft model must have the target's tokenizer; that of {name} has other tokens")
+    tree = DRAFT_MODEL_TREE if setup.draft.tree == "auto" else setup.draft.tree
+    ladder = Ladder(trees=(named_tree(tree),), first=0, sizing=None, source=f"the tree {tree}")
+    drafter = DraftModel(model=drafting.definition, sampled=setup.sampled)
+    method = _drafted("draft-model", setup, drafter, None, ranks=1, ladder=ladder)
+    return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
+
+
 def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ranks: int, ladder: Ladder | None = None) -> Method:
     ladder = ladder or make_ladder(setup.model, setup.draft.tree, ranks=ranks, batch=setup.batch, slots=setup.slots)
     strategy = Speculative(
@@ -227,12 +258,20 @@ def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ranks: int, 
 LOOKUP_RANKS = 4
 """Children of a node that automatic trees of looked-up continuations are made for."""
 
+INT8 = "int8"
+"""Name of a draft model that is the target itself with int8 weights."""
+
+DRAFT_MODEL_TREE = "chain-4"
+"""What a draft model drafts where no tree is named."""
+
 METHODS: dict[str, Callable[[Setup], Method]] = {
     "ar": _plain,
     "recycling": _recycling,
     "lookup": _lookup,
     "suffix": _suffix,
     "lookahead": _lookahead,
+    "draft-model": _draft_model,
+    "hybrid": _hybrid,
 }
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -240,5 +279,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "lookup": ("tree", "lookup_corpus"),
     "suffix": ("tree",),
     "lookahead": ("tree",),
+    "draft-model": ("tree", "draft_model"),
+    "hybrid": ("tree",),
 }
 """Options of drafting that a method takes; one that is not named takes none."""

@@ -10,6 +10,7 @@ import tyro
 
 from jax_smash.cli.errors import UsageError
 from jax_smash.cli.options import (
+    DraftFlags,
     DtypeName,
     MeshText,
     OutputFlags,
@@ -24,9 +25,12 @@ from jax_smash.cli.screen import Screen
 from jax_smash.prompts import FilePrompt, checked_text, read_prompts
 
 if TYPE_CHECKING:
-    from jax_smash.generation import Completion
+    from jax_smash.generation import Completion, Drafted
     from jax_smash.loading import Model
     from jax_smash.session import TokenLogProb
+
+SHOWN_DEPTHS = 8
+"""Depths whose acceptance the summary shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Generate:
     """Devices to divide model and rows over: data, fsdp and tp, as in fsdp=4,tp=2. A CPU makes as many as it needs."""
     stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
+    draft: tyro.conf.OmitArgPrefixes[DraftFlags] = dataclasses.field(default_factory=DraftFlags)
     output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
 
     def run(self) -> None:
@@ -71,16 +76,16 @@ class Generate:
         records = RecordFile(self.output.json, overwrite=self.output.overwrite) if self.output.json else None
         prompts = self._prompts()
         sampling = self.sampling.options()
-        _check_method(self.method)
+        draft = self.draft.options(self.method, overwrite=self.output.overwrite)
         live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
         with Screen(
             prompts=len(prompts), samples=self.num_samples, stream=live, keep_going=records is not None
         ) as screen:
             if records is None:
-                self._decode(prompts, sampling, schema, screen, None)
+                self._decode(prompts, sampling, draft, schema, screen, None)
             else:
                 with records:
-                    self._decode(prompts, sampling, schema, screen, records)
+                    self._decode(prompts, sampling, draft, schema, screen, records)
 
     def _check(self) -> None:
         if (self.prompt is None) == (self.prompts is None):
@@ -90,7 +95,7 @@ class Generate:
         at_least("--batch-size", self.batch_size, 1)
         check_mesh(self.mesh)
         self.stopping.check()
-        self.output.check()
+        self.output.check(saving=self.draft.save_warm_start is not None)
 
     def _prompts(self) -> list[FilePrompt]:
         if self.prompts is not None:
@@ -101,7 +106,13 @@ class Generate:
         return [checked_text(self.prompt)]
 
     def _decode(
-        self, prompts: list[FilePrompt], sampling: Any, schema: str | None, screen: Screen, records: RecordFile | None
+        self,
+        prompts: list[FilePrompt],
+        sampling: Any,
+        draft: Any,
+        schema: str | None,
+        screen: Screen,
+        records: RecordFile | None,
     ) -> None:
         screen.waiting(f"loading {self.model}")
         from jax_smash.decode.programs import PROGRAMS
@@ -128,6 +139,7 @@ class Generate:
             model,
             prompts,
             method=self.method,
+            draft=draft,
             max_new_tokens=self.stopping.max_new_tokens,
             sampling=sampling,
             stop=self.stopping.stops(),
@@ -157,6 +169,9 @@ def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[s
     fields = {f.name: getattr(completion, f.name) for f in dataclasses.fields(completion)}
     if not sampled:
         del fields["sample"]
+    drafted = fields.pop("drafted")
+    if drafted is not None:
+        fields["drafted"] = dataclasses.asdict(drafted) | {"acceptance": drafted.acceptance}
     for name in ("log_probs", "prompt_log_probs"):
         entries = fields.pop(name)
         if entries is not None:
@@ -176,18 +191,24 @@ def summary(completions: list["Completion"], seconds: float, compiled: float) ->
         parts.append(f"{sum(rates) / len(rates):.1f} tokens/s a text")
     if forwards:
         parts.append(f"{(tokens - len(completions)) / forwards:.2f} accepted a forward")
+    parts += _drafts([c.drafted for c in completions if c.drafted is not None])
     parts.append(f"first token after {1e3 * max(c.time_to_first_token_s for c in completions):.0f} ms")
     parts.append(f"compiling took {compiled:.1f} s more")
     return ", ".join(parts)
 
 
-def _check_method(method: str) -> None:
-    from jax_smash.methods import check_method
-
-    try:
-        check_method(method)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from error
+def _drafts(drafted: list["Drafted"]) -> list[str]:
+    """Returns what a summary says of drafts: nodes a step, and the share that was kept of those tried, by depth."""
+    if not drafted:
+        return []
+    nodes = sorted({d.nodes for d in drafted})
+    tried = [sum(counts) for counts in zip(*(d.tried for d in drafted), strict=True)]
+    kept = [sum(counts) for counts in zip(*(d.kept for d in drafted), strict=True)]
+    shares = [f"{k / t:.0%}" for k, t in zip(kept, tried, strict=True) if t]
+    said = f"{'–'.join(map(str, (nodes[0], nodes[-1])[: len(nodes)]))} drafted nodes a step ({drafted[0].source})"
+    if not shares:
+        return [said]
+    return [said, f"kept by depth {' '.join(shares[:SHOWN_DEPTHS])}{' …' if len(shares) > SHOWN_DEPTHS else ''}"]
 
 
 def _namer(model: "Model") -> Callable[[int], dict[str, Any]]:

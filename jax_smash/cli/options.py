@@ -121,6 +121,60 @@ class StoppingFlags:
 
 
 @dataclasses.dataclass(frozen=True)
+class DraftFlags:
+    """For methods that draft. What is emitted does not depend on them, only how fast."""
+
+    tree: Annotated[str, _flag("auto|chain-N|NAME|FILE.json|off", "(default: auto)")] = "auto"
+    """The tree that a step drafts: auto sizes it by what is measured, off drafts nothing, chain-N is N tokens in a row,
+    NAME a published template (recycling-80), FILE.json lists the ranks that lead to each node: [[0], [1], [0, 0]]."""
+    warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
+    """Begin with what an earlier run knew of which token follows which, from its --save-warm-start."""
+    save_warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
+    """Write what this run knows at its end. May be the --warm-start file, which then grows from run to run."""
+    lookup_corpus: Annotated[Path | None, tyro.conf.DisallowNone, _flag("PATH", "")] = None
+    """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
+
+    def options(self, method: str, *, overwrite: bool) -> Any:
+        """Returns the library's options of drafting.
+
+        Args:
+          method: that they are for.
+          overwrite: files may be replaced.
+
+        Raises:
+          UsageError: the method is unknown or does not take an option, there is no such tree, or a file is in the way.
+          OSError: a file that an option names is missing, or cannot be made.
+        """
+        from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, misfits
+
+        try:
+            check_method(method)
+        except ValueError as error:
+            raise UsageError(f"--{error}") from error
+        options = DraftOptions(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        for name in misfits(method, options):
+            taken = ", ".join(_flag_name(option) for option in OPTIONS.get(method, ()))
+            raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or 'none'}")
+        try:
+            check_draft(method, options)
+        except ValueError as error:
+            raise UsageError(f"--tree: {error}") from error
+        saved = self.save_warm_start
+        if saved is not None and saved.exists() and not overwrite and not self._grows():
+            raise UsageError(f"--save-warm-start: {saved} exists; --overwrite permits replacing it")
+        return options
+
+    def _grows(self) -> bool:
+        """Whether the file that is written is the one that is read."""
+        read, written = self.warm_start, self.save_warm_start
+        return read is not None and written is not None and written.samefile(read)
+
+
+def _flag_name(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
+@dataclasses.dataclass(frozen=True)
 class OutputFlags:
     """Text goes to stdout, everything else to stderr."""
 
@@ -129,14 +183,17 @@ class OutputFlags:
     json: Annotated[Path | None, tyro.conf.DisallowNone, _flag("OUT.jsonl", "")] = None
     """Write one JSON object a text, in order. The file appears when it is whole; until then see OUT.jsonl.partial."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Let --json replace a file."""
+    """Let --json and --save-warm-start replace a file."""
     logprobs: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "")] = None
     """Record in --json the log-probability of each token, and the N likeliest in its place."""
     prompt_logprobs: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "")] = None
     """Likewise of each prompt token after the first."""
 
-    def check(self) -> None:
+    def check(self, *, saving: bool) -> None:
         """Checks that the options go together.
+
+        Args:
+          saving: another option names a file to write.
 
         Raises:
           UsageError: they do not, or one is out of range.
@@ -146,8 +203,8 @@ class OutputFlags:
                 at_least(name, value, 0)
                 if self.json is None:
                     raise UsageError(f"{name} is written to --json; give it a file")
-        if self.overwrite and self.json is None:
-            raise UsageError("--overwrite is about --json; give it a file")
+        if self.overwrite and self.json is None and not saving:
+            raise UsageError("--overwrite is about --json and --save-warm-start; give one a file")
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from jax_smash.draft.tree import DraftTree, Topology, grow
 from jax_smash.protocols import ModelDef, Params
-from jax_smash.pytree import replace
+from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import likeliest
 
 UNKNOWN = -1
@@ -22,6 +22,21 @@ PROMPT_ENTRIES = 64
 """Prompt tokens whose logits are in memory at once, a row."""
 
 
+@pytree
+class Successors:
+    """What is known of which token follows which; of a batch's rows together, or of each row.
+
+    Attributes:
+      matrix: ids of each token's likeliest successors, likeliest first; −1 where none is known.
+      count: how often each token was emitted, and read in prompts where those are learned from.
+      common: the tokens of the highest counts, the commonest first; −1 where fewer were seen.
+    """
+
+    matrix: Int[Array, "*batch V k"]
+    count: Int[Array, "*batch V"]
+    common: Int[Array, "*batch k"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Recycling:
     """Drafts from a matrix of each token's likeliest successors, as last seen.
@@ -31,7 +46,8 @@ class Recycling:
 
     Source: Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
     Recycling", section 3.
-    Differs: an unknown successor is no proposal, and the prompt is learned from while it is read.
+    Differs: the prompt is learned from while it is read. In place of unknown successors stand the commonest tokens, not
+    token 0: they are right more often, and checking them teaches the rows that will be asked for next.
 
     Attributes:
       target: the model that is drafted for.
@@ -45,34 +61,39 @@ class Recycling:
     own: bool = False
     learn_prompt: bool = True
 
-    def init(self, params: Params, batch: int, slots: int) -> Int[Array, "B V k"] | None:
-        """Makes each row's matrix; None where the rows share one."""
+    def init(self, params: Params, batch: int, slots: int) -> Successors | None:
+        """Makes what is known of each row; None where the rows share it."""
         return self.empty(params, batch) if self.own else None
 
-    def empty(self, params: Params, *batch: int) -> Int[Array, "*batch V k"]:
-        """Makes a matrix, or one for each row, that knows nothing."""
+    def empty(self, params: Params, *batch: int) -> Successors:
+        """Makes what nothing is known in, for all rows or one for each."""
         vocab_size = self.target.bind(params["target"]).vocab_size
-        return jnp.full((*batch, vocab_size, self.width), UNKNOWN, jnp.int32)
+        return Successors(
+            matrix=jnp.full((*batch, vocab_size, self.width), UNKNOWN, jnp.int32),
+            count=jnp.zeros((*batch, vocab_size), jnp.int32),
+            common=jnp.full((*batch, self.width), UNKNOWN, jnp.int32),
+        )
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Reads the successors of the prompt's tokens."""
         if not self.learn_prompt:
             return state
         model = self.target.bind(params["target"])
-        matrix = self._matrix(state)
+        known = self._known(state)
         for start in range(0, chunk.tokens.shape[1], PROMPT_ENTRIES):
             piece = slice(start, start + PROMPT_ENTRIES)
+            token, valid = chunk.tokens[:, piece], chunk.valid[:, piece]
             successors = likeliest(model.unembed(hidden[:, piece]), self.width)[1]
-            matrix = self._learn(matrix, chunk.tokens[:, piece], successors, chunk.valid[:, piece])
-        return self._with(state, matrix)
+            known = self._each(_counted, self._each(_written, known, token, successors, valid), token, valid)
+        return self._with(state, known)
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree that grows from the pending token by the matrix."""
-        matrix = self._matrix(state)
+        known = self._known(state)
         token = jnp.broadcast_to(state.rows.pending[:, None], (state.rows.pending.shape[0], topology.nodes))
         for depth in range(1, topology.levels + 1):
             above = jnp.maximum(token[:, topology.parent], 0)
-            token = jnp.where((topology.depth == depth)[None], self._successor(matrix, above, topology.rank), token)
+            token = jnp.where((topology.depth == depth)[None], self._successor(known, above, topology.rank), token)
         return grow(topology, token), None
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Int[Array, "B M k"]:
@@ -80,44 +101,58 @@ class Recycling:
         return likeliest(checked.logits, self.width)[1]
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
-        """Writes them into the matrix."""
-        tree = verified.tree
+        """Writes them into the matrix, and counts what was emitted."""
+        tree, path = verified.tree, verified.accepted.path
         seen = tree.valid & verified.running[:, None]
-        return self._with(state, self._learn(self._matrix(state), tree.token, verified.lesson, seen))
+        emitted = jnp.take_along_axis(verified.target, path, axis=1)
+        kept = jnp.arange(path.shape[1], dtype=jnp.int32)[None] < verified.count[:, None]
+        known = self._each(_written, self._known(state), tree.token, verified.lesson, seen)
+        return self._with(state, self._each(_counted, known, emitted, kept))
 
-    def _successor(self, matrix: Array, token: Int[Array, "B M"], rank: Int[Array, "M"]) -> Int[Array, "B M"]:
+    def _successor(self, known: Successors, token: Int[Array, "B M"], rank: Int[Array, "M"]) -> Int[Array, "B M"]:
         # A topology made for a wider matrix has ranks that nothing is known of.
         place = jnp.minimum(rank, self.width - 1)[None]
         if self.own:
-            found = matrix[jnp.arange(token.shape[0])[:, None], token, place]
+            row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
+            found, common = known.matrix[row, token, place], known.common[row, place]
         else:
-            found = matrix[token, place]
-        return jnp.where((rank < self.width)[None], found, UNKNOWN)
+            found, common = known.matrix[token, place], known.common[place]
+        return jnp.where((rank < self.width)[None], jnp.where(found == UNKNOWN, common, found), UNKNOWN)
 
-    def _learn(
-        self, matrix: Array, token: Int[Array, "B M"], successors: Int[Array, "B M k"], seen: Bool[Array, "B M"]
-    ) -> Array:
-        if not self.own:
-            return _write(matrix, token.reshape(-1), successors.reshape(-1, self.width), seen.reshape(-1))
-        return jax.vmap(_write)(matrix, token, successors, seen)
+    def _each(self, change: Any, known: Successors, *entries: Array) -> Successors:
+        """Returns what is known after a change: by a row's own entries where each has its own, else by all entries."""
+        if self.own:
+            return jax.vmap(change)(known, *entries)
+        return change(known, *(x.reshape(-1, *x.shape[2:]) for x in entries))
 
-    def _matrix(self, state: Any) -> Array:
+    def _known(self, state: Any) -> Successors:
         return state.rows.draft.drafter if self.own else state.shared.memory.drafter
 
-    def _with(self, state: Any, matrix: Array) -> Any:
+    def _with(self, state: Any, known: Successors) -> Any:
         if self.own:
-            return replace(state, rows=replace(state.rows, draft=replace(state.rows.draft, drafter=matrix)))
-        return replace(state, shared=replace(state.shared, memory=replace(state.shared.memory, drafter=matrix)))
+            return replace(state, rows=replace(state.rows, draft=replace(state.rows.draft, drafter=known)))
+        return replace(state, shared=replace(state.shared, memory=replace(state.shared.memory, drafter=known)))
 
 
-def _write(
-    matrix: Int[Array, "V k"], token: Int[Array, "n"], successors: Int[Array, "n k"], seen: Bool[Array, "n"]
-) -> Int[Array, "V k"]:
+def _written(
+    known: Successors, token: Int[Array, "n"], successors: Int[Array, "n k"], seen: Bool[Array, "n"]
+) -> Successors:
     """Writes the successors of each seen token; of several entries for one token the last is written.
 
     A scatter with an index twice has no order of its own on a GPU, so only the last entry of a token gets an index.
     """
     entry = jnp.arange(token.shape[0], dtype=jnp.int32)
     later = (token[:, None] == token[None]) & seen[None] & (entry[:, None] < entry[None])
-    place = jnp.where(seen & ~later.any(1), token, matrix.shape[0])
-    return matrix.at[place].set(successors, mode="drop")
+    place = jnp.where(seen & ~later.any(1), token, known.matrix.shape[0])
+    return replace(known, matrix=known.matrix.at[place].set(successors, mode="drop"))
+
+
+def _counted(known: Successors, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Successors:
+    """Counts each seen token. Counts only grow, so the commonest are among those that were and those that came."""
+    count = known.count.at[jnp.where(seen, token, known.count.shape[0])].add(1, mode="drop")
+    candidate = jnp.concatenate([known.common, jnp.where(seen, token, UNKNOWN)])
+    entry = jnp.arange(candidate.shape[0], dtype=jnp.int32)
+    again = ((candidate[:, None] == candidate[None]) & (entry[None] < entry[:, None])).any(1)
+    weight = jnp.where((candidate == UNKNOWN) | again, 0, count[jnp.maximum(candidate, 0)])
+    times, place = jax.lax.top_k(weight, known.common.shape[0])
+    return replace(known, count=count, common=jnp.where(times > 0, candidate[place], UNKNOWN))
