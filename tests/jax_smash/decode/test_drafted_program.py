@@ -1,0 +1,129 @@
+"""What the compiled programs of drafted decoding do not do: copy the cache, reach the host, compile again."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eval.program import Program, copies, host_traffic
+from jax_smash import SamplingOptions, generate
+from jax_smash.costs import CostCurve
+from jax_smash.decode.budget import Sizing
+from jax_smash.decode.loop import decode
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.draft.acceptance import acceptance, prior_rates
+from jax_smash.draft.sizing import best_tree
+from jax_smash.methods import DraftOptions, make_method
+from jax_smash.pytree import replace
+from jax_smash.session import Session
+from tests.tiny import tiny_model
+
+LADDER = (0, 3, 8)
+LEVELS = 4
+FLAT = CostCurve(entries=(1, 16), seconds=(1.0, 1.0), batch=1, slots=64, source="made for a test")
+STEEP = CostCurve(entries=(1, 16), seconds=(1.0, 16.0), batch=1, slots=64, source="made for a test")
+
+
+@pytest.fixture
+def optimised():
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+def with_ladder(method, cost):
+    """Returns a method that chooses among three budgets by a cost curve."""
+    rates = prior_rates(LEVELS, 8)
+    sizing = Sizing(
+        known=acceptance(rates),
+        seconds=jnp.asarray([cost.at(n + 1) for n in LADDER], jnp.float32),
+        steps=jnp.zeros((), jnp.int32),
+        used=jnp.zeros((len(LADDER),), jnp.int32),
+    )
+    trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in LADDER)
+    memory = replace(method.memory, ladder=trees, choice=jnp.asarray(0, jnp.int32), sizing=sizing)
+    return dataclasses.replace(method, memory=memory, strategy=dataclasses.replace(method.strategy, levels=LEVELS))
+
+
+def session(name, cost, *, batch=2, new_tokens=48):
+    model = tiny_model(layer_kinds=("full", "full"))
+    made = with_ladder(make_method(model, name), cost)
+    rows = Session(
+        model, made, slots=96, max_new_tokens=new_tokens, sampling=[SamplingOptions()] * batch, seeds=[0] * batch
+    )
+    rows.read([model.encode("a b a b a b and so on") for _ in range(batch)])
+    return rows
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("name", ["recycling", "hybrid"])
+def test_no_budget_copies_the_cache_or_reaches_the_host(name):
+    rows = session(name, FLAT)
+    steps = jnp.asarray(8, jnp.int32)
+    compiled = PROGRAMS.program(decode, rows.method.strategy, rows.method.params, rows.state, steps)
+    everything = list(Program.of(compiled).instructions())
+    assert any(x.opcode == "conditional" for x in everything)
+    assert not host_traffic(everything)
+    assert not copies(everything, {x.shape for x in rows.state.rows.cache.keys})
+
+
+@pytest.mark.parametrize(("cost", "most"), [(FLAT, 2), (STEEP, 0)])
+def test_the_budget_that_pays_is_used(cost, most):
+    rows = session("recycling", cost)
+    while rows.run(16):
+        pass
+    used = np.asarray(rows.state.shared.memory.sizing.used)
+    assert used.argmax() == most
+    assert used.sum() == int(rows.state.shared.memory.sizing.steps)
+
+
+def test_acceptance_is_learned_also_while_nothing_is_drafted():
+    rows = session("recycling", STEEP)
+    before = np.asarray(rows.state.shared.memory.sizing.known.trials)
+    while rows.run(16):
+        pass
+    sizing = rows.state.shared.memory.sizing
+    assert np.asarray(sizing.used)[1:].sum() == 0
+    learned = np.asarray(sizing.known.trials) - before
+    assert learned[0].max() > 0
+    assert not learned[1:].any()
+
+
+def test_the_text_does_not_depend_on_the_budget():
+    texts = []
+    for cost in (FLAT, STEEP):
+        rows = session("recycling", cost)
+        while rows.run(5):
+            pass
+        texts.append(rows.outputs())
+    assert texts[0] == texts[1]
+
+
+def test_other_prompts_compile_nothing():
+    model = tiny_model()
+    options = {"method": "recycling", "draft": DraftOptions(tree="chain-3"), "max_new_tokens": 20}
+    generate(model, ["a first prompt", "two"], **options)
+    compiled = PROGRAMS.compiled
+    generate(model, ["other text", "and more"], **options)
+    assert PROGRAMS.compiled == compiled
+
+
+@pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model"])
+def test_a_chat_goes_on_as_with_plain_decoding(name):
+    model = tiny_model()
+    replies = []
+    for method in ("ar", name):
+        draft = DraftOptions(tree="chain-2", draft_model="int8" if method == "draft-model" else None)
+        made = make_method(model, method, draft=draft if method != "ar" else DraftOptions())
+        rows = Session(model, made, slots=160, max_new_tokens=24, sampling=[SamplingOptions()] * 2, seeds=[0, 1])
+        said = []
+        for text in ("hello there, hello", "and now again", "once more"):
+            turn = [[int(p)] if said else [] for p in rows.state.rows.pending]
+            rows.read([first + model.encode(text + str(i)) for i, first in enumerate(turn)], limits=[24, 17])
+            while rows.run(7):
+                pass
+            said.append(rows.outputs())
+        replies.append(said)
+    assert replies[0] == replies[1]
