@@ -294,6 +294,8 @@ def drafted_rows(session: Session, tree: str) -> list[Drafted] | None:
         return None
     sizes = [topology.nodes - 1 for topology in memory.ladder]
     steps = {} if memory.sizing is None else dict(zip(sizes, np.asarray(memory.sizing.used).tolist(), strict=True))
-    same = {"tree": tree, "source": session.method.source, "nodes": sizes[int(memory.choice)], "steps": steps}
+    source, nodes = session.method.source, sizes[int(memory.choice)]
     rows = zip(np.asarray(draft.tried).tolist(), np.asarray(draft.kept).tolist(), strict=True)
-    return [Drafted(**same, tried=tried, kept=kept) for tried, kept in rows]
+    return [
+        Drafted(tree=tree, source=source, nodes=nodes, steps=steps, tried=tried, kept=kept) for tried, kept in rows
+    ]

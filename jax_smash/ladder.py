@@ -63,7 +63,7 @@ def make_ladder(model: Model, tree: str, *, ranks: int, batch: int, slots: int) 
     rates = prior_rates(LEVELS, ranks)
     cost = _costs(model, batch=batch, slots=slots)
     if cost is None:
-        trees = (best_tree(rates, DEFAULT_NODES, levels=LEVELS),)
+        trees: tuple[Topology, ...] = (best_tree(rates, DEFAULT_NODES, levels=LEVELS),)
         return Ladder(trees=trees, first=0, sizing=None, source="nothing is known of this device: jax-smash tune")
     budgets = choose_ladder(rates, cost, most=min(MOST_NODES, cost.entries[-1] - 1))
     trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in budgets)
