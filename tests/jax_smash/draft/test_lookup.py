@@ -26,7 +26,10 @@ def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"max_ngram": 0}, "max_ngram must be at least 1; got 0"), ({"places": 31}, "places must be from 1 to 30; got 31")],
+    [
+        ({"max_ngram": 0}, "max_ngram must be at least 1; got 0"),
+        ({"places": 31}, "places must be from 1 to 30; got 31"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(fields, said):
     with pytest.raises(ValueError, match=said):

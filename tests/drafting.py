@@ -1,0 +1,79 @@
+"""What drafters of looked-up continuations propose, written out plainly."""
+
+import jax
+import numpy as np
+
+from jax_smash.draft.templates import named_tree
+from jax_smash.methods import DraftOptions, make_method
+from jax_smash.sampling import SamplingOptions
+from jax_smash.session import Session
+from tests.tiny import tiny_model
+
+LETTERS = 4
+"""Different tokens of a random text: few, so that much of it stands there twice."""
+
+
+def plain_tree(topology, pending: int, continuations: list[tuple[list[int], int]]) -> list[int]:
+    """Returns the tokens of a tree of weighted continuations, −1 where nothing is proposed."""
+    members = {0: [i for i, (_, weight) in enumerate(continuations) if weight]}
+    token = [pending]
+    for node in range(1, topology.nodes):
+        depth, children = int(topology.depth[node]) - 1, {}
+        for i in members.get(int(topology.parent[node]), []):
+            tokens = continuations[i][0]
+            if depth < len(tokens) and tokens[depth] >= 0:
+                children.setdefault(tokens[depth], []).append(i)
+        ranked = sorted(children, key=lambda t: (-sum(continuations[i][1] for i in children[t]), children[t][0]))
+        rank = int(topology.rank[node])
+        token.append(ranked[rank] if rank < len(ranked) else -1)
+        members[node] = children[token[-1]] if rank < len(ranked) else []
+    return token
+
+
+def plain_agreeing(text: list[int], place: int, upto: int) -> int:
+    """Returns how many tokens up to and with a place equal the text's last ones, read backwards."""
+    count = 0
+    while count < min(upto, place + 1) and text[place - count] == text[-1 - count]:
+        count += 1
+    return count
+
+
+def plain_following(text: list[int], place: int, levels: int) -> list[int]:
+    """Returns the tokens behind a place; the text goes on as what follows the place, again and again."""
+    behind = text[place + 1 :]
+    return [behind[i % len(behind)] for i in range(levels)]
+
+
+def proposed(tree) -> list[list[int]]:
+    """Returns each row's tokens, −1 where nothing is proposed."""
+    return np.where(tree.valid, tree.token, -1).tolist()
+
+
+def follow_a_chat(method: str, plain_proposal, trees=("chain-4", "recycling-80"), **draft) -> None:
+    """Holds two turns of a chat of three rows, and compares what is drafted on the way with a plain proposal.
+
+    Args:
+      method: that decodes.
+      plain_proposal: returns the tokens of the tree of a topology for a text.
+      trees: topologies that are asked for.
+      draft: options of drafting.
+    """
+    model = tiny_model()
+    made = make_method(model, method, draft=DraftOptions(tree="chain-4", **draft))
+    session = Session(model, made, slots=96, max_new_tokens=20, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
+    rng = np.random.default_rng(0)
+    texts: list[list[int]] = [[], [], []]
+    propose = jax.jit(lambda state, topology: made.strategy.drafter.propose(made.params, state, topology)[0])
+    for lengths in ((19, 1, 7), (5, 18, 2)):
+        prompts = [rng.integers(97, 97 + LETTERS, n).tolist() for n in lengths]
+        session.read(prompts)
+        texts = [text + prompt for text, prompt in zip(texts, prompts, strict=True)]
+        running = True
+        while running:
+            running = session.run(1)
+            now = [text + said for text, said in zip(texts, session.outputs(), strict=True)]
+            for name in trees if running else ():
+                topology = named_tree(name)
+                tokens = proposed(propose(session.state, topology))
+                assert tokens == [plain_proposal(topology, text) for text in now]
+        texts = [text + said for text, said in zip(texts, session.outputs(), strict=True)]
