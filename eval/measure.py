@@ -13,9 +13,9 @@ import numpy as np
 
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.generation import QUIET_STEPS
+from jax_smash.generation import QUIET_STEPS, Drafted, drafted_rows
 from jax_smash.loading import Model
-from jax_smash.methods import make_method
+from jax_smash.methods import DraftOptions, make_method
 from jax_smash.plan import step_bytes, tree_bytes
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
@@ -78,7 +78,15 @@ class Ours:
     is_peer = False
 
     def __init__(
-        self, name: str, model: Model, *, slots: int, max_new_tokens: int, batch_size: int, weights: str = "plain"
+        self,
+        name: str,
+        model: Model,
+        *,
+        slots: int,
+        max_new_tokens: int,
+        batch_size: int,
+        weights: str = "plain",
+        draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
     ):
         """Makes the strategy; allocates nothing.
 
@@ -89,14 +97,17 @@ class Ours:
           max_new_tokens: of each row.
           batch_size: rows.
           weights: how the model holds them; named with the method where they are not plain.
+          draft: options of drafting.
         """
         self.name = name if weights == "plain" else f"{name} {weights}"
         self.model, self.slots = model, slots
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.method = make_method(model, name)
+        self.draft = draft
+        self.method = make_method(model, name, draft=draft, batch=batch_size, slots=slots)
         self._compile_s = 0.0
         self._peak_mb: float | None = None
         self._program_mb: float | None = None
+        self._drafts: list[Drafted] = []
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
         """Compiles a prefill for each length that occurs, and the loop."""
@@ -126,6 +137,7 @@ class Ours:
         if PROGRAMS.compiled != compiled:
             raise RuntimeError(f"{self.name} compiled a program while it was timed: warm-up missed a shape")
         forwards = np.asarray(session.state.rows.forwards)
+        self._drafts += drafted_rows(session, self.draft.tree) or []
         return Sample(
             tokens=session.outputs(),
             first_token_s=first - began,
@@ -136,11 +148,24 @@ class Ours:
 
     def facts(self) -> dict[str, Any]:
         """Returns compile time, memory and what a step reads."""
-        return {
+        return self._drafted() | {
             "compile_s": self._compile_s,
             "peak_memory_mb": self._peak_mb,
             "program_memory_mb": self._program_mb,
             "bytes_per_step": self.bytes_per_step(),
+        }
+
+    def _drafted(self) -> dict[str, Any]:
+        """Returns tree, nodes and acceptance by depth of all runs; nothing in plain decoding."""
+        if not self._drafts:
+            return {}
+        tried, kept = (np.sum([getattr(d, name) for d in self._drafts], axis=0) for name in ("tried", "kept"))
+        return {
+            "tree": self.draft.tree,
+            "tree_source": self._drafts[-1].source,
+            "nodes": self._drafts[-1].nodes,
+            "steps_by_nodes": self._drafts[-1].steps,
+            "acceptance_by_depth": [k / t if t else None for k, t in zip(kept.tolist(), tried.tolist(), strict=True)],
         }
 
     def bytes_per_step(self) -> int:

@@ -21,3 +21,4 @@ def _listed(kind: Callable[[str], Any], name: str) -> Any:
 
 Names = Annotated[tuple[str, ...], _listed(str, "NAME")]
 Numbers = Annotated[tuple[int, ...], _listed(int, "INT")]
+Decimals = Annotated[tuple[float, ...], _listed(float, "X")]

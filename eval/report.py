@@ -24,7 +24,10 @@ from jax_smash.cli.errors import debugging, describe
 ROOT = Path(__file__).parent.parent
 CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-WORDS = ("method", "family", "way", "reader", "task", "metric", "settings", "program", "kind", "shape")
+WORDS = (
+    *("method", "tree", "category", "learner", "family", "way", "reader", "task", "metric", "settings", "program"),
+    *("kind", "shape"),
+)
 """Columns of a table that hold words, not figures."""
 
 

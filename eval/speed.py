@@ -23,7 +23,7 @@ from eval.measure import Contender, Ours
 from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from jax_smash.loading import Model, load, quantised, random_model
-from jax_smash.methods import check_method
+from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method
 from jax_smash.plan import tree_bytes
 from jax_smash.prompts import FilePrompt, read_prompts
 from jax_smash.quantise import check_weights
@@ -38,6 +38,7 @@ COLUMNS = (
     "method",
     "tokens_per_second",
     "ms_per_step",
+    "nodes",
     "mean_accepted_tokens",
     "speedup",
     "ours_over_peer",
@@ -66,6 +67,9 @@ class Settings:
       dtype: of the weights.
       weights: int8 measures the methods with int8 weights, against `ar` with plain ones on the same prompts.
       mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
+      tree: that methods which draft are given, as in `jax-smash generate --tree`.
+      warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
+      lookup_corpus: texts that methods which take it look up in.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -87,6 +91,9 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: Literal["plain", "int8"] = "plain"
     mesh: str | None = None
+    tree: str = "auto"
+    warm_start: Path | None = None
+    lookup_corpus: Path | None = None
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
@@ -115,9 +122,22 @@ class Settings:
         check_weights(self.weights)
         for method in self.methods:
             check_method(method)
+            check_draft(method, self.draft(method))
+        for name in self._given():
+            if not any(name in OPTIONS.get(method, ()) for method in self.methods):
+                raise ValueError(f"{name} goes with none of the methods {', '.join(self.methods)}")
         if self.peers:
             require_torch()
         check_output(self.json, overwrite=self.overwrite)
+
+    def draft(self, method: str) -> DraftOptions:
+        """Returns those options of drafting that a method takes."""
+        taken = OPTIONS.get(method, ())
+        return DraftOptions(**{name: getattr(self, name) for name in self._given() if name in taken})
+
+    def _given(self) -> list[str]:
+        fields = [f for f in dataclasses.fields(DraftOptions) if hasattr(self, f.name)]
+        return [f.name for f in fields if getattr(self, f.name) != f.default]
 
 
 def measure(settings: Settings) -> dict[str, Any]:
@@ -207,10 +227,14 @@ def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
     """Returns the baseline, with plain weights, and the methods with the weights that are asked for."""
     sizes = {"slots": slots, "max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size}
     if settings.weights == "plain":
-        return [Ours(name, model, **sizes) for name in dict.fromkeys((BASELINE, *settings.methods))]
+        names = dict.fromkeys((BASELINE, *settings.methods))
+        return [Ours(name, model, **sizes, draft=settings.draft(name)) for name in names]
     other = quantised(model)
-    methods = dict.fromkeys(settings.methods)
-    return [Ours(BASELINE, model, **sizes), *(Ours(m, other, **sizes, weights=settings.weights) for m in methods)]
+    methods = [
+        Ours(name, other, **sizes, weights=settings.weights, draft=settings.draft(name))
+        for name in dict.fromkeys(settings.methods)
+    ]
+    return [Ours(BASELINE, model, **sizes), *methods]
 
 
 def _peer(name: str, model: Model, settings: Settings) -> Contender:

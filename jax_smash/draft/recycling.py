@@ -28,7 +28,7 @@ class Successors:
 
     Attributes:
       matrix: ids of each token's likeliest successors, likeliest first; −1 where none is known.
-      count: how often each token was emitted, and read in prompts where those are learned from.
+      count: how often each token was emitted. A prompt's tokens are not counted: its commonest are not the answer's.
       common: the tokens of the highest counts, the commonest first; −1 where fewer were seen.
     """
 
@@ -84,7 +84,7 @@ class Recycling:
             piece = slice(start, start + PROMPT_ENTRIES)
             token, valid = chunk.tokens[:, piece], chunk.valid[:, piece]
             successors = likeliest(model.unembed(hidden[:, piece]), self.width)[1]
-            known = self._each(_counted, self._each(_written, known, token, successors, valid), token, valid)
+            known = self._each(_written, known, token, successors, valid)
         return self._with(state, known)
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:

@@ -190,3 +190,26 @@ def test_a_mesh_is_measured_without_compiling_while_the_clock_runs(config):
     found = measure(settings)
     assert found["rows"][0]["tokens_per_second"] > 0
     assert "the model is divided over several" in found["notes"][0]
+
+
+def test_a_drafting_method_says_what_it_drafted(config):
+    settings = Settings(random_init=config, methods=("recycling",), tree="chain-2", prompt_tokens=5, max_new_tokens=9)
+    plain, drafted = measure(dataclasses.replace(settings, **FAST))["rows"]
+    assert "tree" not in plain
+    assert (drafted["tree"], drafted["nodes"], len(drafted["acceptance_by_depth"])) == ("chain-2", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tree": "chain-2"}, "tree goes with none of the methods ar"),
+        ({"methods": ("recycling",), "tree": "oak"}, "tree must be auto"),
+        (
+            {"methods": ("recycling",), "lookup_corpus": "texts"},
+            "lookup_corpus goes with none of the methods recycling",
+        ),
+    ],
+)
+def test_options_of_drafting_must_fit_a_method(changes, said):
+    with pytest.raises(ValueError, match=said):
+        Settings(model="tiny", **changes).check()

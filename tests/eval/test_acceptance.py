@@ -1,0 +1,119 @@
+import dataclasses
+import json
+
+import pytest
+
+from eval.acceptance import Settings, main, measure
+from eval.report import run_program
+from jax_smash import generate, load
+from tests.model_directory import write_model
+
+SMALL = {"max_new_tokens": 12, "trees": ("chain-2",)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model"), num_hidden_layers=1))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [
+        {"prompt": "the cat sat on the mat", "category": "cats"},
+        {"turns": ["a dog", "and a cat"], "category": "dogs"},
+        {"prompt": "to be or not to be", "category": "cats"},
+        {"prompt": "word " * 90, "category": "long"},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(model, prompts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("out")
+    tree = folder / "tree.json"
+    tree.write_text("[[0], [1], [0, 0]]")
+    settings = Settings(
+        model=model,
+        prompts=(prompts,),
+        trees=(str(tree), "chain-2"),
+        max_new_tokens=12,
+        json=folder / "a.json",
+        plot=folder / "a.png",
+    )
+    assert main(settings, ["--trees", "tree.json", "chain-2"]) == 0
+    return folder
+
+
+def test_a_report_has_plain_decoding_each_tree_and_its_chain(written):
+    report = json.loads((written / "a.json").read_text())
+    rows = report["rows"]
+    kinds = [(None, "ar"), (str(written / "tree.json"), "recycling"), ("chain-2", "recycling")]
+    assert [(r["tree"], r["method"], r["category"]) for r in rows] == [
+        (*kind, category) for kind in kinds for category in ("all", "cats", "dogs")
+    ]
+    assert (report["questions"], report["too_long"]) == (3, 1)
+    assert report["command"].startswith("python -m eval.acceptance --trees")
+    plain, tree, chain = (row for row in rows if row["category"] == "all")
+    assert plain["mean_accepted_tokens"] in (1, None)
+    assert plain["answers"] + plain["degenerate"] == tree["answers"] + tree["degenerate"] == 4
+    assert (tree["nodes"], chain["nodes"]) == (3, 2)
+    assert "chain_mean_accepted_tokens" in tree
+    assert "chain_mean_accepted_tokens" not in chain
+    assert tree["differing"] == chain["differing"] == 0
+
+
+def test_the_picture_is_one(written):
+    assert (written / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_is_what_generate_makes(model, tmp_path):
+    path = tmp_path / "p.jsonl"
+    texts = ["the cat sat on the mat", "to be or not to be"]
+    path.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
+    rows = measure(Settings(model=model, prompts=(path,), batch_size=2, **SMALL))["rows"]
+    made = generate(load(model), texts, method="ar", max_new_tokens=12)
+    assert rows[0]["new_tokens"] + 12 * rows[0]["degenerate"] == sum(c.new_tokens for c in made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"methods": ("ar",)}, "methods must be ones that draft"),
+        ({"methods": ("guessing",)}, "method must be one of"),
+        ({"methods": ()}, "at least one"),
+        ({"trees": ("oak",)}, "tree must be auto"),
+        ({"study": "spec-bench"}, "needs --spec-bench"),
+        ({"study": "official", "methods": ("suffix",)}, "is of recycling"),
+        ({"study": "official", "trees": ("chain-2",)}, "is of the tree recycling-80"),
+        ({"study": "cold-start", "temperatures": (0.5,)}, "is greedy"),
+        ({"temperatures": (-1.0,)}, "temperatures must be at least 0"),
+        ({"widths": (0,)}, "widths must be at least 1"),
+        ({"max_new_tokens": 1}, "max_new_tokens must be at least 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_first(changes, said):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(Settings(model="absent"), **changes).check()
+
+
+def test_options_that_no_method_takes_are_refused(tmp_path):
+    file = tmp_path / "m.st"
+    with pytest.raises(FileNotFoundError, match=r"m\.st is no file"):
+        Settings(warm_start=file).check()
+    file.write_text("")
+    with pytest.raises(ValueError, match="warm_start does not go with suffix"):
+        Settings(methods=("suffix",), trees=("auto",), warm_start=file).check()
+    with pytest.raises(ValueError, match="warm_start does not go with the study official"):
+        Settings(study="official", warm_start=file).check()
+    with pytest.raises(FileExistsError, match="output file exists"):
+        Settings(json=file).check()
+
+
+def test_an_error_of_the_users_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["acceptance", "--model", "absent", "--num-prompts", "99"])
+    with pytest.raises(SystemExit) as end:
+        run_program(Settings, main)
+    assert str(end.value.code).startswith("error: ")
+    assert "\n" not in str(end.value.code)

@@ -1,0 +1,93 @@
+"""Options of drafting, through the program."""
+
+import json
+
+import pytest
+
+from tests.jax_smash.cli.test_bad_input import refused
+from tests.model_directory import write_model
+
+TEXT = ("generate", "--prompt", "Once upon a time", "--max-new-tokens", "24", "--json", "out.jsonl")
+DRAFTED = (*TEXT, "--method", "recycling", "--tree", "chain-3")
+
+
+def record(directory) -> dict:
+    (line,) = (directory / "out.jsonl").read_text().splitlines()
+    return json.loads(line)
+
+
+class Refused:
+    """What `refused` looks at."""
+
+    def __init__(self, status, stdout, stderr):
+        self.returncode, self.stdout, self.stderr = status, stdout, stderr
+
+
+def test_a_drafted_text_is_the_plain_one_and_says_how_drafts_fared(call, model, tmp_path):
+    plain = call(*TEXT, "--model", model)
+    before = record(tmp_path)
+    drafted = call(*DRAFTED, "--model", model, "--overwrite")
+    after = record(tmp_path)
+    assert plain[:2] == drafted[:2]
+    assert "drafted" not in before
+    fared = after["drafted"]
+    assert (fared["tree"], fared["nodes"], len(fared["kept"])) == ("chain-3", 3, 3)
+    # Every forward gives a token, and one more for each draft that was kept; the limit may cut the last forward's.
+    emitted = after["target_forwards"] + sum(fared["kept"])
+    assert 0 <= emitted - (after["new_tokens"] - 1) <= 3
+    assert fared["acceptance"] == [k / t if t else None for k, t in zip(fared["kept"], fared["tried"], strict=True)]
+    assert "3 drafted nodes a step" in drafted[2]
+    assert "drafted" not in plain[2]
+
+
+def test_a_warm_start_file_grows_from_run_to_run(call, model, tmp_path):
+    assert call(*DRAFTED, "--model", model, "--save-warm-start", "m.st")[0] == 0
+    cold = record(tmp_path)
+    grown = ("--warm-start", "m.st", "--save-warm-start", "m.st")
+    status = call(*TEXT[:-2], *DRAFTED[-4:], "--json", "again.jsonl", "--model", model, *grown)[0]
+    warm = json.loads((tmp_path / "again.jsonl").read_text())
+    assert status == 0
+    assert warm["token_ids"] == cold["token_ids"]
+    assert warm["target_forwards"] < cold["target_forwards"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--tree", "chain-3"), ["--tree does not go with --method ar", "takes none"]),
+        (("--warm-start", "m.st"), ["--warm-start does not go with --method ar"]),
+        (("--method", "suffix", "--warm-start", "m.st"), ["--warm-start does not go with --method suffix", "--tree"]),
+        (("--method", "recycling", "--lookup-corpus", "."), ["--lookup-corpus does not go with --method recycling"]),
+        (("--method", "recycling", "--tree", "chain-0"), ["--tree", "at least 1 node; got 0"]),
+        (("--method", "recycling", "--tree", "oak"), ["--tree", "auto, off, chain-N", "'oak'"]),
+        (("--method", "recycling", "--tree", "no.json"), ["no.json"]),
+        (("--method", "recycling", "--warm-start", "m.st"), ["m.st is no file"]),
+        (("--method", "recycling", "--save-warm-start", "no/m.st"), ["needs a directory no"]),
+        (("--method", "recycling", "--save-warm-start", "there"), ["--save-warm-start: there exists", "--overwrite"]),
+        (("--method", "recycling", "--warm-start", "there"), ["there is damaged"]),
+        (("--method", "recycling", "--tree", "cycle.json"), ["--tree: cycle.json", "node 1 is its own ancestor"]),
+        (("--method", "recycling", "--tree", "orphan.json"), ["--tree: orphan.json", "[0] is not in the tree"]),
+        (("--method", "recycling", "--tree", "late.json"), ["--tree: late.json", "node 1 stands before its parent 2"]),
+        (("--method", "recycling", "--tree", "chain-300"), ["tree must fit the cache's 256 slots; it has 301 nodes"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(call, model, tmp_path, given, said):
+    (tmp_path / "there").write_text("something else")
+    (tmp_path / "cycle.json").write_text('{"parents": [-1, 2, 1]}')
+    (tmp_path / "orphan.json").write_text("[[0, 0]]")
+    (tmp_path / "late.json").write_text('{"parents": [-1, 2, 0]}')
+    before = sorted(tmp_path.iterdir())
+    refused(Refused(*call(*TEXT, "--model", model, *given)), *said)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_matrix_of_another_tokenizer_is_refused(call, model, tmp_path):
+    assert call(*DRAFTED, "--model", model, "--save-warm-start", "m.st")[0] == 0
+    other = write_model(tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[10:12]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    told = call(*DRAFTED, "--overwrite", "--model", other, "--warm-start", "m.st")
+    refused(Refused(*told), "m.st was saved with another tokenizer")
