@@ -296,6 +296,4 @@ def drafted_rows(session: Session, tree: str) -> list[Drafted] | None:
     steps = {} if memory.sizing is None else dict(zip(sizes, np.asarray(memory.sizing.used).tolist(), strict=True))
     source, nodes = session.method.source, sizes[int(memory.choice)]
     rows = zip(np.asarray(draft.tried).tolist(), np.asarray(draft.kept).tolist(), strict=True)
-    return [
-        Drafted(tree=tree, source=source, nodes=nodes, steps=steps, tried=tried, kept=kept) for tried, kept in rows
-    ]
+    return [Drafted(tree=tree, source=source, nodes=nodes, steps=steps, tried=tried, kept=kept) for tried, kept in rows]

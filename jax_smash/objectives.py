@@ -19,20 +19,23 @@ def summed_cross_entropy(
     *,
     chunk: int = 512,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the weighted sum of the targets' negative log-likelihoods, in nats, and the sum of the weights.
+    """Returns the weighted sum of the targets' negative log-likelihoods, in nats, and the sum of the weights' sizes.
 
     Two sums and no mean, so that what devices or batches contribute can be added up before it is divided.
 
     Logits exist for about `chunk` entries at a time (one of each row at least), forward and backward: the backward pass
     makes them again where there are more.
 
-    Equivalent formula: Σ weights · (logsumexp(logits) − logits[target]), float32.
+    Equivalent formula: Σ w · (logsumexp(logits) − logits[target]) over weights w above 0, and Σ −|w| · log(1 − p) over
+    those below 0, p being the target's probability; float32.
+
+    Source: of what a weight below 0 means, Welleck et al. 2020 (unlikelihood training).
 
     Args:
       unembed: logits of entries, `CausalLM.unembed`.
       hidden: after the final norm.
       targets: the token after each entry.
-      weights: 0 where the target counts for nothing.
+      weights: 0 where the target counts for nothing, below 0 where it should not follow.
       chunk: entries whose logits are in memory at once.
 
     Raises:
@@ -53,13 +56,16 @@ def summed_cross_entropy(
         vectors, target, weight = piece
         logits = unembed(vectors).astype(jnp.float32)
         of_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-        return total + jnp.sum(weight * (jax.nn.logsumexp(logits, axis=-1) - of_target)), None
+        likelihood = jax.nn.logsumexp(logits, axis=-1) - of_target
+        # A certain token would cost infinitely much; its gradient needs no more than this.
+        unlikelihood = -jnp.log(-jnp.expm1(-jnp.maximum(likelihood, 1e-4)))
+        return total + jnp.sum(jnp.abs(weight) * jnp.where(weight >= 0, likelihood, unlikelihood)), None
 
     pieces = (split(hidden), split(targets), split(weights.astype(jnp.float32)))
     if padding or columns < length:
         add = jax.checkpoint(add)  # One piece alone saves nothing by it.
     total, _ = jax.lax.scan(add, jnp.zeros((), jnp.float32), pieces)
-    return total, weights.astype(jnp.float32).sum()
+    return total, jnp.abs(weights.astype(jnp.float32)).sum()
 
 
 def cross_entropy(

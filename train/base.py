@@ -96,7 +96,10 @@ def main(
     where = make_mesh(mesh) if mesh else None
     remember(settings, output, resume=resume)
 
-    graphdef, params = (began.graphdef, began.params) if began else first_params(settings.model, settings.seed)
+    if began:
+        graphdef, params = began.graphdef, began.params
+    else:
+        graphdef, params = first_params(settings.model, settings.seed, recall=settings.recall)
     objective = language_model_objective(graphdef, dtype=settings.dtype, remat=settings.remat, scan=settings.scan)
     train(
         objective,
@@ -127,6 +130,7 @@ def _batches(settings: Settings, packed: Packed, held_out_rows: int) -> tuple[Ba
         batch_size=settings.batch_size // jax.process_count(),
         seed=settings.seed,
         answer_weight=settings.answer_weight,
+        circle_weight=settings.circle_weight,
         host=jax.process_index(),
         hosts=jax.process_count(),
     )

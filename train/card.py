@@ -25,6 +25,7 @@ were {length} tokens long.
 
 | | |
 |---|---|
+| Begun with | {began} |
 | Slots trained on | {slots:,}, a few per cent of them padding |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} tokens each |
 | Held-out loss of these weights | {loss:.4f} nats a token (perplexity {perplexity:.2f}) |
@@ -38,7 +39,7 @@ were {length} tokens long.
 
 ```
 python -m train.base --config train/configs/tiny.json --packed PACKED --tokenizer TOKENIZER --output RUN \\
-  --steps {steps} --batch-size {batch_size} --seed {seed}
+  --steps {steps} --batch-size {batch_size} --seed {seed}{init_from}
 ```
 {sources}
 ## Greedy samples
@@ -77,6 +78,8 @@ def model_card(
         tie="tied embeddings" if model.tied_head else "a head of its own",
         base=model.rope.base,
         length=length,
+        began=_began(settings),
+        init_from=" --init-from START/model" if settings.init_sha256 else "",
         slots=step * settings.batch_size * length,
         step=step,
         steps=settings.steps,
@@ -94,6 +97,12 @@ def model_card(
         **{name: getattr(optimiser, name) for name in ("warmup", "final")},
     )
     return head + "".join(f"\n> **{prompt}** {_quoted(text)}\n" for prompt, text in samples)
+
+
+def _began(settings: Settings) -> str:
+    if settings.init_sha256:
+        return f"the weights of an earlier run, SHA-256 {settings.init_sha256}"
+    return "random weights" + (" that look back (`train/lookback.py`)" if settings.recall else "")
 
 
 def _quoted(text: str) -> str:

@@ -20,16 +20,21 @@ KEPT = 2
 
 
 class Checkpoints:
-    """The checkpoints in a folder, one a step. Close it, or use it as a context, when no more are saved."""
+    """The checkpoints in a folder, one a step. Close it, or use it as a context, when no more are saved.
 
-    def __init__(self, folder: Path):
+    Args:
+      folder: made if it is absent.
+      reading: another program may be saving there; otherwise what one that died left unfinished is removed.
+    """
+
+    def __init__(self, folder: Path, *, reading: bool = False):
         # It logs every error with a traceback, and raises it too.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         folder.mkdir(parents=True, exist_ok=True)
         keep = ocp.training.preservation_policies.LatestN(KEPT)
         self.folder = folder
         self._checkpointer = ocp.training.Checkpointer(
-            folder.absolute(), preservation_policy=keep, cleanup_tmp_directories=True
+            folder.absolute(), preservation_policy=keep, cleanup_tmp_directories=not reading
         )
 
     def __enter__(self) -> Checkpoints:

@@ -13,7 +13,7 @@ import numpy as np
 from grain.experimental import FirstFitPackIterDataset
 from jaxtyping import Float32, Int32, Int64
 
-from train.pack import INDEX, file_sha256
+from train.pack import ANSWER, CIRCLE, INDEX, QUOTED, file_sha256
 
 BINS = 256
 """Rows filled at once: the more, the less of a row stays empty."""
@@ -23,7 +23,8 @@ class Batch(NamedTuple):
     """Rows ready for a training step.
 
     `positions` restart at 0 with each document. `segments` number a row's documents from 1, padding being 0:
-    attention stays within a segment. `weights` is what a target counts, 0 in padding.
+    attention stays within a segment. `weights` is what a target counts, 0 in padding and below 0 where it
+    should not follow.
     """
 
     tokens: Int32[np.ndarray, "B T"]
@@ -34,10 +35,10 @@ class Batch(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A document, or a part of one that is longer than a row; `answer` as in `train.pack.Encoded`."""
+    """A document, or a part of one that is longer than a row; `marks` as in `train.pack.Encoded`."""
 
     tokens: np.ndarray
-    answer: tuple[int, int]
+    marks: np.ndarray
 
 
 class Pieces:
@@ -46,33 +47,34 @@ class Pieces:
     def __init__(self, folder: Path, shards: list[str], length: int):
         self.length = length
         self.tokens = [np.load(folder / f"{shard}.tokens.npy", mmap_mode="r") for shard in shards]
-        documents = [np.load(folder / f"{shard}.documents.npy") for shard in shards]
-        for name, tokens, rows in zip(shards, self.tokens, documents, strict=True):
-            expected = int(rows[-1, 0]) if len(rows) else 0
-            if tokens.shape != (expected,):
-                raise ValueError(f"{folder / name} must hold {expected} tokens; got {tokens.shape}")
-        # Each row: shard, start, end, where the document starts, and its answer in it.
-        tables = [self._table(i, rows) for i, rows in enumerate(documents)]
-        self.table: Int64[np.ndarray, "n 6"] = np.concatenate([np.zeros((0, 6), np.int64), *tables])
+        self.marks = [np.load(folder / f"{shard}.marks.npy", mmap_mode="r") for shard in shards]
+        ends = [np.load(folder / f"{shard}.documents.npy") for shard in shards]
+        for name, tokens, marks, last in zip(shards, self.tokens, self.marks, ends, strict=True):
+            expected = int(last[-1]) if len(last) else 0
+            if not tokens.shape == marks.shape == (expected,):
+                raise ValueError(
+                    f"{folder / name} must hold {expected} tokens; got {tokens.shape} and marks of {marks.shape}"
+                )
+        # Each row: shard, start, end.
+        tables = [self._table(i, rows) for i, rows in enumerate(ends)]
+        self.table: Int64[np.ndarray, "n 3"] = np.concatenate([np.zeros((0, 3), np.int64), *tables])
 
-    def _table(self, shard: int, rows: Int64[np.ndarray, "d 3"]) -> Int64[np.ndarray, "n 6"]:
-        ends = rows[:, 0]
+    def _table(self, shard: int, ends: Int64[np.ndarray, "d"]) -> Int64[np.ndarray, "n 3"]:
         starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
         counts = np.maximum(1, -(-(ends - starts - 1) // self.length))
-        document = np.repeat(np.arange(len(rows)), counts)
+        document = np.repeat(np.arange(len(ends)), counts)
         number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
         start = starts[document] + number * self.length
         # A piece begins with the last token of the one before, so that each token but the first is a target once.
         end = np.minimum(start + self.length + 1, ends[document])
-        return np.stack([np.full_like(start, shard), start, end, starts[document], *rows[document, 1:].T], axis=1)
+        return np.stack([np.full_like(start, shard), start, end], axis=1)
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, index: int) -> Piece:
-        shard, start, end, document, *answer = self.table[index].tolist()
-        before = start - document
-        return Piece(np.asarray(self.tokens[shard][start:end]), (answer[0] - before, answer[1] - before))
+        shard, start, end = self.table[index].tolist()
+        return Piece(np.asarray(self.tokens[shard][start:end]), np.asarray(self.marks[shard][start:end]))
 
     @property
     def mean_targets(self) -> float:
@@ -121,6 +123,7 @@ def training_batches(
     batch_size: int,
     seed: int,
     answer_weight: float = 1.0,
+    circle_weight: float = 1.0,
     host: int = 0,
     hosts: int = 1,
 ) -> grain.DatasetIterator[Batch]:
@@ -134,6 +137,7 @@ def training_batches(
       batch_size: rows a batch; of each host, where there are several.
       seed: of the order.
       answer_weight: what a target counts that belongs to a document's answer; others count 1.
+      circle_weight: what a target counts that goes in circles, by how unlikely it is.
       host, hosts: each host draws other documents.
 
     Raises:
@@ -149,13 +153,15 @@ def training_batches(
     # Sources are mixed piece by piece, shares are of tokens.
     weights = [packed.shares[name] / pieces.mean_targets for name, pieces in sources.items()]
     mixed = grain.MapDataset.mix(shuffled, weights=[weight / math.fsum(weights) for weight in weights])
-    mixed = mixed[host::hosts].map(functools.partial(_features, answer_weight=answer_weight))
+    mixed = mixed[host::hosts].map(functools.partial(_features, answer=answer_weight, circle=circle_weight))
     rows = _rows(mixed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=64)), length, seed)
     return iter(rows.batch(batch_size, drop_remainder=True).map(_batch))
 
 
 def held_out_batches(packed: Packed, *, length: int, batch_size: int, rows: int = 0) -> dict[str, list[Batch]]:
-    """Returns each source's held-out rows in batches, all targets counting 1; the last batch is filled with padding.
+    """Returns each source's held-out rows in batches, all targets counting 1 but those in circles, which count nothing.
+
+    The last batch is filled with padding.
 
     Args:
       packed: the shards.
@@ -165,7 +171,7 @@ def held_out_batches(packed: Packed, *, length: int, batch_size: int, rows: int 
     """
     batches = {}
     for name, pieces in packed.pieces("held_out", length).items():
-        documents = grain.MapDataset.source(pieces).map(functools.partial(_features, answer_weight=1.0))
+        documents = grain.MapDataset.source(pieces).map(functools.partial(_features, answer=1.0, circle=0.0))
         found: list[Any] = []
         for row in _rows(documents.to_iter_dataset(), length, seed=0):
             found.append(row)
@@ -179,11 +185,11 @@ def held_out_batches(packed: Packed, *, length: int, batch_size: int, rows: int 
     return batches
 
 
-def _features(piece: Piece, *, answer_weight: float) -> dict[str, np.ndarray]:
+def _features(piece: Piece, *, answer: float, circle: float) -> dict[str, np.ndarray]:
     tokens = piece.tokens.astype(np.int32)
-    weights = np.ones(len(tokens) - 1, np.float32)
-    start, end = (max(0, edge - 1) for edge in piece.answer)  # Target i is token i + 1.
-    weights[start:end] = answer_weight
+    of_mark = np.ones(4, np.float32)
+    of_mark[[ANSWER, CIRCLE, QUOTED]] = answer, -circle, 0
+    weights = of_mark[piece.marks[1:]]  # Target i is token i + 1.
     return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
 
 

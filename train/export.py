@@ -107,7 +107,7 @@ def export_run(
         optimiser=settings.optimiser.build(settings.steps).init(params),
         step=jnp.zeros((), jnp.int32),
     )
-    state, _ = Checkpoints(run / CHECKPOINTS).load(like)
+    state, _ = Checkpoints(run / CHECKPOINTS, reading=True).load(like)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), rounded)
     mesh = make_mesh(MeshShape(data=math.gcd(jax.local_device_count(), settings.batch_size)))

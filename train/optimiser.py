@@ -25,13 +25,15 @@ ORTHOGONAL = {
 class Optimiser:
     """AdamW, or Muon for the layers' matrices, with a linear warm-up and a cosine to a share of the peak.
 
-    Muon's updates are scaled to the size that AdamW's have, so both take the same learning rates.
+    Muon's updates are scaled to the size that AdamW's have, so both take the same learning rates. Embeddings of rare
+    tokens want a lower one: AdamW's steps push all of them the same way until they can hardly be told apart.
 
     Source: AdamW, Loshchilov & Hutter 2019; Muon, Jordan 2024, scaled as in Liu et al. 2025 (arXiv 2502.16982).
 
     Attributes:
       name: `adamw` or `muon`.
       learning_rate: the peak.
+      vector_share: beside Muon, AdamW's learning rate for embeddings, norms and biases as a share of Muon's.
       warmup: steps from 0 to the peak.
       final: share of the peak that the last step ends on.
       b1, b2: decay of the two moments a step.
@@ -41,6 +43,7 @@ class Optimiser:
 
     name: str = "adamw"
     learning_rate: float = 2e-3
+    vector_share: float = 1.0
     warmup: int = 100
     final: float = 0.1
     b1: float = 0.9
@@ -51,14 +54,24 @@ class Optimiser:
     def __post_init__(self) -> None:
         if self.name not in ("adamw", "muon"):
             raise ValueError(f"the optimiser must be adamw or muon; got {self.name!r}")
-        if not (self.learning_rate > 0 and self.warmup >= 0 and 0 <= self.final <= 1 and self.clip > 0):
-            raise ValueError(f"expected learning_rate, clip > 0, warmup >= 0, 0 <= final <= 1; got {self}")
+        if not (
+            self.learning_rate > 0
+            and self.vector_share > 0
+            and self.warmup >= 0
+            and 0 <= self.final <= 1
+            and self.clip > 0
+        ):
+            raise ValueError(
+                f"expected learning_rate, vector_share, clip > 0, warmup >= 0, 0 <= final <= 1; got {self}"
+            )
 
     def schedule(self, steps: int) -> optax.Schedule:
         """Returns the learning rate of each step of a run of `steps`."""
         if steps <= self.warmup:
             raise ValueError(f"steps must exceed the {self.warmup} steps of warm-up; got {steps}")
-        peak = self.learning_rate
+        return self._schedule(self.learning_rate, steps)
+
+    def _schedule(self, peak: float, steps: int) -> optax.Schedule:
         return optax.warmup_cosine_decay_schedule(0.0, peak, self.warmup, steps, end_value=peak * self.final)
 
     def build(self, steps: int) -> optax.GradientTransformation:
@@ -74,6 +87,7 @@ class Optimiser:
                 adam_b1=self.b1,
                 adam_b2=self.b2,
                 adam_weight_decay=0.0,
+                adam_learning_rate=self._schedule(self.learning_rate * self.vector_share, steps),
                 muon_weight_dimension_numbers=orthogonal,
                 consistent_rms=0.2,
             )

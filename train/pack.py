@@ -2,8 +2,8 @@
 
     python -m train.pack --corpus train/configs/tiny.json --data-root DATA --tokenizer TOKENIZER --output PACKED
 
-The folder holds, for each source and split, arrays of tokens and of the documents' ends, and `index.json`: what was
-packed, with which tokenizer, the hashes of both. It appears whole or not at all.
+The folder holds, for each source and split, arrays of tokens, of marks on them and of the documents' ends, and
+`index.json`: what was packed, with which tokenizer, the hashes of both. It appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt
+from jaxtyping import Bool, Int8, UInt
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from jax_smash.checkpoints.directory import check_new, new_directory
-from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT, Corpus, Document, load_corpus, source_files, split_documents
+from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT, Corpus, load_corpus, source_files, split_documents
+from train.documents import Document
 from train.program import run_program
 
 INDEX = "index.json"
@@ -31,12 +32,15 @@ SHARD_TOKENS = 2**26
 GROUP = 1024
 """Documents encoded at once."""
 
+ANSWER, CIRCLE, QUOTED = 1, -1, 2
+"""Marks of tokens that are part of an answer, that say again what they should not, and that are only to be read."""
+
 
 class Encoded(NamedTuple):
-    """A document's tokens, and where its answer begins and ends among them; equal where it has none."""
+    """A document's tokens, and marks on them: `ANSWER`, `CIRCLE`, `QUOTED` or 0."""
 
     tokens: UInt[np.ndarray, "n"]
-    answer: tuple[int, int]
+    marks: Int8[np.ndarray, "n"]
 
 
 def file_sha256(path: Path) -> str:
@@ -54,17 +58,24 @@ def encode(documents: Sequence[Document], tokenizer: Any) -> list[Encoded]:
     encoded = []
     for document, text, encoding in zip(documents, texts, encodings, strict=True):
         begin = [] if encoding.ids[:1] == bos else bos
-        start, end = _span(text, document.answer, encoding.offsets) if document.answer else (0, 0)
-        ids = begin + encoding.ids + eos * document.complete
-        encoded.append(Encoded(np.array(ids, dtype), (start + len(begin), end + len(begin))))
+        ids = np.array(begin + encoding.ids + eos * document.complete, dtype)
+        marks = np.full(len(ids), QUOTED if document.quoted else 0, np.int8)
+        for mark, parts in ((ANSWER, document.answers), (CIRCLE, (document.circle,))):
+            if any(parts):
+                marks[len(begin) : len(begin) + len(encoding.ids)][_inside(text, parts, encoding.offsets)] = mark
+        encoded.append(Encoded(ids, marks))
     return encoded
 
 
-def _span(text: str, answer: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Returns the tokens that overlap the answer's last place in the text."""
-    start = text.rindex(answer)
-    inside = [i for i, (begin, end) in enumerate(offsets) if begin < start + len(answer) and end > start]
-    return inside[0], inside[-1] + 1
+def _inside(text: str, parts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
+    """Marks the tokens that overlap a part: the last one at its last place in the text, and so on backwards."""
+    characters, end = np.zeros(len(text) + 1, np.int64), len(text)
+    for part in reversed(parts):
+        start = text.rindex(part, 0, end)
+        characters[start + 1 : start + len(part) + 1], end = 1, start
+    before = np.cumsum(characters)
+    edges = np.array(offsets)
+    return before[edges[:, 1]] > before[edges[:, 0]]
 
 
 class _Writer:
@@ -92,10 +103,9 @@ class _Writer:
             return
         shard = f"{self.name}-{len(self.counts['shards']):05d}"
         ends = np.cumsum([len(document.tokens) for document in self.waiting])
-        answers = np.array([document.answer for document in self.waiting])
-        rows: Int64[np.ndarray, "n 3"] = np.concatenate([ends[:, None], answers], axis=1).astype(np.int64)
         np.save(self.folder / f"{shard}.tokens.npy", np.concatenate([document.tokens for document in self.waiting]))
-        np.save(self.folder / f"{shard}.documents.npy", rows)
+        np.save(self.folder / f"{shard}.marks.npy", np.concatenate([document.marks for document in self.waiting]))
+        np.save(self.folder / f"{shard}.documents.npy", ends.astype(np.int64))
         self.counts["shards"].append(shard)
         self.counts["documents"] += len(self.waiting)
         self.counts["tokens"] += self.waiting_tokens
@@ -147,7 +157,7 @@ def pack_corpus(
                 {
                     "name": source.name,
                     "share": source.share,
-                    **({"task": source.task} if source.task else {}),
+                    **({"task": source.task, "lessons": source.lessons} if source.task else {}),
                     **{split: writer.counts for split, writer in writers.items()},
                     "sha256": {str(path.relative_to(root)): file_sha256(path) for path in files[source.name]},
                 }

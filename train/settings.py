@@ -28,7 +28,9 @@ class Settings:
       length: targets a row.
       steps: length of the run.
       seed: of the first weights and of the order of rows.
+      recall: the first weights hold a circuit that copies what followed an earlier occurrence, as in `train.start`.
       answer_weight: what a target counts that belongs to a document's answer; others count 1.
+      circle_weight: what a target counts that says again what it should not, by how unlikely it is.
       dtype: of the products, `float32` or `bfloat16`; the weights that are trained are float32.
       remat: the backward pass makes each layer's activations again, for less memory.
       scan: layers of a kind are one loop of the compiled program, which then compiles faster.
@@ -42,7 +44,9 @@ class Settings:
     length: int
     steps: int
     seed: int = 0
+    recall: bool = False
     answer_weight: float = 1.0
+    circle_weight: float = 1.0
     dtype: str = "float32"
     remat: bool = False
     scan: bool = False
@@ -56,6 +60,8 @@ class Settings:
             raise ValueError("batch_size, length, steps and accumulate must be at least 1")
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate must divide the batch's {self.batch_size} rows; got {self.accumulate}")
+        if self.recall and not (self.model.qkv_bias and self.model.num_layers > 1 and not self.model.qk_norm):
+            raise ValueError("recall needs a model of at least 2 layers with biases, not norms, on queries and keys")
         if self.length > self.model.max_positions:
             raise ValueError(f"length must be at most the model's {self.model.max_positions}; got {self.length}")
 

@@ -88,9 +88,11 @@ def save_tokenizer(tokenizer: tokenizers.Tokenizer, output: Path) -> None:
 def corpus_texts(corpus: Corpus, root: Path) -> Iterator[str]:
     """Yields training texts and turns in proportion to the sources' shares, so that merges follow what is trained on.
 
-    As many characters as the corpus has, or `CHARACTERS`: of some sources a part, others again and again.
+    As many characters as the corpus has, or `CHARACTERS`: of some sources a part, others again and again. Lessons,
+    echoes and circles are left out: merges of their words would be of use to no text.
     """
-    read = {source: _texts(source, corpus, root) for source in corpus.sources}
+    texts_of = [source for source in corpus.sources if not (source.lessons or source.echo or source.circles)]
+    read = {source: _texts(source, corpus, root) for source in texts_of}
     total = min(CHARACTERS, sum(len(text) for texts in read.values() for text in texts))
     shares = math.fsum(source.share for source in read)
     for source, texts in read.items():

@@ -133,6 +133,8 @@ class DraftFlags:
     """Write what this run knows at its end. May be the --warm-start file, which then grows from run to run."""
     lookup_corpus: Annotated[Path | None, tyro.conf.DisallowNone, _flag("PATH", "")] = None
     """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
+    draft_model: Annotated[str | None, tyro.conf.DisallowNone, _flag("MODEL", "")] = None
+    """What --method draft-model drafts with: any model of the same vocabulary, or int8 for the model's own int8 copy."""
 
     def options(self, method: str, *, overwrite: bool) -> Any:
         """Returns the library's options of drafting.
@@ -155,6 +157,8 @@ class DraftFlags:
         for name in misfits(method, options):
             taken = ", ".join(_flag_name(option) for option in OPTIONS.get(method, ()))
             raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or 'none'}")
+        if method == "draft-model" and self.draft_model is None:
+            raise UsageError("--method draft-model needs --draft-model: a model, or int8")
         try:
             check_draft(method, options)
         except ValueError as error:

@@ -117,7 +117,7 @@ RELATIONS = (
         "To the king of which place did {p} carry a message?",
     ),
 )
-_ENDINGS = (".", ".", ".", " again.", ", and everyone was glad.")
+ENDINGS = (".", ".", ".", " again.", ", and everyone was glad.")
 _RIVAL = 1 / 3
 _LEAD_FIRST = 1 / 3
 _MOST_BEFORE = 4
@@ -175,6 +175,6 @@ class CoreferenceDraft(Draft):
             prompt=f"{context} {self._tie}",
             separator=" ",
             answer=self._place,
-            rest=self._rng.pick(_ENDINGS),
+            rest=self._rng.pick(ENDINGS),
             question=f"{context}\n\n{self._question} Answer with one name.",
         )

@@ -1,6 +1,6 @@
 """Sentences in the English of small stories that lead away from the question."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jax_smash.tasks.dice import Dice
 from jax_smash.tasks.words import WORDS, invented_name
@@ -89,9 +89,11 @@ _HERO = 1 / 16
 class Cast(dict[str, str]):
     """Fills the slots of a sentence, each when it is first used; a slot keeps its word until `forget`."""
 
-    def __init__(self, rng: Dice, split: str, avoid: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, rng: Dice, split: str, avoid: tuple[str, ...] = (), invent: Callable[[], str] | None = None
+    ) -> None:
         super().__init__()
-        self._rng, self._split, self._words = rng, split, WORDS[split]
+        self._rng, self._split, self._words, self._invent = rng, split, WORDS[split], invent
         self.avoid = avoid
         """Names that nothing in the distractors may have."""
 
@@ -101,7 +103,7 @@ class Cast(dict[str, str]):
         elif slot == "q":
             self["q"] = self._name(self._rng.pick((self._words.girls, self._words.boys)), (*self.avoid, self["p"]))
         elif slot == "name":
-            self["name"] = invented_name(self._rng, self._split, self.avoid)
+            self["name"] = self._invent() if self._invent else invented_name(self._rng, self._split, self.avoid)
         elif slot in ("n", "m"):
             self[slot] = str(self._rng.number(2, 19))
         else:
@@ -129,11 +131,22 @@ class Cast(dict[str, str]):
 
 
 class Story:
-    """An endless story: sentences about people who stay for a few sentences, now and then about its hero."""
+    """An endless story: sentences about people who stay for a few sentences, now and then about its hero.
 
-    def __init__(self, rng: Dice, split: str, *, avoid: tuple[str, ...] = (), hero: Cast | None = None) -> None:
+    `invent` draws the invented names in it, in place of the split's own.
+    """
+
+    def __init__(
+        self,
+        rng: Dice,
+        split: str,
+        *,
+        avoid: tuple[str, ...] = (),
+        hero: Cast | None = None,
+        invent: Callable[[], str] | None = None,
+    ) -> None:
         self._rng = rng
-        self._cast = Cast(rng, split, avoid)
+        self._cast = Cast(rng, split, avoid, invent)
         self._hero = {slot: hero[slot] for slot in PERSON} if hero else {}
 
     def sentence(self, families: Sequence[tuple[str, ...]] = FAMILIES) -> str:

@@ -1,7 +1,7 @@
 """Word lists, each in two disjoint halves: one for training, one for tests."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from zlib import crc32
 
 from jax_smash.tasks.dice import Dice
@@ -98,6 +98,9 @@ def _words(split: str) -> Words:
 WORDS: dict[str, Words] = {split: _words(split) for split in SPLITS}
 
 
+_TEST_WORDS = {word.lower() for field in fields(WORDS["test"]) for word in getattr(WORDS["test"], field.name)}
+
+
 def belongs(split: str, text: str) -> bool:
     """Says whether a text that any split could spell, such as a number, is this split's: a quarter is the test's."""
     return (crc32(text.encode()) % 4 == 0) == (split == "test")
@@ -141,3 +144,32 @@ def invented_name(rng: Dice, split: str, avoid: tuple[str, ...] = ()) -> str:
         name = "".join((rng.pick(_FIRST_SYLLABLES[split]), *middle, rng.pick(_LAST_SYLLABLES[split])))
         if name not in avoid:
             return name
+
+
+_ONSETS = """
+b bl br c ch cl cr d dr f fl fr g gl gr h j k kl kn kr l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str sw t th tr tw
+v vl w wh y z
+"""
+_VOWELS = "a e i o u a e i o u a e i o u y ai au ea ee ie io oa oo ou ua"
+_CODAS = "b ck d f g k l ll lt m mp n nd ng nk nt p r rd rk rl rm rn rt s sh sk ss st t th x z"
+_SOUNDS = ((*[""] * 6, *_ONSETS.split()), _VOWELS.split(), (*[""] * 16, *_CODAS.split()))
+"""What a syllable of any name is made of; the empty ones stand for syllables without."""
+_SYLLABLES = (1, 2, 2, 2, 3, 3)
+_SHORTEST, _LONGEST = 3, 12
+
+
+def any_name(rng: Dice) -> str:
+    """Returns a capitalised name of almost any letters, to train on; the test split's invented names and words are not.
+
+    One in five is an `invented_name` of the training split.
+    """
+    if rng.random() < 0.2:
+        return invented_name(rng, "train")
+    while True:
+        name = "".join(rng.pick(part) for _ in range(rng.pick(_SYLLABLES)) for part in _SOUNDS)
+        if (
+            _SHORTEST <= len(name) <= _LONGEST
+            and not name.endswith(_LAST_SYLLABLES["test"])
+            and name not in _TEST_WORDS
+        ):
+            return name.capitalize()

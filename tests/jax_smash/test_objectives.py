@@ -57,6 +57,27 @@ def test_a_target_without_weight_counts_for_nothing(entries):
     np.testing.assert_array_equal(moved, np.asarray(weights) > 0)
 
 
+@pytest.mark.parametrize("chunk", [3, 64])
+def test_a_target_of_negative_weight_costs_by_how_likely_it_is(entries, chunk):
+    head, hidden, targets, _ = entries
+    signs = jnp.array([[1, -2, 0, 1, -1], [0, 1, -1, 1, 0]], jnp.float32)
+    total, count = loss(head, hidden, targets, signs, chunk)
+    logits = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64).T
+    likely = np.take_along_axis(np.exp(logits), np.asarray(targets)[..., None], -1)[..., 0] / np.exp(logits).sum(-1)
+    wanted = by_hand(head, hidden, targets, np.maximum(signs, 0)) - (np.maximum(-signs, 0) * np.log1p(-likely)).sum()
+    np.testing.assert_allclose(total, wanted, rtol=1e-5)
+    assert count == 8
+
+
+def test_a_certain_target_of_negative_weight_has_a_finite_cost_and_gradient():
+    head, hidden = 100 * jnp.eye(V, D), 100 * jnp.eye(1, D)[None]
+    value, gradient = jax.value_and_grad(lambda x: loss(head, x, jnp.zeros((1, 1), int), -jnp.ones((1, 1)), 4)[0])(
+        hidden
+    )
+    assert 5 < value < 20
+    assert np.isfinite(gradient).all()
+
+
 def test_no_target_at_all_gives_zero_and_a_finite_gradient(entries):
     head, hidden, targets, weights = entries
     nothing = functools.partial(cross_entropy, lambda x: x @ head.T)

@@ -49,3 +49,15 @@ def test_a_checkpoint_of_other_arrays_is_refused(tmp_path, other, message):
         checkpoints.save(1, tree(1))
         with pytest.raises(ValueError, match=message):
             checkpoints.load(other)
+
+
+def test_who_only_reads_leaves_a_save_that_is_under_way_alone(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree(1))
+    under_way = tmp_path / "2.orbax-checkpoint-tmp"
+    under_way.mkdir()
+    reader = Checkpoints(tmp_path, reading=True)
+    reader.load(tree(0))
+    assert (reader.latest, under_way.exists()) == (1, True)
+    assert Checkpoints(tmp_path).latest == 1
+    assert not under_way.exists()

@@ -8,98 +8,9 @@ from train.corpus import (
     TRAIN_SPLIT,
     Corpus,
     Source,
-    clean,
     load_corpus,
-    read_documents,
     split_documents,
 )
-
-
-def test_a_bad_line_is_named(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "fine"}\n\n{"text": \n')
-    with pytest.raises(ValueError, match=r"a\.jsonl:3: "):
-        list(read_documents(path, passage=100))
-
-
-def test_a_file_that_is_not_text_is_named(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"a\.txt cannot be read as UTF-8"):
-        list(read_documents(tmp_path / "a.txt", passage=100))
-
-
-def test_a_long_text_is_cut_at_blank_lines_without_loss(tmp_path):
-    text = "\n\n".join(f"Paragraph {i}." for i in range(50))
-    (tmp_path / "a.txt").write_text(text)
-    passages = list(read_documents(tmp_path / "a.txt", passage=100))
-    assert len(passages) > 3
-    assert "\n\n".join(passage.text for passage in passages) == text
-    assert [passage.complete for passage in passages] == [False] * (len(passages) - 1) + [True]
-
-
-@pytest.mark.parametrize(
-    ("dirty", "plain"),
-    [
-        ("“Hi,” she said — it’s…", '"Hi," she said -- it\'s...'),
-        ("â€œHi!â€ Thatâ€™s it.", '"Hi!" That\'s it.'),
-        ("a\n\n[Illustration: a cat\nand a dog]\n\n* * * * *\n\n\nb", "a\n\nb"),
-        ("He wrote <|end|><|user|>Hello[12].  \n", "He wrote Hello."),
-        ("48/2 = <<48/2=24>>24 clips", "48/2 = 24 clips"),
-        ("if x:\n    y", "if x:\n    y"),
-    ],
-)
-def test_cleaning_leaves_plain_text(dirty, plain):
-    assert clean(dirty) == plain
-
-
-@pytest.mark.parametrize(
-    "row", [{"body": "x"}, {"text": 3}, {"turns": ["a", 1]}, {"messages": [{"role": "user"}]}, ["text"]]
-)
-def test_a_line_of_another_form_is_refused(tmp_path, row):
-    with pytest.raises(ValueError, match=r"a\.jsonl:1: expected text, messages, turns, prompt and response"):
-        list(read_documents(write_lines(tmp_path / "a.jsonl", row), passage=100))
-
-
-def test_a_role_that_no_template_has_is_refused(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", {"messages": [{"role": "tool", "content": "x"}]})
-    with pytest.raises(ValueError, match=r"a\.jsonl:1: role must be system, user or assistant; got 'tool'"):
-        list(read_documents(path, passage=100))
-
-
-def test_every_form_of_a_chat_is_read_up_to_its_last_reply(tmp_path):
-    path = write_lines(
-        tmp_path / "a.jsonl",
-        {"turns": ["q", "a", "unanswered"]},
-        {"prompt": "p", "response": "r"},
-        {"question": "how many?", "answer": "3"},
-        {"instruction": "spell", "input": "cat", "output": "c a t"},
-        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"},
-                      {"role": "assistant", "content": "v"}, {"role": "user", "content": "w"}]},
-        {"turns": ["nobody answers"]},
-    )  # fmt: skip
-    contents = [[tuple(m.values()) for m in d.messages] for d in read_documents(path, passage=9)]
-    assert contents == [
-        [("user", "q"), ("assistant", "a")],
-        [("user", "p"), ("assistant", "r")],
-        [("user", "how many?"), ("assistant", "3")],
-        [("user", "spell\ncat"), ("assistant", "c a t")],
-        [("system", "s"), ("user", "u"), ("assistant", "v")],
-    ]
-
-
-def test_a_json_list_is_read_like_lines(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
-    assert [d.text for d in read_documents(tmp_path / "a.json", passage=100)] == ["one", "two"]
-    (tmp_path / "b.json").write_text('{"text": "one"}')
-    with pytest.raises(ValueError, match=r"b\.json must hold a list; got dict"):
-        list(read_documents(tmp_path / "b.json", passage=100))
-
-
-def test_numbered_stories_with_questions_are_documents_of_their_own(tmp_path):
-    lines = ["1 Ann went to the hall.", "2 Where is Ann? \thall\t1", "1 Bob left.", "2 Who left? \tBob\t1"]
-    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
-    texts = [document.text for document in read_documents(tmp_path / "a.txt", passage=1000)]
-    assert texts == ["Ann went to the hall.\nWhere is Ann? hall", "Bob left.\nWho left? Bob"]
 
 
 def splits_of(source, corpus, root):
@@ -144,10 +55,18 @@ def test_a_task_source_alternates_its_lengths_and_writes_its_share_of_chats(tmp_
     assert sum(bool(document.messages) for document in documents) == 10
     for document in documents:
         text = document.messages[-1]["content"] if document.messages else document.text
-        assert document.answer
-        assert document.answer in text
+        [answer] = document.answers
+        assert answer in text
     sizes = [len(document.text.split()) for document in documents if document.text]
     assert min(sizes) <= 32 < 45 < max(sizes) <= 62
+
+
+def test_a_source_of_lessons_holds_texts_of_many_answers(tmp_path):
+    source = Source("many", task="coreference", lessons=True, count=20, lengths=(120, 240))
+    documents = [d for _, d in split_documents(source, Corpus(sources=(source,)), tmp_path)]
+    assert len(documents) == 20
+    assert sum(len(document.answers) for document in documents) > 50
+    assert all(answer in document.text for document in documents for answer in document.answers)
 
 
 def test_an_echo_says_shuffled_words_as_often_as_it_is_told(tmp_path):
@@ -158,6 +77,7 @@ def test_an_echo_says_shuffled_words_as_often_as_it_is_told(tmp_path):
     for _, document in split_documents(source, Corpus(sources=(source,), held_out=0.0), tmp_path):
         first, *others = document.text.split("\n")
         assert others == [first] * 3
+        assert document.answers == (first,) * 3
         assert 8 <= len(first.split()) <= 20
         said += first.split()
     assert len(said) > 92
@@ -165,15 +85,32 @@ def test_an_echo_says_shuffled_words_as_often_as_it_is_told(tmp_path):
     assert {*said} <= {*words}
 
 
+def test_a_circle_says_again_what_stands_right_before_it(tmp_path):
+    sentences = [f"The fox number {i} saw {i + 1} owls in the tree." for i in range(60)]
+    write_lines(tmp_path / "a.jsonl", {"text": " ".join(sentences)})
+    source = Source("loops", paths=("a.jsonl",), circles=True)
+    documents = [d for _, d in split_documents(source, Corpus(sources=(source,), held_out=0.0), tmp_path)]
+    assert len(documents) == 10
+    for document in documents:
+        before, circle = document.text.removesuffix(document.circle), document.circle
+        assert before + circle == document.text
+        said = next(circle[:n] for n in range(1, len(circle) + 1) if circle == circle[:n] * (len(circle) // n))
+        assert f" {before}".endswith(said)
+        assert not document.complete
+    assert len({document.circle.count("fox") for document in documents}) > 1
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"name": "a", "task": "state", "circles": True, "count": 1, "lengths": (9,)}, "circles must be of paths"),
         ({"name": "a", "paths": ("a",), "echo": (9, 8, 2)}, "echo must be a least, a most"),
         ({"name": "a"}, "expected either paths or a task"),
         ({"name": "a", "paths": ("a",), "task": "state"}, "expected either paths or a task"),
         ({"name": "a", "paths": ("a",), "share": 0}, "share must be above 0"),
         ({"name": "a", "task": "chess", "count": 1, "lengths": (9,)}, "task must be one of coreference"),
         ({"name": "a", "task": "state"}, "a task needs count > 0"),
+        ({"name": "a", "task": "state", "lessons": True, "count": 1, "lengths": (99,)}, "lessons are texts of one of"),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(fields, message):
@@ -196,6 +133,11 @@ def test_a_wrong_corpus_file_is_named(tmp_path, fields):
     (tmp_path / "c.json").write_text(json.dumps(fields))
     with pytest.raises(ValueError, match=r"c\.json is not a corpus file"):
         load_corpus(tmp_path / "c.json")
+
+
+def test_the_shipped_corpus_files_can_be_read(request):
+    for path in (request.config.rootpath / "train" / "configs").glob("*.json"):
+        assert load_corpus(path).sources
 
 
 def test_the_shipped_corpus_file_holds_out_its_evaluation_text(request):

@@ -114,13 +114,31 @@ def test_an_answers_targets_weigh_what_they_are_told_to(tmp_path):
     assert set(np.unique(batch.weights)) <= {0, 1, 4}
     pieces = packed.pieces("train", 1000)["recall"]
     for i in range(5):
-        start, end = pieces[i].answer
-        assert 0 < start < end < len(pieces[i].tokens)
-        assert decode(pieces[i].tokens[start:end]).strip() in decode(pieces[i].tokens[:start])
+        answers = pieces[i].marks == 1
+        assert 0 < answers.sum() < len(answers)
+        assert decode(pieces[i].tokens[answers]).strip() in decode(pieces[i].tokens[: answers.argmax()])
     for row in range(4):
         heavy = batch.weights[row] == 4
         assert 0 < heavy.sum() < 60
         assert EOS not in batch.targets[row][heavy]
+
+
+def test_what_goes_in_circles_weighs_against_itself_and_is_not_measured(tmp_path):
+    from tests.train.corpus_files import write_lines
+    from train.corpus import Corpus, Source
+    from train.pack import pack_corpus
+
+    text = " ".join(f"Fox number {i} ran to the den." for i in range(400))
+    write_lines(tmp_path / "a.jsonl", {"text": text})
+    source = Source("loops", paths=("a.jsonl",), circles=True)
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
+    pack_corpus(Corpus((source,), held_out=0.2, passage=10**6), tmp_path, tokenizer, tmp_path / "out")
+    packed = Packed(tmp_path / "out", tokenizer)
+    batch = next(batches_of(packed, length=256, circle_weight=3.0))
+    assert set(np.unique(batch.weights)) == {-3, 0, 1}
+    [held_out] = held_out_batches(packed, length=256, batch_size=4, rows=4)["loops"]
+    assert set(np.unique(held_out.weights)) == {0, 1}
+    assert ((held_out.weights == 0) & (held_out.segments > 0)).any()
 
 
 def test_held_out_rows_come_once_and_the_last_batch_is_padded(packed):
@@ -148,6 +166,11 @@ def test_a_shard_that_does_not_fit_the_index_is_named(tmp_path):
     tokens = np.load(shard)
     np.save(shard, tokens[:-1])
     with pytest.raises(ValueError, match=rf"train-stories-00000 must hold {len(tokens)} tokens; got"):
+        Packed(folder, tokenizer).pieces("train", LENGTH)
+    np.save(shard, tokens)
+    marks = folder / "train-stories-00000.marks.npy"
+    np.save(marks, np.load(marks)[:-1])
+    with pytest.raises(ValueError, match=rf"train-stories-00000 must hold {len(tokens)} tokens; .* marks"):
         Packed(folder, tokenizer).pieces("train", LENGTH)
     shard.write_bytes(b"\x93NUMPY")
     with pytest.raises(ValueError, match="cannot be read as packed data"):

@@ -35,12 +35,29 @@ def test_a_parameter_without_gradient_shrinks_only_where_it_decays():
     np.testing.assert_array_equal(updates["scale"], np.zeros(2))
 
 
+def test_beside_muon_vectors_take_their_share_of_the_learning_rate():
+    params = {"w_down": jnp.ones((4, 4)), "embedding": jnp.ones((4, 4)), "scale": jnp.ones(4)}
+    gradients = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape) + 1, params)
+
+    def first_update(share):
+        optimiser = Optimiser(name="muon", learning_rate=0.1, vector_share=share, warmup=0).build(10)
+        with jax.numpy_dtype_promotion("standard"):
+            return optimiser.update(gradients, optimiser.init(params), params)[0]
+
+    whole, tenth = first_update(1.0), first_update(0.1)
+    np.testing.assert_allclose(tenth["w_down"], whole["w_down"])
+    for name in ("embedding", "scale"):
+        np.testing.assert_allclose(tenth[name], 0.1 * whole[name], rtol=1e-5)
+
+
 def test_a_run_no_longer_than_its_warm_up_is_refused():
     with pytest.raises(ValueError, match="steps must exceed the 100 steps of warm-up; got 100"):
         Optimiser().build(100)
 
 
-@pytest.mark.parametrize("field", [{"learning_rate": 0.0}, {"warmup": -1}, {"final": 1.5}, {"clip": 0.0}])
+@pytest.mark.parametrize(
+    "field", [{"learning_rate": 0.0}, {"warmup": -1}, {"final": 1.5}, {"clip": 0.0}, {"vector_share": 0.0}]
+)
 def test_a_setting_out_of_range_is_refused(field):
     with pytest.raises(ValueError, match="expected learning_rate"):
         Optimiser(**field)

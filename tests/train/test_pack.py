@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from tests.train.corpus_files import make_packed, make_tokenizer, write_corpus, write_lines
-from train.corpus import Corpus, Document, Source
+from train.corpus import Corpus, Source
 from train.data import Packed
-from train.pack import encode, main, pack_corpus
+from train.documents import Document
+from train.pack import ANSWER, CIRCLE, encode, main, pack_corpus
 
 BOS, EOS = 0, 1
 
@@ -22,8 +23,8 @@ def documents_of(folder, split):
     found = []
     for source in index["sources"]:
         for shard in source[split]["shards"]:
-            tokens, rows = np.load(folder / f"{shard}.tokens.npy"), np.load(folder / f"{shard}.documents.npy")
-            found += [tuple(part.tolist()) for part in np.split(tokens, rows[:-1, 0])]
+            tokens, ends = np.load(folder / f"{shard}.tokens.npy"), np.load(folder / f"{shard}.documents.npy")
+            found += [tuple(part.tolist()) for part in np.split(tokens, ends[:-1])]
     return found
 
 
@@ -71,13 +72,31 @@ def test_an_answers_tokens_are_known(tmp_path, chat):
     tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
     if chat:
         messages = ({"role": "user", "content": "Who ran? They or I?"}, {"role": "assistant", "content": "They"})
-        document = Document(messages=messages, answer="They")
+        document = Document(messages=messages, answers=("They",))
     else:
-        document = Document("They ran. I think so. Who ran? They did.", answer="They")
+        document = Document("They ran. I think so. Who ran? They did.", answers=("They",))
     [encoded] = encode([document], tokenizer)
-    start, end = encoded.answer
-    assert tokenizer.decode(encoded.tokens[start:end]).strip() == "They"
-    assert "ran" in tokenizer.decode(encoded.tokens[:start])
+    assert tokenizer.decode(encoded.tokens[encoded.marks == ANSWER]).strip() == "They"
+    assert "ran" in tokenizer.decode(encoded.tokens[: (encoded.marks == ANSWER).argmax()])
+
+
+def test_each_of_several_answers_is_found_at_its_own_place(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    text = "Foxes ran. I ran. Who ran? I ran. Foxes? ran away"
+    [encoded, without] = encode([Document(text, answers=("Foxes", "ran", "I", "ran")), Document(text)], tokenizer)
+    assert tokenizer.decode(encoded.tokens[encoded.marks == ANSWER]).split() == ["Foxes", "ran", "I", "ran"]
+    edges = np.diff(np.concatenate([[False], encoded.marks == ANSWER]).astype(int)) == 1
+    before = [tokenizer.decode(encoded.tokens[1:i]).strip() for i in np.flatnonzero(edges)]
+    assert before[:2] == ["", "Foxes ran. I ran. Who"]
+    assert before[2:] == ["Foxes ran. I ran. Who ran?", "Foxes ran. I ran. Who ran? I ran. Foxes?"]
+    assert not without.marks.any()
+
+
+def test_a_circles_tokens_are_marked(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    [encoded] = encode([Document("I think so. think so.", circle=" think so.", complete=False)], tokenizer)
+    assert tokenizer.decode(encoded.tokens[encoded.marks == CIRCLE]) == " think so."
+    assert tokenizer.decode(encoded.tokens[1:][encoded.marks[1:] == 0]) == "I think so."
 
 
 def test_shards_are_closed_at_the_size_that_is_asked_for(tmp_path):

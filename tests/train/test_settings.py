@@ -49,6 +49,7 @@ def test_a_runs_own_settings_file_gives_the_same_settings(tmp_path, tokenizer):
         FIELDS | {"lenght": 32},
         FIELDS | {"length": 65},
         FIELDS | {"dtype": "float16"},
+        FIELDS | {"recall": True},
         FIELDS | {"accumulate": 3},
         [],
     ],

@@ -58,6 +58,9 @@ def test_a_warm_start_file_grows_from_run_to_run(call, model, tmp_path):
         (("--warm-start", "m.st"), ["--warm-start does not go with --method ar"]),
         (("--method", "suffix", "--warm-start", "m.st"), ["--warm-start does not go with --method suffix", "--tree"]),
         (("--method", "recycling", "--lookup-corpus", "."), ["--lookup-corpus does not go with --method recycling"]),
+        (("--method", "hybrid", "--draft-model", "int8"), ["--draft-model does not go with --method hybrid"]),
+        (("--method", "draft-model"), ["--method draft-model needs --draft-model"]),
+        (("--method", "draft-model", "--draft-model", "absent"), ["absent"]),
         (("--method", "recycling", "--tree", "chain-0"), ["--tree", "at least 1 node; got 0"]),
         (("--method", "recycling", "--tree", "oak"), ["--tree", "auto, off, chain-N", "'oak'"]),
         (("--method", "recycling", "--tree", "no.json"), ["no.json"]),
@@ -91,3 +94,16 @@ def test_a_matrix_of_another_tokenizer_is_refused(call, model, tmp_path):
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     told = call(*DRAFTED, "--overwrite", "--model", other, "--warm-start", "m.st")
     refused(Refused(*told), "m.st was saved with another tokenizer")
+
+
+def test_a_model_of_another_vocabulary_cannot_draft(call, model, tmp_path):
+    drafting = (*TEXT, "--model", model, "--method", "draft-model", "--draft-model", "tiny")
+    refused(Refused(*call(*drafting)), "tiny", "vocabulary")
+
+
+def test_a_models_int8_copy_drafts(call, model, tmp_path):
+    plain = call(*TEXT, "--model", model)
+    options = ("--method", "draft-model", "--draft-model", "int8", "--tree", "chain-2", "--overwrite")
+    drafted = call(*TEXT, "--model", model, *options)
+    assert plain[:2] == drafted[:2]
+    assert record(tmp_path)["drafted"]["nodes"] == 2
