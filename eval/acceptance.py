@@ -64,6 +64,7 @@ class Settings:
       seed: of sampling.
       warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
       lookup_corpus: texts that methods which take it look up in, as of `jax-smash generate`.
+      draft_model: what draft-model drafts with, a model's name or int8.
       seen: questions that come before the measured ones in cold-start, at most half of all.
       widths: children of a node in width-depth.
       depths: levels in width-depth.
@@ -87,6 +88,7 @@ class Settings:
     seed: int = 0
     warm_start: Path | None = None
     lookup_corpus: Path | None = None
+    draft_model: str | None = None
     seen: Numbers = (0, 1, 2, 4, 8, 16, 32, 64)
     widths: Numbers = (1, 2, 4, 8)
     depths: Numbers = (1, 2, 3, 4, 6)
@@ -98,7 +100,7 @@ class Settings:
     @property
     def draft(self) -> DraftOptions:
         """Options of drafting beside the tree."""
-        return DraftOptions(warm_start=self.warm_start, lookup_corpus=self.lookup_corpus)
+        return DraftOptions(warm_start=self.warm_start, lookup_corpus=self.lookup_corpus, draft_model=self.draft_model)
 
     def check(self) -> None:
         """Refuses what cannot be measured, before anything is loaded.

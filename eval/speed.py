@@ -70,6 +70,7 @@ class Settings:
       tree: that methods which draft are given, as in `jax-smash generate --tree`.
       warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
       lookup_corpus: texts that methods which take it look up in.
+      draft_model: what draft-model drafts with, a model's name or int8.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -94,6 +95,7 @@ class Settings:
     tree: str = "auto"
     warm_start: Path | None = None
     lookup_corpus: Path | None = None
+    draft_model: str | None = None
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2

@@ -134,7 +134,7 @@ class DraftFlags:
     lookup_corpus: Annotated[Path | None, tyro.conf.DisallowNone, _flag("PATH", "")] = None
     """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
     draft_model: Annotated[str | None, tyro.conf.DisallowNone, _flag("MODEL", "")] = None
-    """What --method draft-model drafts with: any model of the same vocabulary, or int8 for the model's own int8 copy."""
+    """What --method draft-model drafts with: a model of the same vocabulary, or int8 for this one's own int8 copy."""
 
     def options(self, method: str, *, overwrite: bool) -> Any:
         """Returns the library's options of drafting.
