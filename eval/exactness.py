@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from eval.conditions import REGEX, STOP, Condition
 from eval.divergence import ROUNDING
 from eval.exactness_report import Clock, earlier_rows, totals
-from eval.exactness_rows import AS_IT_IS, Case, Study
+from eval.exactness_rows import AS_IT_IS, DRAFT_MODEL, Case, Study
 from eval.options import Names, Numbers
 from eval.report import check_output, heading, print_table, run_program, write_json
 from eval.shipped_prompts import shipped_prompts
@@ -60,6 +60,7 @@ class Settings:
     Attributes:
       model: a shipped model's name, a directory or a hub id.
       methods: names of methods that draft.
+      draft_model: what method draft-model drafts with, a model's name or int8; it has no tree off.
       trees: auto, off, chain-N, a template's name or a .json file, each under every method.
       batch_sizes: prompts that decode together.
       processors: none, all (every processor, stop strings, a grammar, log-probabilities), or both.
@@ -80,6 +81,7 @@ class Settings:
 
     model: str = "tiny"
     methods: Names = ("recycling",)
+    draft_model: str = "int8"
     trees: Names = ("off", "chain-4", "recycling-80")
     batch_sizes: Numbers = (1, 3, 8)
     processors: Names = ("none", "all")
@@ -192,6 +194,7 @@ def measure(
             seed=settings.seed,
             stop=settings.stop,
             regex=settings.regex,
+            draft_model=settings.draft_model,
         )
         rows = {tuple(row["key"]): row for row in kept}
         left = [case for case in cases_of(settings, study) if case.key not in rows]
@@ -215,6 +218,8 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
         cases.append(Case(AS_IT_IS, "ar", None, condition))
         for method in settings.methods:
             for tree in settings.trees:
+                if (method, tree) == (DRAFT_MODEL, "off"):
+                    continue
                 possible = study.checks(method, tree, condition)
                 wanted = possible if settings.checks and condition == conditions[-1] else []
                 cases += [Case(way, method, tree, condition) for way in (AS_IT_IS, *wanted)]

@@ -21,16 +21,19 @@ from jax_smash.sampling import RepetitionPenalty
 
 AS_IT_IS = "as it is"
 FIRST_CHILDREN = "first children"
+SWAPPED = "siblings swapped"
 SKIPPED = "penalty skipped"
 
 EQUIVALENT: dict[str, Callable[[Drafter], Drafter]] = {
     "padded": Padded,
-    "siblings swapped": Reordered,
+    SWAPPED: Reordered,
     FIRST_CHILDREN: FirstChildren,
 }
 """Changes of a tree that must change neither text nor forwards; of first children alone, against the chain's."""
 
-NEED_SIBLINGS = ("siblings swapped", FIRST_CHILDREN)
+DRAFT_MODEL = "draft-model"
+
+NEED_SIBLINGS = (SWAPPED, FIRST_CHILDREN)
 
 CONTROLS: dict[str, Callable[[Drafter], Drafter]] = {"bit flipped": FlippedBit, SKIPPED: lambda drafter: drafter}
 """Faults that the comparison must find."""
@@ -84,8 +87,10 @@ class Study:
         seed: int,
         stop: Sequence[str],
         regex: str,
+        draft_model: str = "int8",
     ):
         """Takes what all cases share; decodes nothing."""
+        self._draft_model = draft_model
         self.model, self.prompts = model, prompts
         self._dtype, self._new = dtype, max_new_tokens
         self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "stop": stop, "regex": regex}
@@ -104,7 +109,9 @@ class Study:
         if not drafted:
             return []
         siblings = any(len(set(parent.tolist())) < len(parent) for parent in drafted)
-        equivalent = [way for way in EQUIVALENT if siblings or way not in NEED_SIBLINGS]
+        # A draft model keeps what it read of each node by the node's place.
+        fixed = (SWAPPED,) if method == DRAFT_MODEL else ()
+        equivalent = [way for way in EQUIVALENT if (siblings or way not in NEED_SIBLINGS) and way not in fixed]
         return equivalent + [way for way in CONTROLS if way != SKIPPED or condition.processors == "all"]
 
     def row(self, case: Case) -> dict[str, Any]:
@@ -167,7 +174,8 @@ class Study:
         )
 
     def _method(self, name: str, tree: str | None, condition: Condition) -> Method:
-        draft = DraftOptions() if tree is None else DraftOptions(tree=tree)
+        model = self._draft_model if name == DRAFT_MODEL else None
+        draft = DraftOptions() if tree is None else DraftOptions(tree=tree, draft_model=model)
         return make_method(self.model, name, sampled=condition.sampled, log_probs=condition.log_probs, draft=draft)
 
     def _make_request(self, condition: Condition) -> Request:

@@ -1,7 +1,8 @@
 """Decoding methods by name, and what each needs to run for a model. A new method is one entry here."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.speculative import DraftMemory, Speculative
 from jax_smash.draft.corpus import Corpus, index_corpus
 from jax_smash.draft.corpus_texts import corpus_files, read_texts
-from jax_smash.draft.draft_model import DraftModel
+from jax_smash.draft.draft_model import DraftModel, Draws
 from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import Recycling
 from jax_smash.draft.suffix import Suffix
 from jax_smash.draft.templates import named_tree
+from jax_smash.draft.tree import check_ranks
+from jax_smash.draft.verification import VERIFICATIONS
 from jax_smash.draft.warm_start import check_place, load_successors, save_successors
 from jax_smash.ladder import Ladder, make_ladder
 from jax_smash.loading import Model, load, quantised
@@ -35,14 +38,18 @@ class DraftOptions:
       warm_start: a file with what the drafter begins with.
       save_warm_start: a file for what it knows at the end, made when the last prompt is done; an older one is replaced.
       lookup_corpus: texts to look up in instead of the prompt and the output, as `draft.corpus_texts` reads them.
-      draft_model: what `load` takes, or `int8` for the target itself with int8 weights.
+      draft_model: a loaded model, what `load` takes, or `int8` for the target itself with int8 weights.
+      verify: a name of `VERIFICATIONS`.
+      stored_probabilities: Token Recycling keeps each successor's probability too, and grows its trees by them.
     """
 
     tree: str = "auto"
     warm_start: Path | None = None
     save_warm_start: Path | None = None
     lookup_corpus: Path | None = None
-    draft_model: str | None = None
+    draft_model: str | Model | None = None
+    verify: str = "coupling"
+    stored_probabilities: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,14 +154,29 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     for option in misfits(name, draft):
         taken = ", ".join(OPTIONS.get(name, ())) or "no option of drafting"
         raise ValueError(f"{option} does not go with method {name}, which takes {taken}")
-    if draft.tree != "auto":
-        named_tree(draft.tree)
+    with _about("tree"):
+        if draft.tree != "auto":
+            named_tree(draft.tree)
+    if draft.verify not in VERIFICATIONS:
+        raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
+    if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):
+        raise ValueError(f"verify {draft.verify} is for drawn tokens, as method draft-model drafts; got {name}")
     if draft.warm_start is not None and not draft.warm_start.is_file():
         raise FileNotFoundError(f"{draft.warm_start} is no file: there is nothing to start from")
     if draft.save_warm_start is not None:
         check_place(draft.save_warm_start)
-    if draft.lookup_corpus is not None:
-        corpus_files(draft.lookup_corpus)
+    with _about("lookup-corpus"):
+        if draft.lookup_corpus is not None:
+            corpus_files(draft.lookup_corpus)
+
+
+@contextlib.contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Begins errors with the option that they are about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
 
 
 def misfits(name: str, draft: DraftOptions) -> list[str]:
@@ -175,7 +197,8 @@ def save_memory(model: Model, draft: DraftOptions, memory: Any) -> None:
       OSError: the file cannot be written.
     """
     if draft.save_warm_start is not None:
-        save_successors(draft.save_warm_start, memory.drafter.matrix, tokenizer=model.tokenizer)
+        known = memory.drafter
+        save_successors(draft.save_warm_start, known.matrix, tokenizer=model.tokenizer, probability=known.probability)
 
 
 def _plain(setup: Setup) -> Method:
@@ -184,12 +207,12 @@ def _plain(setup: Setup) -> Method:
 
 
 def _recycling(setup: Setup) -> Method:
-    drafter = Recycling(target=setup.model.definition)
+    drafter = Recycling(target=setup.model.definition, probabilities=setup.draft.stored_probabilities)
     known, file = drafter.empty(setup.model.params), setup.draft.warm_start
     if file is not None:
         rows, width = known.matrix.shape
-        matrix = load_successors(file, vocab_size=rows, width=width, tokenizer=setup.model.tokenizer)
-        known = replace(known, matrix=jnp.asarray(matrix))
+        saved = load_successors(file, vocab_size=rows, width=width, tokenizer=setup.model.tokenizer)
+        known = drafter.warmed(known, *saved)
     return _drafted("recycling", setup, drafter, known, ranks=drafter.width)
 
 
@@ -225,19 +248,31 @@ def _draft_model(setup: Setup) -> Method:
         raise ValueError("method draft-model needs a draft_model: a model's name, or int8 for the target's own copy")
     if setup.draft.tree == "off":
         raise ValueError("a draft model must draft: tree off does not go with method draft-model")
-    drafting = quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
+    drafting = _drafting(name, target)
     if drafting.vocab_size != target.vocab_size:
         raise ValueError(
             f"the draft model must have the target's vocabulary of {target.vocab_size} tokens; "
-            f"{name} has {drafting.vocab_size}"
+            f"{drafting.name} has {drafting.vocab_size}"
         )
     if drafting.tokenizer and target.tokenizer and drafting.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-        raise ValueError(f"the draft model must have the target's tokenizer; that of {name} has other tokens")
+        raise ValueError(f"the draft model must have the target's tokenizer; that of {drafting.name} has other tokens")
     tree = DRAFT_MODEL_TREE if setup.draft.tree == "auto" else setup.draft.tree
-    ladder = Ladder(trees=(named_tree(tree),), first=0, sizing=None, source=f"the tree {tree}")
-    drafter = DraftModel(model=drafting.definition, sampled=setup.sampled)
-    method = _drafted("draft-model", setup, drafter, None, ranks=1, ladder=ladder)
+    topology, draws = named_tree(tree), DRAWS.get(setup.draft.verify, Draws.COUPLED)
+    if draws is Draws.DIFFERENT:
+        check_ranks(topology)
+    width = int(topology.rank.max()) + 1
+    if width > target.vocab_size:
+        raise ValueError(f"a node has at most {target.vocab_size} children, as many as tokens; got {width} in {tree}")
+    ladder = Ladder(trees=(topology,), first=0, sizing=None, source=f"the tree {tree}")
+    drafter = DraftModel(model=drafting.definition, width=width, draws=draws, sampled=setup.sampled)
+    method = _drafted("draft-model", setup, drafter, None, ranks=width, ladder=ladder)
     return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
+
+
+def _drafting(name: str | Model, target: Model) -> Model:
+    if isinstance(name, Model):
+        return name
+    return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
 
 
 def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ranks: int, ladder: Ladder | None = None) -> Method:
@@ -246,6 +281,7 @@ def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ranks: int, 
         target=setup.model.definition,
         drafter=drafter,
         levels=max(tree.levels for tree in ladder.trees),
+        verification=VERIFICATIONS[setup.draft.verify],
         sampled=setup.sampled,
         log_probs=setup.log_probs,
     )
@@ -264,6 +300,14 @@ INT8 = "int8"
 DRAFT_MODEL_TREE = "chain-4"
 """What a draft model drafts where no tree is named."""
 
+DRAWS: dict[str, Draws] = {
+    "rejection": Draws.DIFFERENT,
+    "rejection-independent": Draws.INDEPENDENT,
+    "k-seq": Draws.INDEPENDENT,
+    "typical-lossy": Draws.LIKELIEST,
+}
+"""How a draft model draws for a verification; for others, with the noise of the target's choice."""
+
 METHODS: dict[str, Callable[[Setup], Method]] = {
     "ar": _plain,
     "recycling": _recycling,
@@ -275,11 +319,11 @@ METHODS: dict[str, Callable[[Setup], Method]] = {
 }
 
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "recycling": ("tree", "warm_start", "save_warm_start"),
-    "lookup": ("tree", "lookup_corpus"),
-    "suffix": ("tree",),
-    "lookahead": ("tree",),
-    "draft-model": ("tree", "draft_model"),
-    "hybrid": ("tree",),
+    "recycling": ("tree", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
+    "lookup": ("tree", "lookup_corpus", "verify"),
+    "suffix": ("tree", "verify"),
+    "lookahead": ("tree", "verify"),
+    "draft-model": ("tree", "draft_model", "verify"),
+    "hybrid": ("tree", "verify"),
 }
 """Options of drafting that a method takes; one that is not named takes none."""

@@ -145,7 +145,10 @@ class Drafter(Protocol):
         ...
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns what `observe` needs of a checked tree beside its tokens; every leaf is `[B, M, …]`, or None."""
+        """Returns what `observe` needs of a checked tree beside its tokens, or None.
+
+        Every leaf is `[B, M + n, …]` for some n of the drafter's own: M differs between the budgets of a ladder.
+        """
         ...
 
     def observe(self, params: Params, state: State, verified: Any) -> State:

@@ -122,7 +122,7 @@ class StoppingFlags:
 
 @dataclasses.dataclass(frozen=True)
 class DraftFlags:
-    """For methods that draft. What is emitted does not depend on them, only how fast."""
+    """For methods that draft. What is emitted does not depend on them, only how fast; but see --verify."""
 
     tree: Annotated[str, _flag("auto|chain-N|NAME|FILE.json|off", "(default: auto)")] = "auto"
     """The tree that a step drafts: auto sizes it by what is measured, off drafts nothing, chain-N is N tokens in a row,
@@ -135,6 +135,13 @@ class DraftFlags:
     """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
     draft_model: Annotated[str | None, tyro.conf.DisallowNone, _flag("MODEL", "")] = None
     """What --method draft-model drafts with: a model of the same vocabulary, or int8 for this one's own int8 copy."""
+
+    stored_probabilities: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Token Recycling keeps the probability of each successor too, and grows its trees by them."""
+    verify: Annotated[str, _flag("NAME", "(default: coupling)")] = "coupling"
+    """How drafts are checked where rows sample. coupling: the text is plain decoding's. For --method draft-model also
+    rejection (classic speculative sampling; in a tree siblings differ), rejection-independent and k-seq: other texts of
+    the same distribution. typical-lossy: likely tokens are kept, which is another distribution."""
 
     def options(self, method: str, *, overwrite: bool) -> Any:
         """Returns the library's options of drafting.
@@ -162,7 +169,7 @@ class DraftFlags:
         try:
             check_draft(method, options)
         except ValueError as error:
-            raise UsageError(f"--tree: {error}") from error
+            raise UsageError(f"--{error}") from error
         saved = self.save_warm_start
         if saved is not None and saved.exists() and not overwrite and not self._grows():
             raise UsageError(f"--save-warm-start: {saved} exists; --overwrite permits replacing it")

@@ -13,7 +13,8 @@ from jax_smash.decode.budget import SHADOW_STEPS, Sizing, resized, seen_in_shado
 from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
 from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
 from jax_smash.draft.tree import WORD, DraftTree, Topology
-from jax_smash.draft.verify import Accepted, accept
+from jax_smash.draft.verification import COUPLING, Verification
+from jax_smash.draft.verify import Accepted
 from jax_smash.protocols import Drafter, ModelDef, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import choose, log_probabilities
@@ -77,7 +78,7 @@ class Verified:
 
     Attributes:
       tree: what was proposed; nodes past the budget are not valid.
-      target: the token that the target chose at each node.
+      target: the token that the target chose at each node; as `Verification.check` returns it.
       accepted: the path that was kept, before a stop cut it.
       lesson: what the drafter kept of `Checked`.
       count: tokens that were emitted, 0 for a row that had ended.
@@ -122,12 +123,13 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Speculative:
-    """The strategy of drafted decoding: what it emits is what plain decoding emits.
+    """The strategy of drafted decoding. What it emits is what plain decoding emits, unless `verification` says less.
 
     Attributes:
       target: the model.
       drafter: proposes the trees.
       levels: no tree of the ladder is deeper.
+      verification: how what is proposed is checked.
       sampled: some row may sample; False compiles a loop without noise.
       log_probs: likeliest tokens to record beside each emitted one; None records nothing.
     """
@@ -135,6 +137,7 @@ class Speculative:
     target: ModelDef
     drafter: Drafter
     levels: int
+    verification: Verification = COUPLING
     sampled: bool = False
     log_probs: int | None = None
 
@@ -185,16 +188,8 @@ class Speculative:
         out = model.forward(model.embed(tree.token), position, rows.cache, tree.block)
         # The vocabulary in one place: what follows is every row's own affair.
         logits = constrain(model.unembed(out.hidden), "batch")
-        # A node's noise is that of the place behind it, so nodes of one depth share it.
-        depth = jnp.arange(tree.levels + 1, dtype=jnp.int32)[None]
-        target = choose(
-            processed_logits(state, logits, tree.paths()),
-            rows.key,
-            rows.token_length[:, None] + depth,
-            sampled=self.sampled,
-            place=tree.depth,
-        )
-        accepted = accept(tree, target)
+        processed = processed_logits(state, logits, tree.paths())
+        accepted, target = self.verification.check(tree, processed, rows.key, rows.token_length, sampled=self.sampled)
         path = accepted.path
         token = jnp.take_along_axis(target, path, axis=1)
         token_logits = jnp.take_along_axis(logits, path[:, :, None], axis=1)
@@ -207,7 +202,7 @@ class Speculative:
             tree=_widened_tree(tree, room, self.levels),
             target=_widened(target, room),
             accepted=Accepted(path=_widened(path, space), count=accepted.count),
-            lesson=jax.tree.map(lambda leaf: _widened(leaf, room), lesson),
+            lesson=jax.tree.map(lambda leaf: _widened(leaf, leaf.shape[1] + room - tree.token.shape[1]), lesson),
             token=_widened(token, space),
             logit=_widened(jnp.take_along_axis(token_logits, token[:, :, None], axis=2)[:, :, 0], space),
             log_probs=None

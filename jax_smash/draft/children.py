@@ -14,11 +14,11 @@ class Children:
 
     Attributes:
       token: of each child, in the order in which children are tried; −1 is no child.
-      proposal: the distribution that they were drawn from, as `DraftTree.proposal` holds it.
+      proposal: the distribution that they were drawn from, as `DraftTree.proposal` holds it; None for certain ones.
     """
 
     token: Int[Array, "B M k"]
-    proposal: Float[Array, "B M V"]
+    proposal: Float[Array, "B M V"] | None = None
 
 
 def draw_independent(

@@ -219,6 +219,20 @@ def tree_from_ranks(paths: Sequence[Sequence[int]], *, levels: int | None = None
     return topology(parent, rank, levels=levels)
 
 
+def check_ranks(topology: Topology) -> None:
+    """Checks that the siblings below each node have the ranks 0, 1, … in the order in which they stand.
+
+    Raises:
+      ValueError: an elder sibling is missing, or stands later.
+    """
+    place = zip(np.asarray(topology.parent).tolist()[1:], np.asarray(topology.rank).tolist()[1:], strict=True)
+    children: dict[int, int] = {}
+    for node, (above, rank) in enumerate(place, 1):
+        if rank != children.get(above, 0):
+            raise ValueError(f"node {node} must be child {children.get(above, 0)} of node {above}; it is child {rank}")
+        children[above] = rank + 1
+
+
 def chain(nodes: int) -> Topology:
     """Makes a chain of this many drafted nodes below the root.
 

@@ -14,6 +14,7 @@ CASES = [
     ("hybrid", "auto"),
     ("draft-model", "chain-1"),
     ("draft-model", "chain-4"),
+    ("draft-model", "recycling-80"),
     *((method, tree) for method in ("lookup", "suffix", "lookahead") for tree in ("chain-4", "auto")),
 ]
 GREEDY = SamplingOptions()
