@@ -12,14 +12,17 @@ from pathlib import Path
 
 import jax
 
-from jax_smash.sharding import add_virtual_devices, make_mesh
+from jax_smash.models.transformer import abstract_params
+from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_shardings
 from train.data import Batch, Packed, held_out_batches, training_batches
 from train.export import export_run
 from train.loop import Batches, Loop, train
 from train.objective import language_model_objective
+from train.own_texts import own_texts
 from train.program import run_program
 from train.settings import Settings, load_settings, remember, with_special_tokens
 from train.start import first_params, loaded_params
+from train.step import check_rows
 from train.utilisation import peak_flops, token_flops
 
 MODEL = "model"
@@ -71,6 +74,8 @@ def main(
         jax.config.update("jax_num_cpu_devices", devices)
     else:
         add_virtual_devices(mesh)
+    if sources is not None and not sources.is_file():
+        raise FileNotFoundError(f"{sources} must be a file on the text's sources; there is none")
     began = loaded_params(init_from) if init_from else None
     settings = load_settings(
         config,
@@ -82,7 +87,8 @@ def main(
     )
     settings = with_special_tokens(settings, tokenizer)
     optimiser = settings.optimiser.build(settings.steps)
-    batches, held_out = _batches(settings, Packed(packed, tokenizer), held_out_rows)
+    rows = Packed(packed, tokenizer)
+    batches, held_out = _batches(settings, rows, held_out_rows)
     loop = Loop(
         settings.steps,
         log_every=log_every,
@@ -93,13 +99,35 @@ def main(
         token_flops=token_flops(settings.model, settings.length),
         peak_flops=peak_flops(settings.dtype),
     )
-    where = make_mesh(mesh) if mesh else None
-    remember(settings, output, resume=resume)
+    where = make_mesh(mesh or MeshShape(data=jax.device_count()))
+    # What does not divide is told before anything is written.
+    check_rows(settings.batch_size, where, accumulate=settings.accumulate)
+    param_shardings(abstract_params(settings.model)[1], where)
+    if settings.own_rows and (save_every % settings.own_every or loop.end % settings.own_every):
+        raise ValueError(
+            f"own_every must divide the steps between checkpoints and the last step, for a run to resume to the same "
+            f"weights; got {settings.own_every}, {save_every} and {loop.end}"
+        )
+    remember(settings, output, resume=resume, packed=rows.index["sources_sha256"])
 
     if began:
         graphdef, params = began.graphdef, began.params
     else:
         graphdef, params = first_params(settings.model, settings.seed, recall=settings.recall)
+    refresh = None
+    if settings.own_rows:
+        batches = own = own_texts(
+            batches,
+            rows,
+            graphdef,
+            settings.model,
+            rows=settings.own_rows,
+            every=settings.own_every,
+            length=settings.length,
+            weight=settings.circle_weight,
+            seed=settings.seed,
+        )
+        refresh = own.refresh
     objective = language_model_objective(graphdef, dtype=settings.dtype, remat=settings.remat, scan=settings.scan)
     train(
         objective,
@@ -111,6 +139,7 @@ def main(
         output=output,
         resume=resume,
         mesh=where,
+        before_step=refresh,
     )
     if loop.end < settings.steps:
         print(

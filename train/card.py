@@ -31,6 +31,7 @@ were {length} tokens long.
 | Held-out loss of these weights | {loss:.4f} nats a token (perplexity {perplexity:.2f}) |
 | By source | {by_source} |
 | Answers of recall tasks | count {answer_weight:g} times |
+| What the model's own texts say again | {own} |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
 {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
 | Precision | {precision} products, float32 weights |
@@ -38,7 +39,7 @@ were {length} tokens long.
 | Tokenizer | byte-level BPE, SHA-256 {tokenizer_sha256} |
 
 ```
-python -m train.base --config train/configs/tiny.json --packed PACKED --tokenizer TOKENIZER --output RUN \\
+python -m train.base --config CONFIG --packed PACKED --tokenizer TOKENIZER --output RUN \\
   --steps {steps} --batch-size {batch_size} --seed {seed}{init_from}
 ```
 {sources}
@@ -90,6 +91,7 @@ def model_card(
         optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
         precision=settings.dtype,
         answer_weight=settings.answer_weight,
+        own=_own(settings),
         seed=settings.seed,
         tokenizer_sha256=index["tokenizer_sha256"],
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
@@ -103,6 +105,13 @@ def _began(settings: Settings) -> str:
     if settings.init_sha256:
         return f"the weights of an earlier run, SHA-256 {settings.init_sha256}"
     return "random weights" + (" that look back (`train/lookback.py`)" if settings.recall else "")
+
+
+def _own(settings: Settings) -> str:
+    if not settings.own_rows:
+        return "–"
+    share = f"{settings.own_rows} of {settings.batch_size} rows, written anew every {settings.own_every} steps"
+    return f"is made less likely (`train/own_texts.py`): {share}, counting {settings.circle_weight:g} times"
 
 
 def _quoted(text: str) -> str:

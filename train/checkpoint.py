@@ -20,21 +20,21 @@ KEPT = 2
 
 
 class Checkpoints:
-    """The checkpoints in a folder, one a step. Close it, or use it as a context, when no more are saved.
+    """The checkpoints of a run, one a step. Close it, or use it as a context, when no more are saved.
+
+    Whoever only reads calls `load_newest`, which leaves the folder as it is.
 
     Args:
-      folder: made if it is absent.
-      reading: another program may be saving there; otherwise what one that died left unfinished is removed.
+      folder: made if it is absent; what a run that died left unfinished in it is removed.
     """
 
-    def __init__(self, folder: Path, *, reading: bool = False):
-        # It logs every error with a traceback, and raises it too.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+    def __init__(self, folder: Path):
+        _silence()
         folder.mkdir(parents=True, exist_ok=True)
         keep = ocp.training.preservation_policies.LatestN(KEPT)
         self.folder = folder
         self._checkpointer = ocp.training.Checkpointer(
-            folder.absolute(), preservation_policy=keep, cleanup_tmp_directories=not reading
+            folder.absolute(), preservation_policy=keep, cleanup_tmp_directories=True
         )
 
     def __enter__(self) -> Checkpoints:
@@ -52,8 +52,7 @@ class Checkpoints:
     @property
     def latest(self) -> int | None:
         """The newest complete checkpoint's step; None where there is none."""
-        newest = self._checkpointer.latest
-        return None if newest is None else newest.step
+        return newest_step(self.folder)
 
     def save(self, step: int, tree: Any, notes: dict[str, Any] | None = None) -> None:
         """Begins to save the arrays of a pytree and returns; what was begun before is finished first.
@@ -95,29 +94,67 @@ class Checkpoints:
         )
 
     def load(self, like: Tree) -> tuple[Tree, dict[str, Any]]:
-        """Returns the newest checkpoint, in the structure, shapes, dtypes and shardings of a pytree, and its notes.
-
-        Raises:
-          ValueError: there is no checkpoint, or it holds other arrays.
-        """
+        """Returns what `load_newest` does, once nothing is being written."""
         self.wait()
-        if self.latest is None:
-            raise ValueError(f"{self.folder} must hold a checkpoint; got none")
-        wanted = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            for name, leaf in _named_leaves(like).items()
-        }
-        found = self._checkpointer.metadata(None)
-        saved = found.metadata
-        if differing := sorted(name for name in {*saved, *wanted} if _shape(saved, name) != _shape(wanted, name)):
+        return load_newest(self.folder, like)
+
+
+def newest_step(folder: Path) -> int | None:
+    """Returns the step of the newest whole checkpoint in a folder; None where there is none."""
+    return max(_steps(folder), default=None)
+
+
+def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
+    """Returns the newest whole checkpoint, in the structure, shapes, dtypes and shardings of a pytree, and its notes.
+
+    Nothing is written to the folder, so a run may be saving there meanwhile.
+
+    Raises:
+      ValueError: there is no checkpoint, it is damaged, or it holds other arrays.
+    """
+    _silence()
+    wanted = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        for name, leaf in _named_leaves(like).items()
+    }
+    while (step := newest_step(folder)) is not None:
+        path = folder.absolute() / str(step)
+        try:
+            found = ocp.metadata(path)
+            saved = found.metadata
+            differing = sorted(name for name in {*saved, *wanted} if _shape(saved, name) != _shape(wanted, name))
+            loaded = {} if differing else ocp.load(path, wanted)
+        except (MemoryError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:
+            if newest_step(folder) != step:
+                continue  # A run that goes on saved newer ones meanwhile and removed this one.
+            older = [other for other in _steps(folder) if other < step]
+            hint = f"; remove it to go back to step {max(older)}" if older else ""
+            raise ValueError(f"{path} is damaged: {_line(error)}{hint}") from error
+        if differing:
             name = differing[0]
             raise ValueError(
-                f"{self.folder} holds another model: {name} must be of shape {_shape(wanted, name)}; "
+                f"{folder} holds another model: {name} must be of shape {_shape(wanted, name)}; "
                 f"got {_shape(saved, name)}"
             )
-        loaded = self._checkpointer.load(None, wanted)
         tree = jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in _named_leaves(like)])
         return tree, dict(found.custom_metadata or {})
+    raise ValueError(f"{folder} must hold a checkpoint; got none")
+
+
+def _steps(folder: Path) -> list[int]:
+    # A save that is under way has another name; it is renamed when it is whole.
+    return [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+
+
+def _silence() -> None:
+    # Orbax logs every error with a traceback, and raises it too.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _shape(arrays: dict[str, Any], name: str) -> tuple[int, ...] | None:

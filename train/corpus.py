@@ -16,6 +16,7 @@ from pathlib import Path
 from jax_smash.tasks import TASKS, examples
 from jax_smash.tasks.lessons import LESSONS, Lesson, lessons
 from train.documents import Document, read_documents
+from train.program import reason
 
 HELD_OUT_SPLIT, TRAIN_SPLIT = "held_out", "train"
 
@@ -109,7 +110,7 @@ def load_corpus(path: Path) -> Corpus:
         )
         return Corpus(sources=sources, **fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a corpus file: {error!r}") from error
+        raise ValueError(f"{path} is not a corpus file: {reason(error)}") from error
 
 
 def source_files(source: Source, root: Path) -> list[Path]:

@@ -13,7 +13,8 @@ import numpy as np
 from grain.experimental import FirstFitPackIterDataset
 from jaxtyping import Float32, Int32, Int64
 
-from train.pack import ANSWER, CIRCLE, INDEX, QUOTED, file_sha256
+from train.pack import ANSWER, CIRCLE, INDEX, file_sha256
+from train.program import reason
 
 BINS = 256
 """Rows filled at once: the more, the less of a row stays empty."""
@@ -99,7 +100,7 @@ class Packed:
             expected, actual = self.index["tokenizer_sha256"], file_sha256(tokenizer / "tokenizer.json")
             self.shares = {source["name"]: source["share"] for source in self.index["sources"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder} cannot be read as packed data: {error!r}") from error
+            raise ValueError(f"{folder} cannot be read as packed data: {reason(error)}") from error
         if actual != expected:
             raise ValueError(f"{folder} was packed with the tokenizer of hash {expected}; {tokenizer} has {actual}")
 
@@ -112,7 +113,7 @@ class Packed:
         try:
             found = {s["name"]: Pieces(self.folder, s[split]["shards"], length) for s in self.index["sources"]}
         except (OSError, KeyError, EOFError, ValueError) as error:
-            raise ValueError(f"{self.folder} cannot be read as packed data: {error!r}") from error
+            raise ValueError(f"{self.folder} cannot be read as packed data: {reason(error)}") from error
         return {name: pieces for name, pieces in found.items() if len(pieces)}
 
 
@@ -187,8 +188,8 @@ def held_out_batches(packed: Packed, *, length: int, batch_size: int, rows: int 
 
 def _features(piece: Piece, *, answer: float, circle: float) -> dict[str, np.ndarray]:
     tokens = piece.tokens.astype(np.int32)
-    of_mark = np.ones(4, np.float32)
-    of_mark[[ANSWER, CIRCLE, QUOTED]] = answer, -circle, 0
+    of_mark = np.ones(3, np.float32)
+    of_mark[[ANSWER, CIRCLE]] = answer, -circle
     weights = of_mark[piece.marks[1:]]  # Target i is token i + 1.
     return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
 

@@ -28,15 +28,13 @@ class Document(NamedTuple):
 
     `answers` are parts of the text or of the last message, in their order, that can be told from what stands before
     them; each is the last of its kind before the next. `circle` is the end of a text that should not have been written:
-    it says again what stands before it. Nothing else is trained on where a document is `quoted`. A document is
-    incomplete where its text goes on in another passage.
+    it says again what stands before it. A document is incomplete where its text goes on in another passage.
     """
 
     text: str = ""
     messages: tuple[dict[str, str], ...] = ()
     answers: tuple[str, ...] = ()
     circle: str = ""
-    quoted: bool = False
     complete: bool = True
 
     @property
@@ -63,7 +61,6 @@ def read_documents(path: Path, *, passage: int) -> Iterator[Document]:
     - `{"text"}`;
     - `{"messages": [{"role", "content"}, …]}`;
     - `{"turns": [user, assistant, …]}`;
-    - `{"circle"}` with `{"text"}` or `{"messages"}`, as `train.circles` writes them;
     - `{"prompt", "response"}`, `{"question", "answer"}` or `{"instruction", "input", "output"}`.
 
     Other keys are ignored. A dialogue's closing user turn, which has no reply, is dropped, and so is a document that
@@ -106,9 +103,6 @@ def _rows(path: Path, content: str) -> Iterator[tuple[int, Callable[[], Any]]]:
 
 def _row_documents(row: Any, passage: int) -> list[Document]:
     match row:
-        case {"circle": str(circle), **rest} if circle:
-            messages = tuple(rest.get("messages", ()))
-            return [Document(rest.get("text", ""), messages, circle=circle, quoted=True, complete=False)]
         case {"text": str(text)}:
             return _passages(clean(text), passage)
         case {"messages": [*messages]} if all(

@@ -23,12 +23,12 @@ from jax_smash.config import ModelConfig
 from jax_smash.models.transformer import random_params
 from jax_smash.sharding import MeshShape, make_mesh, place
 from train.card import model_card
-from train.checkpoint import Checkpoints
+from train.checkpoint import load_newest
 from train.data import Packed, held_out_batches
 from train.loop import CHECKPOINTS
 from train.objective import language_model_objective
 from train.program import run_program
-from train.settings import FILE, load_settings
+from train.settings import FILE, Settings, load_settings
 from train.step import TrainState, make_evaluation
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -95,19 +95,13 @@ def export_run(
       `output`.
 
     Raises:
-      ValueError: the run has no checkpoint.
+      ValueError: as `newest_state` says.
       FileExistsError: `output` has something in it.
     """
     check_new(output)
     about = sources.read_text(encoding="utf-8") if sources else ""
     settings, rows = load_settings(run / FILE), Packed(packed, tokenizer)
-    graphdef, params = random_params(settings.model, settings.seed)
-    like = TrainState(
-        params=params,
-        optimiser=settings.optimiser.build(settings.steps).init(params),
-        step=jnp.zeros((), jnp.int32),
-    )
-    state, _ = Checkpoints(run / CHECKPOINTS, reading=True).load(like)
+    graphdef, state = newest_state(run, settings)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params)
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), rounded)
     mesh = make_mesh(MeshShape(data=math.gcd(jax.local_device_count(), settings.batch_size)))
@@ -118,6 +112,21 @@ def export_run(
     card = model_card(settings, rows.index, samples, step=int(state.step), losses=losses, sources=about)
     (output / "README.md").write_text(card, encoding="utf-8")
     return output
+
+
+def newest_state(run: Path, settings: Settings) -> tuple[nnx.GraphDef, TrainState]:
+    """Returns the model's structure and the state of a run's newest checkpoint, on the default device.
+
+    Raises:
+      ValueError: the run has no checkpoint, or the newest is damaged or of another model.
+    """
+    graphdef, params = random_params(settings.model, settings.seed)
+    like = TrainState(
+        params=params,
+        optimiser=settings.optimiser.build(settings.steps).init(params),
+        step=jnp.zeros((), jnp.int32),
+    )
+    return graphdef, load_newest(run / CHECKPOINTS, like)[0]
 
 
 def greedy_samples(model: Path, prompts: tuple[str, ...], chats: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -86,6 +86,7 @@ def train(
     output: Path,
     resume: bool = False,
     mesh: Mesh | None = None,
+    before_step: Callable[[Any, int], None] | None = None,
 ) -> TrainState:
     """Trains, evaluates, logs to `output/metrics.jsonl` and saves to `output/checkpoints`; returns the final state.
 
@@ -102,6 +103,7 @@ def train(
       output: folder of the run.
       resume: go on from the newest checkpoint in `output`; without one, begin.
       mesh: the devices; None puts a share of each batch on every one.
+      before_step: called with the weights and the number of steps made, before each batch is asked for.
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, a checkpoint has other parameters, a batch does not
@@ -126,7 +128,7 @@ def train(
         state, notes = checkpoints.load(like)
         batches.set_state(notes["batches"])
     step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
-    run = _Run(step, make_evaluation(objective, mesh), mesh, loop, checkpoints, output)
+    run = _Run(step, make_evaluation(objective, mesh), mesh, loop, checkpoints, output, before_step)
     with checkpoints:
         return run(state, batches, held_out)
 
@@ -139,6 +141,7 @@ class _Run:
     loop: Loop
     checkpoints: Checkpoints
     output: Path
+    before_step: Callable[[Any, int], None] | None
 
     def __call__(
         self, state: TrainState, batches: Batches, held_out: Callable[[], dict[str, Iterable[Any]]]
@@ -149,6 +152,8 @@ class _Run:
         with _progress() as progress:
             task = progress.add_task("", total=loop.steps, completed=first, note="compiling")
             for done in range(first + 1, loop.end + 1):
+                if self.before_step is not None:
+                    self.before_step(state.params, done - 1)
                 batch = next(batches)
                 tokens += jax.tree.leaves(batch)[0].size * jax.process_count()
                 state, values = self.step(state, place_rows(batch, self.mesh))

@@ -66,7 +66,11 @@ class Optimiser:
             )
 
     def schedule(self, steps: int) -> optax.Schedule:
-        """Returns the learning rate of each step of a run of `steps`."""
+        """Returns the learning rate of each step of a run of `steps`.
+
+        Raises:
+          ValueError: the run is no longer than its warm-up.
+        """
         if steps <= self.warmup:
             raise ValueError(f"steps must exceed the {self.warmup} steps of warm-up; got {steps}")
         return self._schedule(self.learning_rate, steps)

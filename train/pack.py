@@ -32,12 +32,12 @@ SHARD_TOKENS = 2**26
 GROUP = 1024
 """Documents encoded at once."""
 
-ANSWER, CIRCLE, QUOTED = 1, -1, 2
-"""Marks of tokens that are part of an answer, that say again what they should not, and that are only to be read."""
+ANSWER, CIRCLE = 1, -1
+"""Marks of tokens that are part of an answer, and of such as say again what they should not."""
 
 
 class Encoded(NamedTuple):
-    """A document's tokens, and marks on them: `ANSWER`, `CIRCLE`, `QUOTED` or 0."""
+    """A document's tokens, and marks on them: `ANSWER`, `CIRCLE` or 0."""
 
     tokens: UInt[np.ndarray, "n"]
     marks: Int8[np.ndarray, "n"]
@@ -59,7 +59,7 @@ def encode(documents: Sequence[Document], tokenizer: Any) -> list[Encoded]:
     for document, text, encoding in zip(documents, texts, encodings, strict=True):
         begin = [] if encoding.ids[:1] == bos else bos
         ids = np.array(begin + encoding.ids + eos * document.complete, dtype)
-        marks = np.full(len(ids), QUOTED if document.quoted else 0, np.int8)
+        marks = np.zeros(len(ids), np.int8)
         for mark, parts in ((ANSWER, document.answers), (CIRCLE, (document.circle,))):
             if any(parts):
                 marks[len(begin) : len(begin) + len(encoding.ids)][_inside(text, parts, encoding.offsets)] = mark
@@ -103,13 +103,20 @@ class _Writer:
             return
         shard = f"{self.name}-{len(self.counts['shards']):05d}"
         ends = np.cumsum([len(document.tokens) for document in self.waiting])
-        np.save(self.folder / f"{shard}.tokens.npy", np.concatenate([document.tokens for document in self.waiting]))
-        np.save(self.folder / f"{shard}.marks.npy", np.concatenate([document.marks for document in self.waiting]))
-        np.save(self.folder / f"{shard}.documents.npy", ends.astype(np.int64))
+        _save(self.folder / f"{shard}.tokens.npy", np.concatenate([document.tokens for document in self.waiting]))
+        _save(self.folder / f"{shard}.marks.npy", np.concatenate([document.marks for document in self.waiting]))
+        _save(self.folder / f"{shard}.documents.npy", ends.astype(np.int64))
         self.counts["shards"].append(shard)
         self.counts["documents"] += len(self.waiting)
         self.counts["tokens"] += self.waiting_tokens
         self.waiting, self.waiting_tokens = [], 0
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    # NumPy's own saving loses the last kilobytes without a word where a disk fills up with them.
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)
 
 
 def pack_corpus(

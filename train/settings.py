@@ -12,9 +12,12 @@ import tokenizers
 
 from jax_smash.config import ModelConfig, RopeConfig
 from train.optimiser import Optimiser
+from train.program import reason
 from train.tokenizer import END
 
 FILE = "settings.json"
+PACKED = "packed_sha256"
+"""In the file of a run: the hash of what it trains on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Settings:
       seed: of the first weights and of the order of rows.
       recall: the first weights hold a circuit that copies what followed an earlier occurrence, as in `train.start`.
       answer_weight: what a target counts that belongs to a document's answer; others count 1.
+      own_rows: rows of each step that hold the model's own texts, as in `train.own_texts`; 0 for none.
+      own_every: steps between two times that it writes them.
       circle_weight: what a target counts that says again what it should not, by how unlikely it is.
       dtype: of the products, `float32` or `bfloat16`; the weights that are trained are float32.
       remat: the backward pass makes each layer's activations again, for less memory.
@@ -47,6 +52,8 @@ class Settings:
     recall: bool = False
     answer_weight: float = 1.0
     circle_weight: float = 1.0
+    own_rows: int = 0
+    own_every: int = 10
     dtype: str = "float32"
     remat: bool = False
     scan: bool = False
@@ -58,6 +65,11 @@ class Settings:
             raise ValueError(f"dtype must be float32 or bfloat16; got {self.dtype!r}")
         if min(self.batch_size, self.length, self.steps, self.accumulate) < 1:
             raise ValueError("batch_size, length, steps and accumulate must be at least 1")
+        if not 0 <= self.own_rows < self.batch_size or self.own_every < 1:
+            raise ValueError(
+                f"own_rows must be from 0 to less than the batch's {self.batch_size} rows, own_every at least 1; "
+                f"got {self.own_rows} and {self.own_every}"
+            )
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate must divide the batch's {self.batch_size} rows; got {self.accumulate}")
         if self.recall and not (self.model.qkv_bias and self.model.num_layers > 1 and not self.model.qk_norm):
@@ -79,12 +91,12 @@ def load_settings(path: Path, **changes: Any) -> Settings:
         given = {name: value for name, value in changes.items() if value is not None}
         model = given.pop("model", None) or _model(fields["model"])
         names = {field.name for field in dataclasses.fields(Settings)} - {"model", "optimiser"}
-        if unknown := {*fields} - names - {"model", "optimiser", "corpus"}:
+        if unknown := {*fields} - names - {"model", "optimiser", "corpus", PACKED}:
             raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
         rest = {name: fields[name] for name in names if name in fields} | given
         return Settings(model=model, optimiser=Optimiser(**fields.get("optimiser", {})), **rest)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a training file: {error!r}") from error
+        raise ValueError(f"{path} is not a training file: {reason(error)}") from error
 
 
 def _model(fields: dict[str, Any]) -> ModelConfig:
@@ -115,22 +127,47 @@ def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:
     return dataclasses.replace(settings, model=model)
 
 
-def remember(settings: Settings, output: Path, *, resume: bool) -> None:
+def remember(settings: Settings, output: Path, *, resume: bool, packed: str) -> None:
     """Writes the settings into a run's folder.
 
+    Args:
+      settings: of the run.
+      output: its folder.
+      resume: the folder may hold this run already.
+      packed: hash of what it trains on.
+
     Raises:
-      ValueError: the folder holds a run that is not to be resumed, or one with other settings.
+      ValueError: the folder holds a run that is not to be resumed, or one with other settings or on other rows.
     """
-    path, now = output / FILE, json.loads(json.dumps(dataclasses.asdict(settings)))
+    path, now = output / FILE, _fields(settings, packed)
     if path.exists():
         if not resume:
             raise ValueError(f"{output} holds a run; resume it or choose another folder")
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if differing := [name for name in now if now[name] != before.get(name)]:
-            name = differing[0]
-            raise ValueError(f"{output} was begun with {name} {before.get(name)}; got {now[name]}")
+        # A field that the file lacks had its default.
+        begun = json.loads(path.read_text(encoding="utf-8")).get(PACKED, packed)
+        before = _fields(load_settings(path), begun)
+        if differing := _differing(before, now):
+            name, old, new = differing
+            raise ValueError(f"{output} was begun with {name} {old}; got {new}")
         return
     output.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, path)
+
+
+def _fields(settings: Settings, packed: str) -> dict[str, Any]:
+    """Returns what a run's file holds, as JSON reads it back."""
+    return json.loads(json.dumps(dataclasses.asdict(settings))) | {PACKED: packed}
+
+
+def _differing(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
+    """Returns the first field that differs, dotted, and what it was and is; None where all are the same."""
+    for name, value in now.items():
+        old = before.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            if found := _differing(old, value, f"{prefix}{name}."):
+                return found
+        elif old != value:
+            return f"{prefix}{name}", old, value
+    return None

@@ -26,7 +26,7 @@ from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_
 from train.data import Batch
 from train.objective import language_model_objective
 from train.optimiser import Optimiser
-from train.program import run_program
+from train.program import check_new_file, run_program
 from train.settings import Settings, load_settings
 from train.start import first_params
 from train.step import TrainState, make_step, place_rows
@@ -131,8 +131,7 @@ def main(
         add_virtual_devices(mesh)
     if (config is None) == (shape is None):
         raise ValueError(f"expected either --config or --shape; got {config} and {shape}")
-    if output is not None and output.exists():
-        raise FileExistsError(f"{output} exists; choose another file")
+    check_new_file(output)
     given = {"batch_size": batch_size, "length": length, "dtype": dtype, "accumulate": accumulate}
     if config is not None:
         settings = load_settings(config, **given)

@@ -54,7 +54,7 @@ def make_step(
       optimiser: of all parameters.
       mesh: axes `data`, `fsdp`, `tp`.
       shardings: of the state, a tree like it; None keeps the whole state on every device.
-      accumulate: parts of a batch that are worked on one after the other, for less memory.
+      accumulate: parts of a batch that are worked on one after the other, for less memory; see `check_rows`.
     """
 
     def gradient(params: Any, batch: Any) -> Any:
@@ -99,7 +99,7 @@ def _over_rows(sums: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, An
     Where every device holds the whole model, each sums over its own rows and the sums are added once: the compiler
     would add up within the loops over layers and over logits. Where weights are divided, it knows best.
     """
-    if mesh.shape["fsdp"] * mesh.shape["tp"] > 1:
+    if _is_divided(mesh):
 
         def on_mesh(params: Any, batch: Any) -> Any:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -115,10 +115,18 @@ def _over_rows(sums: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, An
     )
 
 
+def _is_divided(mesh: Mesh) -> bool:
+    """Whether weights are divided over the mesh."""
+    return mesh.shape["fsdp"] * mesh.shape["tp"] > 1
+
+
 def make_evaluation(
     objective: Objective, mesh: Mesh
 ) -> Callable[[Any, dict[str, Iterable[Any]]], tuple[float, dict[str, float]]]:
-    """Returns a function of parameters and named sets of batches: the mean loss a target over all, and of each set."""
+    """Returns a function of parameters and named sets of batches: the mean loss a target over all, and of each set.
+
+    Losses are in nats. The function raises ValueError where no set has a target.
+    """
 
     summed = jax.jit(_over_rows(objective, mesh))
 
@@ -134,15 +142,26 @@ def make_evaluation(
     return evaluate
 
 
+def check_rows(rows: int, mesh: Mesh, *, accumulate: int = 1) -> None:
+    """Checks that a batch's rows, those of all hosts, divide among the devices and among a step's parts.
+
+    Raises:
+      ValueError: they do not.
+    """
+    shares = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % shares:
+        raise ValueError(f"a batch must divide among {shares} devices; got {rows} rows")
+    if not _is_divided(mesh) and rows % (shares * accumulate):  # Each device divides its own rows.
+        raise ValueError(f"a batch must divide among {shares} devices and {accumulate} parts of each; got {rows} rows")
+
+
 def place_rows(batch: Any, mesh: Mesh) -> Any:
-    """Returns the batch with its rows divided among the mesh.
+    """Returns the batch with its rows divided among the mesh; of several hosts, each brings its own rows.
 
     Raises:
       ValueError: they do not divide.
     """
-    rows, shares = jax.tree.leaves(batch)[0].shape[0], mesh.shape["data"] * mesh.shape["fsdp"]
-    if rows % shares:
-        raise ValueError(f"a batch must divide among {shares} devices; got {rows} rows")
+    check_rows(jax.tree.leaves(batch)[0].shape[0] * jax.process_count(), mesh)
     sharding = NamedSharding(mesh, ROWS)
     if jax.process_count() > 1:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)

@@ -17,6 +17,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from jax_smash.checkpoints.directory import check_new, new_directory
 from train.corpus import TRAIN_SPLIT, Corpus, Source, load_corpus, split_documents
 from train.program import run_program
 
@@ -72,7 +73,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
 def save_tokenizer(tokenizer: tokenizers.Tokenizer, output: Path) -> None:
     """Writes the folder that `AutoTokenizer.from_pretrained` loads, chat template included."""
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(output / "tokenizer.json"))
+    (output / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
@@ -119,7 +120,7 @@ def main(
     """Trains a tokenizer.
 
     Args:
-      output: folder to write.
+      output: folder to write; absent or empty.
       data: `.jsonl` and `.txt` files or folders of them, each read once; in place of `corpus`.
       vocab_size: number of ids; by default the corpus file's, or 4096.
       corpus: JSON file that names the sources and their weights.
@@ -127,12 +128,15 @@ def main(
 
     Raises:
       ValueError: neither or both of `data` and `corpus` are given, or they cannot be read.
+      FileExistsError: `output` has something in it.
     """
+    check_new(output)
     if bool(data) == (corpus is not None):
         raise ValueError(f"expected either --data or --corpus; got data {data} and corpus {corpus}")
     described = load_corpus(corpus) if corpus else Corpus(sources=(Source("data", paths=data),))
     tokenizer = train_tokenizer(corpus_texts(described, data_root), vocab_size or described.vocab_size)
-    save_tokenizer(tokenizer, output)
+    with new_directory(output, 0) as work:
+        save_tokenizer(tokenizer, work)
     print(f"{tokenizer.get_vocab_size()} ids written to {output}")
 
 

@@ -1,9 +1,11 @@
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.checkpoint import KEPT, Checkpoints
+from train.checkpoint import KEPT, Checkpoints, load_newest
 
 
 def tree(value):
@@ -16,7 +18,7 @@ def test_the_newest_checkpoint_comes_back_bit_by_bit(tmp_path):
             checkpoints.save(step, tree(step))
     again = Checkpoints(tmp_path)
     assert again.latest == 30
-    loaded = again.load(tree(0))
+    loaded, _ = again.load(tree(0))
     for got, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(tree(30)), strict=True):
         assert got.dtype == wanted.dtype
         np.testing.assert_array_equal(got, wanted)
@@ -51,13 +53,38 @@ def test_a_checkpoint_of_other_arrays_is_refused(tmp_path, other, message):
             checkpoints.load(other)
 
 
-def test_who_only_reads_leaves_a_save_that_is_under_way_alone(tmp_path):
+def files(folder):
+    """Returns size and time of the last change of every file and folder below, and of the folder itself."""
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in (folder, *folder.rglob("*"))}
+
+
+def test_who_only_reads_changes_nothing(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, tree(1))
-    under_way = tmp_path / "2.orbax-checkpoint-tmp"
-    under_way.mkdir()
-    reader = Checkpoints(tmp_path, reading=True)
-    reader.load(tree(0))
-    assert (reader.latest, under_way.exists()) == (1, True)
-    assert Checkpoints(tmp_path).latest == 1
+        checkpoints.save(1, tree(1), {"rows": [7]})
+    under_way = tmp_path / "2.orbax-checkpoint-tmp" / "state"
+    under_way.mkdir(parents=True)
+    (under_way / "half").write_bytes(b"half of it")
+    before = files(tmp_path)
+    loaded, notes = load_newest(tmp_path, tree(0))
+    assert (int(loaded["b"][0]), notes) == (1, {"rows": [7]})
+    assert files(tmp_path) == before
+    with Checkpoints(tmp_path) as checkpoints:  # Who saves removes what a run that died left.
+        assert checkpoints.latest == 1
     assert not under_way.exists()
+
+
+def test_a_folder_that_is_not_there_is_not_made_by_reading(tmp_path):
+    with pytest.raises(ValueError, match="must hold a checkpoint; got none"):
+        load_newest(tmp_path / "absent", tree(0))
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_still_loads(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, tree(step))
+    shutil.rmtree(tmp_path / "2" / "state")
+    with pytest.raises(ValueError, match=r"2 is damaged: .*; remove it to go back to step 1"):
+        load_newest(tmp_path, tree(0))
+    shutil.rmtree(tmp_path / "2")
+    assert int(load_newest(tmp_path, tree(0))[0]["b"][0]) == 1

@@ -10,6 +10,9 @@ import pytest
 
 from tests.train.corpus_files import make_packed
 from tests.train.test_settings import FIELDS, MODEL
+from train.checkpoint import load_newest
+from train.export import newest_state
+from train.settings import load_settings
 
 CONFIG = FIELDS | {"model": MODEL | {"d_model": 128, "mlp_width": 256}, "length": 32}
 SHORT, LONG = 12, 60
@@ -101,6 +104,21 @@ def test_a_run_that_is_killed_twenty_times_ends_with_the_same_weights(place, tmp
     finish(begin(place, tmp_path / "whole", LONG))
     steps = killed_often(place, tmp_path / "killed", LONG, 20)
     check(tmp_path / "whole", tmp_path / "killed", steps, LONG)
+
+
+def test_a_run_that_is_read_while_it_saves_ends_with_the_same_weights(place, undisturbed, tmp_path):
+    """Saves take most of this run's time, so most readings fall into one."""
+    _, like = newest_state(undisturbed, load_settings(undisturbed / "settings.json"))
+    read = []
+    with begin(place, tmp_path, SHORT) as run:
+        while run.poll() is None:
+            if newest(tmp_path):
+                read.append(int(load_newest(tmp_path / "checkpoints", like)[0].step))
+        finish(run)
+    print("read at steps:", read)
+    assert read == sorted(read)
+    assert len({*read}) > 2
+    assert weights(undisturbed) == weights(tmp_path)
 
 
 def test_a_disk_that_fills_costs_nothing_that_was_saved(place, undisturbed, tmp_path):

@@ -1,4 +1,3 @@
-import errno
 import json
 
 import numpy as np
@@ -144,18 +143,6 @@ def test_a_path_that_names_nothing_is_told_before_anything_is_read(tmp_path):
 def test_a_folder_without_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere must hold tokenizer\.json"):
         pack_corpus(write_corpus(tmp_path / "data"), tmp_path / "data", tmp_path / "nowhere", tmp_path / "out")
-
-
-def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
-    corpus, tokenizer = write_corpus(tmp_path / "data"), make_tokenizer(tmp_path / "tok")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(OSError, match="no room to save"):
-        pack_corpus(corpus, tmp_path / "data", tokenizer, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_program_prints_what_it_packed(tmp_path, capsys):

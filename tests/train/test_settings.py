@@ -35,7 +35,7 @@ def test_what_is_given_replaces_what_the_file_says(tmp_path):
 
 def test_a_runs_own_settings_file_gives_the_same_settings(tmp_path, tokenizer):
     settings = with_special_tokens(load_settings(write(tmp_path, FIELDS)), tokenizer)
-    remember(settings, tmp_path / "run", resume=False)
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
     assert load_settings(tmp_path / "run/settings.json") == settings
 
 
@@ -77,14 +77,41 @@ def test_a_folder_without_tokenizer_is_named(tmp_path):
 
 def test_a_run_is_resumed_with_its_own_settings_alone(tmp_path):
     settings = load_settings(write(tmp_path, FIELDS))
-    remember(settings, tmp_path / "run", resume=True)
-    remember(settings, tmp_path / "run", resume=True)
+    remember(settings, tmp_path / "run", resume=True, packed="a1")
+    remember(settings, tmp_path / "run", resume=True, packed="a1")
     with pytest.raises(ValueError, match="was begun with seed 0; got 1"):
-        remember(dataclasses.replace(settings, seed=1), tmp_path / "run", resume=True)
+        remember(dataclasses.replace(settings, seed=1), tmp_path / "run", resume=True, packed="a1")
+
+
+def test_a_run_is_resumed_on_the_rows_that_it_was_begun_on_alone(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    with pytest.raises(ValueError, match="was begun with packed_sha256 a1; got b2"):
+        remember(settings, tmp_path / "run", resume=True, packed="b2")
+
+
+def test_a_field_that_a_runs_file_lacks_had_its_default(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    path = tmp_path / "run" / "settings.json"
+    fields = json.loads(path.read_text())
+    del fields["answer_weight"], fields["packed_sha256"]
+    path.write_text(json.dumps(fields))
+    remember(settings, tmp_path / "run", resume=True, packed="a1")
+    with pytest.raises(ValueError, match=r"was begun with answer_weight 1\.0; got 2\.0"):
+        remember(dataclasses.replace(settings, answer_weight=2.0), tmp_path / "run", resume=True, packed="a1")
+
+
+def test_what_differs_in_a_shape_is_named_by_its_field(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    other = load_settings(write(tmp_path, FIELDS | {"model": MODEL | {"mlp_width": 56}}))
+    with pytest.raises(ValueError, match=r"was begun with model\.mlp_width 48; got 56"):
+        remember(other, tmp_path / "run", resume=True, packed="a1")
 
 
 def test_a_run_is_not_begun_where_there_is_one(tmp_path):
     settings = load_settings(write(tmp_path, FIELDS))
-    remember(settings, tmp_path / "run", resume=False)
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
     with pytest.raises(ValueError, match="holds a run"):
-        remember(settings, tmp_path / "run", resume=False)
+        remember(settings, tmp_path / "run", resume=False, packed="a1")
