@@ -1,0 +1,131 @@
+"""One macro-step of decoding: from one forward of the base, each row says a group of its own length."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_smash.protocols import CausalLM
+from jax_smash.pytree import pytree, replace
+from jax_smash.smash.micro_decoder import MicroCache
+from jax_smash.smash.smasher import Smasher
+from jax_smash.smash.stop_head import goes_on
+
+Carry = TypeVar("Carry")
+Speak = Callable[
+    [Carry, Float[Array, "B D"], Int[Array, ""], Bool[Array, "B"]], tuple[Carry, Int[Array, "B"], Bool[Array, "B"]]
+]
+"""Chooses a token: what is carried, the vectors to read it from, its place in the group, and which rows say one, to
+what is carried on, the tokens, and which of those rows may say more (a token that ends a text ends its group)."""
+
+
+@pytree
+class Group:
+    """The tokens that rows said in one macro-step; what is not yet in the cache.
+
+    Attributes:
+      tokens: in order; 0 behind the first `count`.
+      count: 1 to J; 0 in a row that took no part.
+      stop: probability, by the stop head, that the group ends with each token; 0 behind the first `count`.
+    """
+
+    tokens: Int[Array, "B J"]
+    count: Int[Array, "B"]
+    stop: Float[Array, "B J"]
+
+    @classmethod
+    def empty(cls, batch: int, micro_steps: int) -> "Group":
+        """Makes groups without tokens."""
+        tokens = jnp.zeros((batch, micro_steps), jnp.int32)
+        return cls(tokens=tokens, count=tokens[:, 0], stop=tokens.astype(jnp.float32))
+
+
+@pytree
+class _Micro:
+    """What one micro-step hands to the next: the group so far, the rows that go on, their last tokens' vectors."""
+
+    carry: Any
+    group: Group
+    going: Bool[Array, "B"]
+    vector: Float[Array, "B D"]
+    cache: MicroCache
+    index: Int[Array, ""]
+
+
+def macro_step(
+    base: CausalLM,
+    smasher: Smasher,
+    prefix: Float[Array, "B taps D"],
+    hidden: Float[Array, "B D"],
+    *,
+    speak: Speak,
+    further: Speak | None = None,
+    carry: Carry,
+    running: Bool[Array, "B"],
+    confidence: Float[Array, "B"],
+    limit: Int[Array, "B"],
+    least_rows: Int[Array, ""],
+) -> tuple[Carry, Group]:
+    """Says each running row's next group, of at most J tokens.
+
+    A row's first token is read from the base's hidden vector, each further one from the micro-step decoder's. A row's
+    group ends where the stop head is less than `confidence` sure that it goes on, where `limit` or J is reached, and
+    where `speak` says so; all groups end once fewer than `least_rows` rows would go on, for the others wait.
+
+    The next macro-step reads `smasher.fuse` of the group's vectors at the position of its last token.
+
+    Args:
+      base: bound to its parameters.
+      smasher: the grafted modules.
+      prefix: tapped vectors of the slot that each row read last, from `Smasher.prefix`.
+      hidden: its final hidden vector.
+      speak: chooses, records and checks a token.
+      further: does so for the tokens behind a group's first, where a smaller head makes their logits; None for `speak`.
+      carry: handed to `speak` from token to token.
+      running: rows that say a group.
+      confidence: from 0 to 1; above what the stop head reaches, every group is one token.
+      limit: tokens that a row's group may have, at least 1.
+      least_rows: rows that a further micro-step is worth, at least 1.
+
+    Returns:
+      What `speak` carries after the last token, and the groups.
+    """
+    steps = smasher.config.micro_steps
+
+    def say(state: _Micro, hidden: Float[Array, "B D"], choose: Speak) -> _Micro:
+        """Adds a token to the groups that go on, and finds those that go on behind it."""
+        stop = smasher.stop_logits(hidden)
+        carry, token, open_rows = choose(state.carry, hidden, state.index, state.going)
+        group = Group(
+            tokens=state.group.tokens.at[:, state.index].set(jnp.where(state.going, token, 0)),
+            count=state.group.count + state.going.astype(jnp.int32),
+            stop=state.group.stop.at[:, state.index].set(jnp.where(state.going, jax.nn.sigmoid(stop), 0.0)),
+        )
+        going = state.going & open_rows & goes_on(stop, confidence) & (group.count < limit)
+        going &= going.sum(dtype=jnp.int32) >= least_rows
+        vector = base.embed(token[:, None])[:, 0]
+        return _Micro(carry=carry, group=group, going=going, vector=vector, cache=state.cache, index=state.index + 1)
+
+    def micro_step(state: _Micro) -> _Micro:
+        def first(vector: Array, cache: MicroCache) -> tuple[Array, MicroCache]:
+            return decoder.read(jnp.concatenate([prefix, vector], axis=1), cache)
+
+        read, cache = jax.lax.cond(state.index == 1, first, decoder.read, state.vector[:, None], state.cache)
+        return say(replace(state, cache=cache), read, further or speak)
+
+    decoder = smasher.micro_decoder
+    batch = hidden.shape[0]
+    state = _Micro(
+        carry=carry,
+        group=Group.empty(batch, steps),
+        going=running,
+        vector=jnp.zeros_like(hidden),
+        cache=decoder.init_cache(batch),
+        index=jnp.zeros((), jnp.int32),
+    )
+    state = say(state, hidden, speak)
+    if steps > 1:
+        state = jax.lax.while_loop(lambda s: s.going.any() & (s.index < steps), micro_step, state)
+    return state.carry, state.group

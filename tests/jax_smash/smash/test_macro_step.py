@@ -1,0 +1,266 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_smash.cache import Block
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.macro_step import Group, macro_step
+from jax_smash.smash.smasher import Smasher
+from tests.smashers import base_of, smasher_of
+from tests.tiny import tiny_model
+
+B, J = 4, 4
+PROMPT = jnp.array([[7, 8, 9], [30, 31, 32], [90, 91, 92], [7, 8, 9]], jnp.int32)
+
+
+def greedy(base, carry, hidden, index, going):
+    """Says the likeliest token, and lists what was asked of it."""
+    token = jnp.argmax(base.unembed(hidden), axis=-1).astype(jnp.int32)
+    return carry.at[index].set(going.astype(jnp.int32)), token, going
+
+
+@functools.cache
+def stepping(name="llama", **sizes):
+    """Returns a compiled macro-step behind the prompts, the rows' limits and confidences being its arguments."""
+    base, smasher = base_of(name), smasher_of(name, **sizes)
+    steps = smasher.config.micro_steps
+
+    @jax.jit
+    def step(tokens, confidence, limit, running, least_rows):
+        position = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+        out = base.forward(base.embed(tokens), position, None, Block.causal(jnp.ones(tokens.shape, bool)))
+        prefix = smasher.prefix(out.taps, out.hidden)[:, -1]
+        asked, group = macro_step(
+            base,
+            smasher,
+            prefix,
+            out.hidden[:, -1],
+            speak=functools.partial(greedy, base),
+            carry=jnp.zeros((steps, tokens.shape[0]), jnp.int32),
+            running=running,
+            confidence=confidence,
+            limit=limit,
+            least_rows=least_rows,
+        )
+        return prefix, out.hidden[:, -1], asked, group
+
+    return step
+
+
+def groups(tokens=PROMPT, confidence=0.0, limit=J, running=True, least_rows=1, name="llama", **sizes):
+    def rows(x, dtype):
+        return jnp.broadcast_to(jnp.asarray(x, dtype), (tokens.shape[0],))
+
+    arguments = rows(confidence, jnp.float32), rows(limit, jnp.int32), rows(running, bool), jnp.int32(least_rows)
+    return stepping(name, **sizes)(tokens, *arguments)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_group_is_what_reading_its_tokens_one_by_one_says(name):
+    base, smasher = base_of(name), smasher_of(name)
+    prefix, hidden, _, group = groups(name=name)
+    assert group.count.tolist() == [J] * B
+
+    @jax.jit
+    def again(prefix, hidden, tokens):
+        read_from = smasher.spoken(prefix, hidden, base.embed(tokens))
+        return jnp.argmax(base.unembed(read_from), axis=-1), jax.nn.sigmoid(smasher.stop_logits(read_from))
+
+    tokens, stop = again(prefix, hidden, group.tokens)
+    np.testing.assert_array_equal(tokens, group.tokens)
+    np.testing.assert_allclose(group.stop, stop, rtol=1e-3, atol=1e-4)
+    assert len({tuple(row) for row in group.tokens.tolist()}) > 1
+
+
+def test_each_row_has_a_group_of_its_own_length():
+    whole = groups()[3]
+    limit = [1, 3, 2, 4]
+    _, _, asked, group = groups(limit=limit)
+    assert group.count.tolist() == limit
+    for row, n in enumerate(limit):
+        assert group.tokens[row].tolist() == whole.tokens[row, :n].tolist() + [0] * (J - n)
+        assert not group.stop[row, n:].any()
+    assert asked.tolist() == [[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
+
+
+def test_a_group_ends_where_the_stop_head_is_surer_than_the_confidence_allows():
+    stop = np.asarray(groups()[3].stop)
+    for confidence in (0.3, 0.5, 0.7):
+        expected = [next((i + 1 for i in range(J) if 1 - row[i] < confidence), J) for row in stop]
+        assert groups(confidence=confidence)[3].count.tolist() == expected
+    # Each row by its own.
+    assert groups(confidence=[0.0, 1.0, 0.0, 1.0])[3].count.tolist() == [4, 1, 4, 1]
+
+
+def test_rows_are_independent():
+    together = groups(limit=[4, 2, 4, 1])[3]
+    for row, limit in enumerate([4, 2, 4, 1]):
+        alone = groups(PROMPT[row : row + 1], limit=limit)[3]
+        assert alone.tokens[0].tolist() == together.tokens[row].tolist()
+        np.testing.assert_allclose(alone.stop[0], together.stop[row], rtol=1e-3, atol=1e-4)
+    same = groups()[3]
+    assert same.tokens[0].tolist() == same.tokens[3].tolist()
+
+
+def test_a_row_that_does_not_run_says_nothing():
+    group = groups(running=[True, False, True, False])[3]
+    assert group.count.tolist() == [4, 0, 4, 0]
+    assert not group.tokens[1::2].any()
+    assert not group.stop[1::2].any()
+
+
+def test_all_groups_end_when_few_rows_remain():
+    limit = [1, 2, 3, 4]
+    assert groups(limit=limit, least_rows=2)[3].count.tolist() == [1, 2, 3, 3]
+    assert groups(limit=limit, least_rows=3)[3].count.tolist() == [1, 2, 2, 2]
+    assert groups(limit=limit, least_rows=9)[3].count.tolist() == [1, 1, 1, 1]
+
+
+def test_a_token_that_ends_a_text_ends_its_group():
+    base, smasher = base_of(), smasher_of()
+    prefix, hidden, _, whole = groups()
+    last = whole.tokens[1, 1]
+
+    def speak(said, hidden, index, going):
+        token = jnp.argmax(base.unembed(hidden), axis=-1).astype(jnp.int32)
+        return said + going.astype(jnp.int32), token, token != last
+
+    @jax.jit
+    def step(prefix, hidden):
+        return macro_step(
+            base,
+            smasher,
+            prefix,
+            hidden,
+            speak=speak,
+            carry=jnp.zeros((B,), jnp.int32),
+            running=jnp.ones((B,), bool),
+            confidence=jnp.zeros((B,)),
+            limit=jnp.full((B,), J, jnp.int32),
+            least_rows=jnp.int32(1),
+        )
+
+    said, group = step(prefix, hidden)
+    assert said.tolist() == group.count.tolist()
+    assert int(group.count[1]) == 2
+    assert int(group.tokens[1, 1]) == int(last)
+
+
+def test_another_head_may_say_the_further_tokens():
+    base, smasher = base_of(), smasher_of()
+    prefix, hidden, _, whole = groups()
+
+    def fixed(carry, hidden, index, going):
+        return carry, jnp.full_like(going, 77, jnp.int32), going
+
+    @jax.jit
+    def step(prefix, hidden):
+        return macro_step(
+            base,
+            smasher,
+            prefix,
+            hidden,
+            speak=functools.partial(greedy, base),
+            further=fixed,
+            carry=jnp.zeros((J, B), jnp.int32),
+            running=jnp.ones((B,), bool),
+            confidence=jnp.zeros((B,)),
+            limit=jnp.full((B,), J, jnp.int32),
+            least_rows=jnp.int32(1),
+        )[1]
+
+    group = step(prefix, hidden)
+    np.testing.assert_array_equal(group.tokens[:, 0], whole.tokens[:, 0])
+    assert (group.tokens[:, 1:] == 77).all()
+
+
+def test_nothing_of_an_earlier_macro_step_matters():
+    """A macro-step is a function of the slot before it: what was said before, however long, leaves no trace in it."""
+    base, smasher = base_of(), smasher_of()
+    prefix, hidden, _, group = groups()
+
+    @jax.jit
+    def step(prefix, hidden, limit):
+        return macro_step(
+            base,
+            smasher,
+            prefix,
+            hidden,
+            speak=functools.partial(greedy, base),
+            carry=jnp.zeros((J, B), jnp.int32),
+            running=jnp.ones((B,), bool),
+            confidence=jnp.zeros((B,)),
+            limit=limit,
+            least_rows=jnp.int32(1),
+        )[1]
+
+    def two_steps(first_limit):
+        """Another group first, from other vectors; then that of the prompts."""
+        step(prefix * 2.0, hidden - 1.0, jnp.full((B,), first_limit, jnp.int32))
+        return step(prefix, hidden, jnp.full((B,), J, jnp.int32))
+
+    for first_limit in (1, 4):
+        again = two_steps(first_limit)
+        np.testing.assert_array_equal(again.tokens, group.tokens)
+        np.testing.assert_array_equal(again.count, group.count)
+
+
+def test_no_cache_goes_in_or_comes_out():
+    """What a macro-step hands on is the group alone, so no micro cache can outlive it."""
+    group = groups()[3]
+    assert {leaf.shape for leaf in jax.tree.leaves(group)} == {(B, J), (B,)}
+    empty = Group.empty(B, J)
+    assert jax.tree.structure(empty) == jax.tree.structure(group)
+    assert not empty.count.any()
+
+
+@pytest.mark.parametrize("sizes", [{"micro_steps": 1}, {"micro_steps": 3}])
+def test_groups_of_one_token_are_plain_decoding(sizes):
+    """At J = 1, or where no group is longer, a loop of macro-steps says what plain greedy decoding does."""
+    model = tiny_model()
+    base = model.definition.bind(model.params["target"])
+    config = SmashConfig.for_base(model.config, micro_layers=1, **sizes)
+    smasher = Smasher(model.config, config, rngs=nnx.Rngs(0))
+    prompt, new = [5, 17, 60, 2], 12
+    cache = base.init_cache(1, 32, 8)
+
+    @jax.jit
+    def read(cache, inputs, position):
+        out = base.forward(inputs, position, cache, Block.causal(jnp.ones(position.shape, bool)))
+        cache = cache.commit(out.block_kv, position, jnp.full((1,), position.shape[1], jnp.int32))
+        _, group = macro_step(
+            base,
+            smasher,
+            smasher.prefix(out.taps, out.hidden)[:, -1],
+            out.hidden[:, -1],
+            speak=functools.partial(greedy, base),
+            carry=jnp.zeros((config.micro_steps, 1), jnp.int32),
+            running=jnp.ones((1,), bool),
+            confidence=jnp.zeros((1,)),
+            limit=jnp.ones((1,), jnp.int32),
+            least_rows=jnp.int32(1),
+        )
+        return cache, group, smasher.fuse(base.embed(group.tokens), group.count)[:, None]
+
+    @jax.jit
+    def plain(tokens, length):
+        position = jnp.arange(16, dtype=jnp.int32)[None]
+        out = base.forward(base.embed(tokens), position, None, Block.causal(position < length))
+        return jnp.argmax(base.unembed(out.hidden[0, length - 1]), axis=-1)
+
+    text = list(prompt)
+    while len(text) < 16:
+        text.append(int(plain(jnp.array([text + [0] * (16 - len(text))], jnp.int32), len(text))))
+
+    tokens = jnp.array([prompt], jnp.int32)
+    cache, group, inputs = read(cache, base.embed(tokens), jnp.arange(4, dtype=jnp.int32)[None])
+    said = [int(group.tokens[0, 0])]
+    for i in range(new - 1):
+        cache, group, inputs = read(cache, inputs, jnp.array([[4 + i]], jnp.int32))
+        said.append(int(group.tokens[0, 0]))
+    assert len({*said}) > 3
+    assert prompt + said == text

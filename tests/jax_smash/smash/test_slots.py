@@ -1,0 +1,141 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_smash.models.rope import rotation
+from jax_smash.smash.slots import Following, Slots, group_vectors, slot_inputs, slots_of
+from tests.smashers import BASES, base_of, smasher_of
+
+
+def row(*values):
+    return jnp.array([values], jnp.int32)
+
+
+# Two documents and padding. Of the first, the prompt 50 51 stands unfused; then come groups of 3, 1 and 2 tokens.
+#              50 51 | 52 53 54 | 55 | 56 57 || 60 | 61 62 | padding
+TOKENS = row(50, 51, 52, 53, 54, 55, 56, 57, 60, 61, 62, 0)
+PLACE = row(0, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1, 0)
+POSITION = row(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 0)
+SEGMENTS = row(1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 0)
+WEIGHTS = jnp.array([[0, 0, 1, 1, 1, 1, 5, 1, 0, 1, 1, 0]], jnp.float32)
+
+
+def example(slots=None):
+    return slots_of(TOKENS, PLACE, POSITION, SEGMENTS, WEIGHTS, micro_steps=3, slots=slots)
+
+
+def test_fused_positions_match_the_example_worked_by_hand():
+    slots = example(9)
+    assert slots.position[0].tolist() == [0, 1, 4, 5, 7, 0, 2, 0, 0]
+    assert slots.count[0].tolist() == [1, 1, 3, 1, 2, 1, 2, 0, 0]
+    assert slots.segments[0].tolist() == [1, 1, 1, 1, 1, 2, 2, 0, 0]
+    assert slots.tokens[0, :7].tolist() == [
+        [50, 0, 0], [51, 0, 0], [52, 53, 54], [55, 0, 0], [56, 57, 0], [60, 0, 0], [61, 62, 0],
+    ]  # fmt: skip
+    assert slots.weights[0, 4].tolist() == [5, 1, 0]
+
+
+def test_each_slot_predicts_the_next_group_of_its_document():
+    following = example(9).following()
+    assert following.count[0].tolist() == [1, 3, 1, 2, 0, 2, 0, 0, 0]
+    assert following.tokens[0, 1].tolist() == [52, 53, 54]
+    assert following.tokens[0, 4].tolist() == [0, 0, 0]
+    assert following.weights[0, 3].tolist() == [5, 1, 0]
+    assert following.given()[0, 1].tolist() == [True, True, True]
+    assert following.given()[0, 3].tolist() == [True, True, False]
+    assert following.ends()[0, :5].tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0]]
+
+
+def test_a_slot_sees_the_slots_before_it_in_its_document_alone():
+    mask = np.asarray(example(9).block.mask()[0])
+    assert np.flatnonzero(mask[4]).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(mask[6]).tolist() == [5, 6]
+    assert not mask[:, 7:].any()
+
+
+def test_what_does_not_fit_is_left_out_from_the_end():
+    few, all_of_them = example(4), example()
+    assert all_of_them.tokens.shape == (1, 12, 3)
+    for name in ("tokens", "count", "position", "segments", "weights"):
+        np.testing.assert_array_equal(getattr(few, name), getattr(all_of_them, name)[:, :4])
+
+
+def forward_of(base, slots, smasher):
+    return jax.jit(lambda s: base.forward(slot_inputs(base, smasher, s), s.position, None, s.block))(slots)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_groups_of_one_token_are_plain_training_rows(name):
+    base, smasher = base_of(name), smasher_of(name)
+    slots = slots_of(TOKENS, jnp.zeros_like(PLACE), POSITION, SEGMENTS, WEIGHTS, micro_steps=4)
+    inputs = jax.jit(lambda s: slot_inputs(base, smasher, s))(slots)
+    np.testing.assert_array_equal(inputs[:, :11], base.embed(TOKENS)[:, :11])
+    plain = jax.jit(lambda t: base.forward(base.embed(t), POSITION, None, slots.block).hidden)(TOKENS)
+    # Equal inputs, but other programs: XLA may round in another order.
+    np.testing.assert_allclose(forward_of(base, slots, smasher).hidden[:, :11], plain[:, :11], rtol=1e-4, atol=1e-5)
+    assert slots.following().tokens[0, :, 0].tolist() == [51, 52, 53, 54, 55, 56, 57, 0, 61, 62, 0, 0]
+
+
+def test_a_window_compares_positions_not_slots():
+    """The window is 3 positions: the slot of 56 57 (position 7) reaches back to that of 55, not to that of 52 53 54."""
+    base, smasher = base_of("llama-windows"), smasher_of("llama-windows", micro_steps=3)
+    # A layer that slides alone: what is seen through the full layers is left out.
+    layer = base.layers[1]
+    slots = example(9)
+    inputs = jax.jit(lambda s: slot_inputs(base, smasher, s))(slots)
+
+    @jax.jit
+    def last(inputs):
+        angles = rotation(base.config.rope_sliding, base.config.head_width, slots.position)
+        return layer(inputs, slots.position, angles, None, slots.block)[0][0, 4]
+
+    def sees(other):
+        return bool(np.abs(last(inputs) - last(inputs.at[0, other].add(1.0))).max() > 1e-6)
+
+    assert [sees(other) for other in range(5)] == [False, False, False, True, True]
+
+
+def test_documents_do_not_see_each_other():
+    base, smasher = base_of(), smasher_of(micro_steps=3)
+    slots = example(9)
+    other = Slots(
+        tokens=slots.tokens.at[:, :5].add(1),
+        count=slots.count,
+        position=slots.position,
+        segments=slots.segments,
+        weights=slots.weights,
+    )
+    before, after = (forward_of(base, s, smasher).hidden for s in (slots, other))
+    np.testing.assert_array_equal(before[:, 5:7], after[:, 5:7])
+    assert np.abs(before[:, :5] - after[:, :5]).max() > 1e-3
+
+
+def test_training_rows_lead_to_what_decoding_does():
+    """What a slot's tokens are read from in training is what the micro-step decoder reads token by token."""
+    base, smasher = base_of(), smasher_of(micro_steps=3)
+    slots = example(9)
+
+    @jax.jit
+    def spoken(slots):
+        out, following = forward_of(base, slots, smasher), slots.following()
+        assert isinstance(following, Following)
+        prefix = smasher.prefix(out.taps, out.hidden)
+        return prefix, out.hidden, smasher.spoken(prefix, out.hidden, group_vectors(base, following.tokens))
+
+    prefix, hidden, read_from = spoken(slots)
+    assert read_from.shape == (1, 9, 3, 32)
+    np.testing.assert_array_equal(read_from[:, :, 0], hidden)
+    decoder, vectors = smasher.micro_decoder, base.embed(row(52, 53))
+    read = jax.jit(lambda entries, cache: decoder.read(entries, cache))
+    first, cache = read(jnp.concatenate([prefix[:, 1], vectors[:, :1]], axis=1), decoder.init_cache(1))
+    second, _ = read(vectors[:, 1:], cache)
+    np.testing.assert_allclose(read_from[:, 1, 1], first, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(read_from[:, 1, 2], second, rtol=1e-4, atol=1e-4)
+
+
+def test_without_micro_steps_tokens_are_read_from_the_base_alone():
+    smasher = smasher_of(micro_steps=1)
+    hidden = jax.random.normal(jax.random.key(0), (2, 5, 32))
+    out = smasher.spoken(jnp.zeros((2, 5, 4, 32)), hidden, jnp.zeros((2, 5, 1, 32)))
+    np.testing.assert_array_equal(out[:, :, 0], hidden)

@@ -1,0 +1,62 @@
+"""Which tokens of a document may share a slot with others: those that a model answers with, never a prompt's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int, Int64, UInt
+
+
+@dataclasses.dataclass(frozen=True)
+class Replies:
+    """How replies are told from prompts.
+
+    Attributes:
+      begins: tokens that stand before each reply of a chat; empty where no document is one.
+      ends: tokens that a reply ends with; they are part of it.
+      prompt_share: of a document without these, up to this share stands for its prompt. How much is drawn anew for
+        each document, so that groups begin behind prompts of any length.
+    """
+
+    begins: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    prompt_share: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prompt_share <= 1:
+            raise ValueError(f"prompt_share must be from 0 to 1; got {self.prompt_share}")
+
+    def marks(self, tokens: UInt[np.ndarray, "n"], seed: Sequence[int]) -> Bool[np.ndarray, "n"]:
+        """Marks a document's tokens that belong to a reply. Its first token never does.
+
+        Args:
+          tokens: of the document.
+          seed: numbers that decide how much of a text without replies is its prompt.
+        """
+        count = len(tokens)
+        inside = np.zeros(count, bool)
+        starts = _ends_of(tokens, self.begins)
+        if not len(starts):
+            prompt = int(np.random.default_rng(seed).random() * self.prompt_share * count)
+            inside[max(prompt, 1) :] = True
+            return inside
+        stops = np.append(_ends_of(tokens, self.ends), count)
+        for start in starts:
+            inside[start : stops[np.searchsorted(stops, start, side="right")] if start < count else count] = True
+        return inside
+
+
+def may_join(replies: Bool[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+    """Marks the tokens that may share a slot with the token before them: both belong to one reply."""
+    return replies & np.concatenate([[False], replies[:-1]])
+
+
+def _ends_of(tokens: UInt[np.ndarray, "n"], sequence: tuple[int, ...]) -> Int64[np.ndarray, "found"]:
+    """Returns the places behind each occurrence of a sequence."""
+    if not sequence or len(tokens) < len(sequence):
+        return np.zeros(0, np.int64)
+    pattern: Int[np.ndarray, "m"] = np.array(sequence, np.int64)
+    found = (np.lib.stride_tricks.sliding_window_view(tokens, len(sequence)) == pattern).all(axis=1)
+    return np.flatnonzero(found) + len(sequence)

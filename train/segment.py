@@ -1,0 +1,125 @@
+"""Packed documents cut into groups of tokens that may share a slot, by how sure a frozen base is of each token.
+
+    python -m train.segment --packed PACKED --model MODEL --output SEGMENTED
+
+The folder holds what the packed one does and, for each shard, the place of every token in its group. `index.json` says
+how groups were made and what they are like, `groups.png` shows it. A run that was cut off goes on with `--resume`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_smash.checkpoints.directory import check_new
+from jax_smash.config import ModelConfig
+from jax_smash.loading import find, load
+from jax_smash.smash.config import MOST_STEPS, base_sha256
+from jax_smash.smash.segment import make_rule
+from train.data import Packed
+from train.program import run_program
+from train.replies import Replies
+from train.segmented import Reading, segment_packed
+from train.segmenter import ByEntropy
+from train.tokenizer import END
+
+
+def main(
+    packed: Path,
+    model: str,
+    output: Path,
+    rule: str = "decreasing",
+    floor: float | None = None,
+    ratio: float | None = None,
+    confidence: float | None = None,
+    micro_steps: int = 4,
+    prompt_share: float = 0.25,
+    reply_begins: str = "<|assistant|>",
+    reply_ends: str = END,
+    length: int | None = None,
+    batch_tokens: int = 8192,
+    resume: bool = False,
+) -> None:
+    """Segments packed documents and prints what groups are like.
+
+    Args:
+      packed: folder of shards, made by `train.pack` with the model's tokenizer.
+      model: the frozen base: a shipped model, a folder, or a hub id.
+      output: folder to write; absent or empty.
+      rule: which tokens join the group before them: decreasing, ratio, sliding or upper-bound.
+      floor: of decreasing: nats below which any token joins.
+      ratio: of decreasing and ratio: share of the group's largest entropy below which a token joins.
+      confidence: of sliding and upper-bound: tokens join below the entropy that leaves the likeliest so probable.
+      micro_steps: tokens of a group at most.
+      prompt_share: of a text without replies, up to this share stands for a prompt and is not fused.
+      reply_begins: text before each reply of a chat.
+      reply_ends: text that a reply ends with.
+      length: tokens that the model reads at once; by default 1024, or as many as it was trained for.
+      batch_tokens: tokens of a batch, about.
+      resume: go on with a run that was cut off.
+    """
+    if not 1 <= micro_steps <= MOST_STEPS:
+        raise ValueError(f"micro_steps must be from 1 to {MOST_STEPS}; got {micro_steps}")
+    check_new(output)
+    folder = find(model)
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"{folder} must hold tokenizer.json; got none")
+    data = Packed(packed, folder)
+    given = {"floor": floor, "ratio": ratio, "confidence": confidence}
+    chosen = make_rule(rule, data.index["vocab_size"], **{k: v for k, v in given.items() if v is not None})
+    Replies(prompt_share=prompt_share)  # Refuses a share out of range before the weights are read.
+    base = load(model, dtype=jnp.float32)
+    config = base.config
+    if config is None or base.tokenizer is None:
+        raise ValueError(f"{model} must be a model with a configuration and a tokenizer")
+    reading = Reading(
+        _checked_length(length, config),
+        batch_tokens,
+        Replies(_ids(base.tokenizer, reply_begins), _ids(base.tokenizer, reply_ends), prompt_share),
+    )
+    settings = {
+        "rule": rule,
+        **dataclasses.asdict(chosen),  # type: ignore[call-overload]
+        "micro_steps": micro_steps,
+        "reading": dataclasses.asdict(reading),
+        "model": model,
+        "base_sha256": base_sha256(config),
+        "weights_sha256": _weights_sha256(folder),
+        "sources_sha256": data.index["sources_sha256"],
+    }
+    segmenter = ByEntropy(base.definition, chosen, micro_steps)
+    index = segment_packed(data, segmenter, base.params, reading, output, settings=settings, resume=resume)
+    for name, counts in index["segmentation"]["statistics"].items():
+        print(
+            f"{name:32} {counts['tokens']:>12,} tokens  {counts['tokens_a_group']:.2f} a group of replies  "
+            f"{counts['tokens_a_slot']:.2f} a slot"
+        )
+    print(f"segmented into {output}")
+
+
+def _checked_length(length: int | None, config: ModelConfig) -> int:
+    most = config.max_positions
+    length = min(1024, most) if length is None else length
+    if not 4 <= length <= most:
+        raise ValueError(f"length must be from 4 to the model's {most}; got {length}")
+    return length
+
+
+def _ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+
+def _weights_sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    run_program(main)
