@@ -65,6 +65,8 @@ class Settings:
       warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
       lookup_corpus: texts that methods which take it look up in, as of `jax-smash generate`.
       draft_model: what draft-model drafts with, a model's name or int8.
+      stored_probabilities: recycling grows its trees by stored probabilities.
+      verify: how sampled drafts are checked, as in `jax-smash generate --verify`.
       seen: questions that come before the measured ones in cold-start, at most half of all.
       widths: children of a node in width-depth.
       depths: levels in width-depth.
@@ -89,6 +91,8 @@ class Settings:
     warm_start: Path | None = None
     lookup_corpus: Path | None = None
     draft_model: str | None = None
+    stored_probabilities: bool = False
+    verify: str = "coupling"
     seen: Numbers = (0, 1, 2, 4, 8, 16, 32, 64)
     widths: Numbers = (1, 2, 4, 8)
     depths: Numbers = (1, 2, 3, 4, 6)
@@ -100,7 +104,13 @@ class Settings:
     @property
     def draft(self) -> DraftOptions:
         """Options of drafting beside the tree."""
-        return DraftOptions(warm_start=self.warm_start, lookup_corpus=self.lookup_corpus, draft_model=self.draft_model)
+        return DraftOptions(
+            warm_start=self.warm_start,
+            lookup_corpus=self.lookup_corpus,
+            draft_model=self.draft_model,
+            stored_probabilities=self.stored_probabilities,
+            verify=self.verify,
+        )
 
     def check(self) -> None:
         """Refuses what cannot be measured, before anything is loaded.
@@ -151,7 +161,11 @@ class Settings:
             check_draft(takers[0], DraftOptions(**{name: getattr(self.draft, name)}))
 
     def questions(self) -> list[Question]:
-        """Reads the questions."""
+        """Reads the questions.
+
+        Raises:
+          ValueError: a file is malformed, or has fewer questions than `num_prompts`.
+        """
         if self.spec_bench is not None:
             return spec_bench_questions(self.spec_bench, count=self.num_prompts)
         found = [question for path in self.prompts for question in read_questions(path)]

@@ -123,7 +123,11 @@ class Ours:
         self._peak_mb = peak_megabytes()
 
     def run(self, prompts: list[list[int]]) -> Sample:
-        """Continues one batch. The session's empty cache is made before the clock starts."""
+        """Continues one batch. The session's empty cache is made before the clock starts.
+
+        Raises:
+          RuntimeError: a program was compiled while the clock ran.
+        """
         session = self._session()
         jax.block_until_ready(session.state)
         compiled = PROGRAMS.compiled

@@ -116,6 +116,9 @@ def compare(reference: Reference, draw: Draw, ours: Sequence[Sequence[int]]) -> 
       reference: the other side.
       draw: what was continued.
       ours: our new tokens, a row.
+
+    Raises:
+      ValueError: a row has more or fewer tokens than the reference's.
     """
     theirs = reference.generate(draw.prompts, draw.max_new_tokens)
     found = []

@@ -71,6 +71,8 @@ class Settings:
       warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
       lookup_corpus: texts that methods which take it look up in.
       draft_model: what draft-model drafts with, a model's name or int8.
+      stored_probabilities: recycling grows its trees by stored probabilities.
+      verify: how sampled drafts are checked, as in `jax-smash generate --verify`.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -96,6 +98,8 @@ class Settings:
     warm_start: Path | None = None
     lookup_corpus: Path | None = None
     draft_model: str | None = None
+    stored_probabilities: bool = False
+    verify: str = "coupling"
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2

@@ -9,22 +9,44 @@ import jax.numpy as jnp
 
 from jax_smash.costs import CostCurve, estimate_costs, load_costs
 from jax_smash.decode.budget import Sizing
-from jax_smash.draft.acceptance import acceptance, prior_rates
-from jax_smash.draft.sizing import best_tree, choose_budget, choose_ladder
+from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, acceptance, prior_rates
+from jax_smash.draft.sizing import Rates, best_tree, choose_budget, choose_ladder
 from jax_smash.draft.templates import named_tree
 from jax_smash.draft.tree import Topology
 
 if TYPE_CHECKING:
     from jax_smash.loading import Model
 
-LEVELS = 6
-"""Depth of an automatic tree, at most."""
-
 MOST_NODES = 80
 """Drafted nodes of an automatic tree, at most."""
 
 DEFAULT_NODES = 24
 """Drafted nodes where nothing is known of what a step costs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """What a drafter's automatic trees can use, and what is expected of them before anything was seen.
+
+    Attributes:
+      ranks: candidates that it has for each token.
+      levels: depth at most.
+      first, deeper, fall: of `prior_rates`.
+    """
+
+    ranks: int
+    levels: int
+    first: float = PRIOR_FIRST
+    deeper: float | None = None
+    fall: float = PRIOR_FALL
+
+    def rates(self) -> Rates:
+        """Returns acceptance to begin with."""
+        return prior_rates(self.levels, self.ranks, first=self.first, deeper=self.deeper, fall=self.fall)
+
+    def tree(self, nodes: int) -> Topology:
+        """Returns the best tree of this many drafted nodes, with room for every tree of as many."""
+        return best_tree(self.rates(), nodes, levels=min(self.levels, nodes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,29 +66,32 @@ class Ladder:
     source: str
 
 
-def make_ladder(model: Model, tree: str, *, ranks: int, batch: int, slots: int) -> Ladder:
+def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, batch: int, slots: int) -> Ladder:
     """Returns the tree of a name, or those that pay on this device.
 
     Args:
       model: the model that decodes.
       tree: `auto`, or a name of `draft.templates.named_tree`.
-      ranks: candidates that the drafter has for each token.
+      method: that drafts: its own measured costs come before those of the forward alone.
+      reach: of its trees; None for a method whose trees are not sized.
       batch: rows that decode together.
       slots: cache slots a row.
 
     Raises:
-      ValueError: there is no such tree, or a stored cost curve is damaged.
+      ValueError: there is no such tree, the method's trees are not sized, or a stored cost curve is damaged.
       OSError: a file cannot be read.
     """
     if tree != "auto":
         return Ladder(trees=(named_tree(tree),), first=0, sizing=None, source=f"the tree {tree}")
-    rates = prior_rates(LEVELS, ranks)
-    cost = _costs(model, batch=batch, slots=slots)
+    if reach is None:
+        raise ValueError(f"trees of method {method} have no automatic size: name one")
+    rates = reach.rates()
+    cost = _costs(model, method, batch=batch, slots=slots)
     if cost is None:
-        trees: tuple[Topology, ...] = (best_tree(rates, DEFAULT_NODES, levels=LEVELS),)
+        trees: tuple[Topology, ...] = (reach.tree(DEFAULT_NODES),)
         return Ladder(trees=trees, first=0, sizing=None, source="nothing is known of this device: jax-smash tune")
     budgets = choose_ladder(rates, cost, most=min(MOST_NODES, cost.entries[-1] - 1))
-    trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in budgets)
+    trees = tuple(reach.tree(n) for n in budgets)
     sizing = Sizing(
         known=acceptance(rates),
         seconds=jnp.asarray([cost.at(n + 1) for n in budgets], jnp.float32),
@@ -77,11 +102,12 @@ def make_ladder(model: Model, tree: str, *, ranks: int, batch: int, slots: int) 
     return Ladder(trees=trees, first=first, sizing=sizing, source=cost.source)
 
 
-def _costs(model: Model, *, batch: int, slots: int) -> CostCurve | None:
+def _costs(model: Model, method: str, *, batch: int, slots: int) -> CostCurve | None:
     if model.config is None:
         return None
     params = model.params["target"]
-    stored = load_costs(model.config, params, batch=batch)
-    if stored is not None:
-        return stored
+    for name in (method, ""):
+        stored = load_costs(model.config, params, batch=batch, method=name)
+        if stored is not None:
+            return stored
     return estimate_costs(model.config, params, batch=batch, slots=slots, most=MOST_NODES + 1)

@@ -16,16 +16,15 @@ from jax_smash.draft.draft_model import DraftModel, Draws
 from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
-from jax_smash.draft.recycling import Recycling
+from jax_smash.draft.recycling import WIDTH, Recycling
 from jax_smash.draft.suffix import Suffix
 from jax_smash.draft.templates import named_tree
 from jax_smash.draft.tree import check_ranks
 from jax_smash.draft.verification import VERIFICATIONS
 from jax_smash.draft.warm_start import check_place, load_successors, save_successors
-from jax_smash.ladder import Ladder, make_ladder
+from jax_smash.ladder import Ladder, Reach, make_ladder
 from jax_smash.loading import Model, load, quantised
 from jax_smash.protocols import Params, Strategy
-from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 
 
@@ -213,19 +212,19 @@ def _recycling(setup: Setup) -> Method:
         rows, width = known.matrix.shape
         saved = load_successors(file, vocab_size=rows, width=width, tokenizer=setup.model.tokenizer)
         known = drafter.warmed(known, *saved)
-    return _drafted("recycling", setup, drafter, known, ranks=drafter.width)
+    return _drafted("recycling", setup, drafter, known)
 
 
 def _lookup(setup: Setup) -> Method:
     path = setup.draft.lookup_corpus
     if path is None:
-        return _drafted("lookup", setup, Lookup(), None, ranks=LOOKUP_RANKS)
+        return _drafted("lookup", setup, Lookup(), None)
     index = index_corpus(read_texts(path), setup.model.tokenizer)
-    return _drafted("lookup", setup, Corpus(), index, ranks=LOOKUP_RANKS)
+    return _drafted("lookup", setup, Corpus(), index)
 
 
 def _suffix(setup: Setup) -> Method:
-    return _drafted("suffix", setup, Suffix(), None, ranks=LOOKUP_RANKS)
+    return _drafted("suffix", setup, Suffix(), None)
 
 
 def _lookahead(setup: Setup) -> Method:
@@ -233,13 +232,13 @@ def _lookahead(setup: Setup) -> Method:
     own = None
     if setup.draft.tree == "auto":
         own = Ladder(trees=(drafter.topology,), first=0, sizing=None, source="the method's own window and guesses")
-    return _drafted("lookahead", setup, drafter, None, ranks=drafter.guesses, ladder=own)
+    return _drafted("lookahead", setup, drafter, None, ladder=own)
 
 
 def _hybrid(setup: Setup) -> Method:
     tree = Recycling(target=setup.model.definition)
     known = (tree.empty(setup.model.params), None)
-    return _drafted("hybrid", setup, Hybrid(tree=tree, line=Suffix()), known, ranks=tree.width)
+    return _drafted("hybrid", setup, Hybrid(tree=tree, line=Suffix()), known)
 
 
 def _draft_model(setup: Setup) -> Method:
@@ -265,7 +264,7 @@ def _draft_model(setup: Setup) -> Method:
         raise ValueError(f"a node has at most {target.vocab_size} children, as many as tokens; got {width} in {tree}")
     ladder = Ladder(trees=(topology,), first=0, sizing=None, source=f"the tree {tree}")
     drafter = DraftModel(model=drafting.definition, width=width, draws=draws, sampled=setup.sampled)
-    method = _drafted("draft-model", setup, drafter, None, ranks=width, ladder=ladder)
+    method = _drafted("draft-model", setup, drafter, None, ladder=ladder)
     return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
 
 
@@ -275,8 +274,10 @@ def _drafting(name: str | Model, target: Model) -> Model:
     return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
 
 
-def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ranks: int, ladder: Ladder | None = None) -> Method:
-    ladder = ladder or make_ladder(setup.model, setup.draft.tree, ranks=ranks, batch=setup.batch, slots=setup.slots)
+def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladder | None = None) -> Method:
+    ladder = ladder or make_ladder(
+        setup.model, setup.draft.tree, method=name, reach=REACH.get(name), batch=setup.batch, slots=setup.slots
+    )
     strategy = Speculative(
         target=setup.model.definition,
         drafter=drafter,
@@ -291,8 +292,16 @@ def _drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ranks: int, 
     return Method(name, strategy, setup.model.params, shared, source=ladder.source)
 
 
-LOOKUP_RANKS = 4
-"""Children of a node that automatic trees of looked-up continuations are made for."""
+LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
+"""Continuations that were found somewhere seldom differ, and go on being right where they began right."""
+
+REACH: dict[str, Reach] = {
+    "recycling": Reach(ranks=WIDTH, levels=6),
+    "lookup": LOOKED_UP,
+    "suffix": LOOKED_UP,
+    "hybrid": Reach(ranks=WIDTH, levels=10),
+}
+"""What automatic trees of a method can use; one that is not named has none, or a tree of its own."""
 
 INT8 = "int8"
 """Name of a draft model that is the target itself with int8 weights."""

@@ -11,7 +11,7 @@ def round_up(n: int, multiple: int) -> int:
 def bucket(n: int, *, least: int = 16) -> int:
     """Returns the bucket that a length falls in: `least`, then powers of two and the middles between them.
 
-    Padding is at most a third of the length once past `least`. `least` must be a power of two, at least 2.
+    Padding is less than a third of the bucket once past `least`. `least` must be a power of two, at least 2.
     """
     size = least
     while size < n:

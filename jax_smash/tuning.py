@@ -1,5 +1,6 @@
 """Measures what a decode step costs by the entries that its forward reads."""
 
+import dataclasses
 import functools
 import math
 import statistics
@@ -9,19 +10,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from jax_smash.cache import EMPTY, KVCache, after
 from jax_smash.costs.curve import CostCurve, check_entries
+from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.decode.speculative import Speculative
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.sizing import best_tree
 from jax_smash.draft.tree import Topology, grow
 from jax_smash.loading import Model
+from jax_smash.methods import REACH, DraftOptions, make_method
 from jax_smash.plan import prefill_chunk
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
+from jax_smash.sampling import SamplingOptions
+from jax_smash.session import Session
 from jax_smash.shapes import bucket
 from jax_smash.sharding import mesh_of
 
@@ -59,6 +66,123 @@ def measure_costs(
     Raises:
       ValueError: a number is out of range, the largest size exceeds the cache, or the model is divided over devices.
     """
+    _check(model, batch=batch, slots=slots, entries=entries, repeats=repeats)
+    cache = half_full(model, batch=batch, slots=slots)
+
+    def timed(tree: Topology, steps: int) -> float:
+        nonlocal cache
+        count = jnp.asarray(steps, jnp.int32)
+        program = PROGRAMS.program(run_steps, model.definition, model.params, cache, tree, count)
+        jax.block_until_ready((cache, count))
+        began = time.perf_counter()
+        cache = jax.block_until_ready(program(model.params, cache, tree, count))
+        return (time.perf_counter() - began) / steps
+
+    rates = prior_rates(LEVELS, RANKS)
+    runs = [functools.partial(timed, best_tree(rates, m - 1)) for m in entries]
+    return CostCurve(
+        entries=tuple(entries),
+        seconds=_medians(runs, repeats=repeats, call_s=call_s, progress=progress),
+        batch=batch,
+        slots=slots,
+        source=f"measured by jax-smash tune, {slots} slots",
+    )
+
+
+def measure_method(
+    model: Model,
+    name: str,
+    *,
+    batch: int,
+    slots: int,
+    entries: Sequence[int],
+    repeats: int = 7,
+    call_s: float = 0.1,
+    progress: Callable[[int, int], None] | None = None,
+) -> CostCurve:
+    """Measures the time of a whole step of a drafting method at several sizes: what `measure_costs` leaves out too.
+
+    That is proposing, checking and learning, also where nothing is drafted. Rows decode, greedily and without a stop
+    token, behind random prompts that fill half of the cache.
+
+    Args:
+      model, batch, slots, entries, repeats, call_s, progress: as in `measure_costs`.
+      name: of a method whose trees have an automatic size.
+
+    Raises:
+      ValueError: as `measure_costs` says, or the method is another one.
+    """
+    if name not in REACH:
+        raise ValueError(f"method must be one of {', '.join(REACH)}, whose trees are sized; got {name!r}")
+    _check(model, batch=batch, slots=slots, entries=entries, repeats=repeats)
+    reach, held = REACH[name], slots // 2
+    method = make_method(model, name, draft=DraftOptions(tree="off"), batch=batch, slots=slots)
+    # As wide as an automatic ladder has it, which every budget's writes are padded to.
+    assert isinstance(method.strategy, Speculative)
+    strategy = dataclasses.replace(method.strategy, levels=reach.levels)
+    method = dataclasses.replace(method, strategy=strategy)
+    session = Session(
+        dataclasses.replace(model, stop_tokens=()),
+        method,
+        slots=slots,
+        max_new_tokens=slots - held,
+        sampling=[SamplingOptions()] * batch,
+        seeds=range(batch),
+    )
+    words = np.random.default_rng(0).integers(0, model.vocab_size, (batch, held))
+    session.read(words.tolist())
+    # As many steps as no row can end in.
+    most = max(1, (slots - held - 1) // (reach.levels + 1))
+
+    def timed(tree: Topology, steps: int) -> float:
+        memory = replace(session.state.shared.memory, ladder=(tree,))
+        state = replace(session.state, shared=replace(session.state.shared, memory=memory))
+        # Donated: the next call begins where this one does.
+        state, count = jax.tree.map(jnp.copy, state), jnp.asarray(min(steps, most), jnp.int32)
+        program = PROGRAMS.program(decode, strategy, method.params, state, count)
+        jax.block_until_ready((state, count))
+        began = time.perf_counter()
+        rows = jax.block_until_ready(program(method.params, state, count)).rows
+        return (time.perf_counter() - began) / int(rows.forwards.max())
+
+    runs = [functools.partial(timed, reach.tree(m - 1)) for m in entries]
+    return CostCurve(
+        entries=tuple(entries),
+        seconds=_medians(runs, repeats=repeats, call_s=call_s, progress=progress),
+        batch=batch,
+        slots=slots,
+        source=f"measured by jax-smash tune with {name}, {slots} slots",
+    )
+
+
+def _medians(
+    runs: Sequence[Callable[[int], float]],
+    *,
+    repeats: int,
+    call_s: float,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[float, ...]:
+    """Returns the median seconds a step of each run, which is given the steps to make, the runs interleaved."""
+    done = 0
+
+    def timed(run: Callable[[int], float], steps: int) -> float:
+        nonlocal done
+        took = run(steps)
+        done += 1
+        if progress is not None:
+            progress(done, len(runs) * (repeats + 1))
+        return took
+
+    steps = [max(TRIAL_STEPS, math.ceil(call_s / timed(run, TRIAL_STEPS))) for run in runs]
+    times: list[list[float]] = [[] for _ in runs]
+    for repeat in range(repeats):
+        # Forth and back, so that a machine that gets slower does so for all sizes alike.
+        for i in range(len(runs)) if repeat % 2 == 0 else reversed(range(len(runs))):
+            times[i].append(timed(runs[i], steps[i]))
+    return tuple(statistics.median(t) for t in times)
+
+
+def _check(model: Model, *, batch: int, slots: int, entries: Sequence[int], repeats: int) -> None:
     check_entries(entries)
     for name, value in (("batch", batch), ("repeats", repeats)):
         if value < 1:
@@ -67,38 +191,6 @@ def measure_costs(
         raise ValueError(f"entries must be at most the cache's {slots} slots; got {entries[-1]}")
     if mesh_of(model.params) is not None:
         raise ValueError("a model to measure must lie on one device; got one divided over several")
-    total = len(entries) * (repeats + 1)
-    done = 0
-
-    def timed(tree: Topology, steps: int) -> float:
-        nonlocal cache, done
-        count = jnp.asarray(steps, jnp.int32)
-        program = PROGRAMS.program(run_steps, model.definition, model.params, cache, tree, count)
-        jax.block_until_ready((cache, count))
-        began = time.perf_counter()
-        cache = jax.block_until_ready(program(model.params, cache, tree, count))
-        took = time.perf_counter() - began
-        done += 1
-        if progress is not None:
-            progress(done, total)
-        return took / steps
-
-    cache = half_full(model, batch=batch, slots=slots)
-    rates = prior_rates(LEVELS, RANKS)
-    trees = [best_tree(rates, m - 1) for m in entries]
-    steps = [max(TRIAL_STEPS, math.ceil(call_s / timed(tree, TRIAL_STEPS))) for tree in trees]
-    times: list[list[float]] = [[] for _ in entries]
-    for repeat in range(repeats):
-        # Forth and back, so that a machine that gets slower does so for all sizes alike.
-        for i in range(len(entries)) if repeat % 2 == 0 else reversed(range(len(entries))):
-            times[i].append(timed(trees[i], steps[i]))
-    return CostCurve(
-        entries=tuple(entries),
-        seconds=tuple(statistics.median(t) for t in times),
-        batch=batch,
-        slots=slots,
-        source=f"measured by jax-smash tune, {slots} slots",
-    )
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

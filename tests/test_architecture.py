@@ -1,11 +1,13 @@
 """The import directions that docs/architecture.md draws."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LAYERS = [
     {"pytree", "shapes", "config", "sharding", "tasks"},
     {"cache"},
@@ -15,13 +17,13 @@ LAYERS = [
     {"models"},
     {"checkpoints", "objectives", "plan"},
     {"costs"},
-    {"draft"},
+    {"draft", "smash"},
     {"decode"},
     {"loading"},
     {"ladder"},
     {"methods"},
-    {"session", "request", "tuning"},
-    {"generation", "prompts"},
+    {"session", "request"},
+    {"generation", "prompts", "tuning"},
     {"cli"},
 ]
 """A module may import its own layer's package and the layers before it."""
@@ -87,3 +89,20 @@ def test_a_forbidden_import_would_be_seen(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    import torch.nn\n    from jax_smash.cli import main\n")
     assert {"torch.nn", "jax_smash.cli", "jax_smash.cli.main"} <= imported(bad)
+
+
+def test_the_page_draws_the_layers_and_has_a_room_for_each():
+    drawn = set(re.findall(r"\w+", re.search(r"flowchart BT\n(.*?)```", PAGE, re.DOTALL)[1]))
+    rooms = PAGE[PAGE.index("| Room |") : PAGE.index("| In `jax_smash/draft/`")]
+    for part in sorted(set.union(*LAYERS)):
+        assert part in drawn, f"the diagram lacks {part}"
+        assert re.search(rf"`(jax_smash/)?{part}(/|\.py)`", rooms), f"no room for {part}"
+
+
+@pytest.mark.parametrize("folder", ["jax_smash/draft", "train", "eval"])
+def test_the_modules_that_the_page_names_exist(folder):
+    table = PAGE[PAGE.index(f"| In `{folder}/` |") :].split("\n\n")[0]
+    named = [name for line in table.splitlines()[2:] for name in re.findall(r"`([\w/]+)`", line.split("|")[1])]
+    assert len(named) > 10
+    for name in named:
+        assert (ROOT / folder / f"{name}.py").is_file() or (ROOT / folder / name).is_dir(), name

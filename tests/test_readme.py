@@ -1,9 +1,15 @@
 """The README's code runs, and what it says of commands and files is true."""
 
+import functools
+import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import tyro
+
+from jax_smash.cli.main import parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -29,6 +35,30 @@ def test_the_first_two_shell_lines_set_up_and_run():
     assert "pytest" in second
 
 
+@pytest.mark.parametrize("line", [line for block in blocks("text") for line in block.strip().splitlines()])
+def test_every_command_is_one_that_its_program_takes(line):
+    program, *words = shlex.split(line, comments=True)
+    for word in words:
+        assert not word.startswith(("train/", "eval/", "docs/")) or (ROOT / word).exists(), word
+    if program == "jax-smash":
+        assert parse(words)
+        return
+    assert (program, words[0]) == ("python", "-m")
+    module = importlib.import_module(words[1])
+    settings = getattr(module, "Settings", None) if words[1].startswith("eval.") else read_only(module.main)
+    assert tyro.cli(settings, args=words[2:])
+
+
+def read_only(main):
+    """Returns a function with another's options that does nothing but return them."""
+
+    @functools.wraps(main)
+    def given(**options):
+        return options
+
+    return given
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda p: p.name)
 def test_links_and_modules_named_in_the_documentation_exist(path):
     text = path.read_text()
@@ -37,3 +67,5 @@ def test_links_and_modules_named_in_the_documentation_exist(path):
             assert (path.parent / link).exists(), link
     for module in re.findall(r"python -m ((?:train|eval)\.[a-z_]+)\b", text):
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+    for name in re.findall(r"`((?:jax_smash|pallas_kernels|train|eval|tests|docs)/[\w./-]*)`", text):
+        assert (ROOT / name).exists(), name

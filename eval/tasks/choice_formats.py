@@ -66,6 +66,9 @@ def winogrande(record: Record) -> Choice:
 
     The end of the sentence, behind the gap, is scored after each option in the gap.
 
+    Raises:
+      ValueError: a field is missing, or the sentence has not one gap; file and line are named.
+
     Source: Sakaguchi et al. 2019, WinoGrande; scored as in Trinh and Le 2018.
     """
     if "context_options" in record.fields:

@@ -40,7 +40,7 @@ class Generate:
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
     method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
-    """How to decode; ar is plain decoding."""
+    """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model and hybrid draft."""
     prompt: Annotated[str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """The text to continue."""
     prompts: Annotated[

@@ -135,9 +135,9 @@ class DraftFlags:
     """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
     draft_model: Annotated[str | None, tyro.conf.DisallowNone, _flag("MODEL", "")] = None
     """What --method draft-model drafts with: a model of the same vocabulary, or int8 for this one's own int8 copy."""
-
     stored_probabilities: tyro.conf.FlagCreatePairsOff[bool] = False
     """Token Recycling keeps the probability of each successor too, and grows its trees by them."""
+
     verify: Annotated[str, _flag("NAME", "(default: coupling)")] = "coupling"
     """How drafts are checked where rows sample. coupling: the text is plain decoding's. For --method draft-model also
     rejection (classic speculative sampling; in a tree siblings differ), rejection-independent and k-seq: other texts of

@@ -1,6 +1,7 @@
 """`jax-smash tune`: measure what a decode step costs by its size, and keep it for decoding."""
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import os
@@ -35,6 +36,8 @@ class Tune:
         int | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="S", help_behavior_hint="(default: 1024)")
     ] = None
     """Cache slots that a step reads, at most the model's context."""
+    methods: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …", help_behavior_hint="(default: none)")] = ()
+    """Also measure whole steps of these methods, drafting and learning included; --tree auto then goes by those."""
     nodes: Annotated[str, tyro.conf.arg(metavar="M,…")] = NODES
     """Nodes of the trees to measure, the root included, rising from 1."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 7
@@ -52,7 +55,7 @@ class Tune:
         Raises:
           UsageError: options are out of range.
           FileNotFoundError, ValueError: as `jax_smash.load` says.
-          OSError: the curve cannot be stored.
+          OSError: a curve cannot be stored.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
         entries = self._check()
@@ -61,7 +64,7 @@ class Tune:
 
         from jax_smash.costs.store import check_writable, cost_key, costs_directory, save_costs
         from jax_smash.loading import find, load
-        from jax_smash.tuning import measure_costs
+        from jax_smash.tuning import measure_costs, measure_method
 
         find(self.model)
         check_writable(costs_directory())
@@ -76,9 +79,10 @@ class Tune:
             if entries[-1] > slots:
                 raise UsageError(f"--nodes must be at most the cache's {slots} slots; got {entries[-1]}")
             params = model.params["target"]
-            for batch in self.batch_size:
-                bar.reset(task, description=f"batch {batch}", total=None)
-                curve = measure_costs(
+            for batch, method in itertools.product(self.batch_size, ("", *self.methods)):
+                bar.reset(task, description=f"batch {batch}" + (f", {method}" if method else ""), total=None)
+                measure = functools.partial(measure_method, name=method) if method else measure_costs
+                curve = measure(
                     model,
                     batch=batch,
                     slots=slots,
@@ -86,13 +90,14 @@ class Tune:
                     repeats=self.repeats,
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )
-                key = cost_key(model.config, params, batch=batch)
+                key = cost_key(model.config, params, batch=batch, method=method)
                 path = save_costs(curve, key)
                 cores = f", {key.cores} cores" if key.cores else ""
                 place = f"{self.model}, {key.dtype}, {key.weights} weights, {key.device}{cores}"
                 console.print(f"wrote {path}")
-                print(f"{place}\n{table(curve)}", flush=True)
-                curves.append(curve)
+                print(f"{place}\n{table(curve, method)}", flush=True)
+                if not method:
+                    curves.append(curve)
         if self.plot is not None:
             _draw(curves, self.plot, title=place)
             console.print(f"wrote {self.plot}")
@@ -103,6 +108,7 @@ class Tune:
             at_least("--batch-size", batch, 1)
         if len(set(self.batch_size)) < max(1, len(self.batch_size)):
             raise UsageError("--batch-size must be one or more different numbers")
+        self._check_methods()
         at_least("--repeats", self.repeats, 1)
         if self.slots is not None:
             at_least("--slots", self.slots, 1)
@@ -111,6 +117,17 @@ class Tune:
         elif self.overwrite:
             raise UsageError("--overwrite is about --plot; give it a file")
         return entries
+
+    def _check_methods(self) -> None:
+        if not self.methods:
+            return
+        from jax_smash.methods import REACH
+
+        for method in self.methods:
+            if method not in REACH:
+                raise UsageError(f"--methods must be of {', '.join(REACH)}, whose trees are sized; got {method!r}")
+        if len(set(self.methods)) < len(self.methods):
+            raise UsageError(f"--methods must be different ones; got {' '.join(self.methods)}")
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
@@ -129,10 +146,15 @@ def parse_nodes(text: str) -> tuple[int, ...]:
     return nodes
 
 
-def table(curve: "CostCurve") -> str:
-    """Returns a curve as lines to read."""
+def table(curve: "CostCurve", method: str = "") -> str:
+    """Returns a curve as lines to read.
+
+    Args:
+      curve: what was measured.
+      method: whose drafting is part of each step; "" for the forward alone.
+    """
     lines = [
-        f"batch {curve.batch}, {curve.slots:,} slots",
+        f"batch {curve.batch}, {curve.slots:,} slots" + (f", whole steps of {method}" if method else ""),
         f"{'nodes':>7} {'ms':>10} {'T(m)/T(1)':>10} {'ms a node':>10}",
     ]
     for m, seconds, relative in zip(curve.entries, curve.seconds, curve.relative(), strict=True):

@@ -1,4 +1,4 @@
-"""Measured cost curves on disk: one small JSON file for each device, model, dtype and batch."""
+"""Measured cost curves on disk: one small JSON file for each device, model, dtype, batch and drafting method."""
 
 import dataclasses
 import hashlib
@@ -36,6 +36,7 @@ class CostKey:
       weights: `plain` or `int8`.
       batch: rows that decode together.
       jax: its version.
+      method: whose drafting is part of each step; "" for the forward alone.
     """
 
     device: str
@@ -46,15 +47,22 @@ class CostKey:
     weights: str
     batch: int
     jax: str
+    method: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Returns what a file says of it; a method only where there is one."""
+        fields = dataclasses.asdict(self)
+        return fields if self.method else {name: value for name, value in fields.items() if name != "method"}
 
 
-def cost_key(config: ModelConfig, params: Any, *, batch: int) -> CostKey:
+def cost_key(config: ModelConfig, params: Any, *, batch: int, method: str = "") -> CostKey:
     """Returns the key of a model as it lies in memory.
 
     Args:
       config: its sizes.
       params: the target's parameters.
       batch: rows that decode together.
+      method: whose drafting is part of each step; "" for the forward alone.
     """
     leaves = jax.tree.leaves(params)
     device = min(leaves[0].devices(), key=lambda d: d.id)
@@ -69,6 +77,7 @@ def cost_key(config: ModelConfig, params: Any, *, batch: int) -> CostKey:
         weights="int8" if any(x.dtype == jnp.int8 for x in leaves) else "plain",
         batch=batch,
         jax=jax.__version__,
+        method=method,
     )
 
 
@@ -111,7 +120,7 @@ def save_costs(curve: CostCurve, key: CostKey) -> Path:
     check_writable(path.parent)
     content = {
         "format": FORMAT,
-        "key": dataclasses.asdict(key),
+        "key": key.fields(),
         "slots": curve.slots,
         "entries": curve.entries,
         "seconds": curve.seconds,
@@ -126,19 +135,20 @@ def save_costs(curve: CostCurve, key: CostKey) -> Path:
     return path
 
 
-def load_costs(config: ModelConfig, params: Any, *, batch: int) -> CostCurve | None:
+def load_costs(config: ModelConfig, params: Any, *, batch: int, method: str = "") -> CostCurve | None:
     """Returns the stored curve of a model on this device; None where there is none.
 
     Args:
       config: the model's sizes.
       params: the target's parameters.
       batch: rows that decode together.
+      method: whose drafting is part of each step; "" for the forward alone.
 
     Raises:
       ValueError: the file is damaged, or of another key than its name says.
       OSError: it cannot be read.
     """
-    key = cost_key(config, params, batch=batch)
+    key = cost_key(config, params, batch=batch, method=method)
     path = costs_directory() / _name(key)
     if not path.is_file():
         return None
@@ -157,7 +167,7 @@ def _read(content: bytes, key: CostKey) -> CostCurve:
         raise TypeError(f"it must hold a JSON object; got {type(stored).__name__}")
     if stored["format"] != FORMAT:
         raise ValueError(f"its format must be {FORMAT}; got {stored['format']!r}")
-    for name, value in dataclasses.asdict(key).items():
+    for name, value in key.fields().items():
         if stored["key"][name] != value:
             raise ValueError(f"its {name} must be {value!r}; got {stored['key'][name]!r}")
     return CostCurve(
@@ -170,7 +180,8 @@ def _read(content: bytes, key: CostKey) -> CostCurve:
 
 
 def _name(key: CostKey) -> str:
-    return f"{key.model}-{key.dtype}-{key.weights}-batch{key.batch}-{_digest(dataclasses.asdict(key))}.json"
+    parts = [key.model, key.dtype, key.weights, f"batch{key.batch}", key.method, _digest(key.fields())]
+    return "-".join(part for part in parts if part) + ".json"
 
 
 def _digest(fields: dict[str, Any]) -> str:

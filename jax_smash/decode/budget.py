@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.acceptance import Acceptance, best_rung, likeliest_tree
-from jax_smash.draft.tree import Topology
+from jax_smash.draft.tree import DraftTree, Topology
 from jax_smash.pytree import pytree, replace
 
 RESIZE_STEPS = 16
@@ -51,8 +51,8 @@ def resized(
 
 def seen_in_shadow(
     known: Acceptance,
-    children: Int[Array, "B M"],
-    topology: Topology,
+    tree: DraftTree,
+    rank: Int[Array, "B M"],
     target: Int[Array, "B"],
     running: Bool[Array, "B"],
 ) -> Acceptance:
@@ -62,16 +62,16 @@ def seen_in_shadow(
 
     Args:
       known: before.
-      children: tokens of the draft; negative where nothing was proposed.
-      topology: of the draft.
+      tree: what would have been checked.
+      rank: of each node; a negative one is no trial. A place that the drafter left empty is a trial that failed.
       target: the emitted token.
       running: rows that had not ended.
     """
     levels, ranks = known.hits.shape
-    first = (topology.depth == 1)[None]
-    agrees = first & (children == target[:, None]) & running[:, None]
-    hit = jnp.where(agrees.any(1), topology.rank[jnp.argmax(agrees, axis=1)], -1)
-    rank = jnp.arange(ranks, dtype=jnp.int32)
-    proposed = ((topology.rank[:, None] == rank[None]) & first[0][:, None]).any(0)
-    tried = jnp.zeros((target.shape[0], levels, ranks), bool).at[:, 0].set(proposed[None] & running[:, None])
+    first = (tree.depth == 1) & running[:, None]
+    agrees = first & tree.valid & (tree.token == target[:, None])
+    place = jnp.argmax(agrees, axis=1).astype(jnp.int32)[:, None]
+    hit = jnp.where(agrees.any(1), jnp.take_along_axis(rank, place, axis=1)[:, 0], -1)
+    of_rank = rank[:, :, None] == jnp.arange(ranks, dtype=jnp.int32)[None, None]
+    tried = jnp.zeros((target.shape[0], levels, ranks), bool).at[:, 0].set((of_rank & first[:, :, None]).any(1))
     return known.update(jnp.full((target.shape[0], levels), -1, jnp.int32).at[:, 0].set(hit), tried)

@@ -261,15 +261,14 @@ class Speculative:
             return None
         known = memory.sizing.known
         if tree.levels:
-            return observe(known, tree, accepted, sibling_ranks(tree) if tree.rank is None else tree.rank, running)
+            return observe(known, tree, accepted, _ranks(tree), running)
         if rung + 1 == len(memory.ladder):
             return known
         smallest = memory.ladder[rung + 1]
 
         def in_shadow() -> Acceptance:
             shadow, _ = self.drafter.propose(params, state, smallest)
-            children = jnp.where(shadow.valid, shadow.token, -1)
-            return seen_in_shadow(known, children, smallest, target, running)
+            return seen_in_shadow(known, shadow, _ranks(shadow), target, running)
 
         return jax.lax.cond(memory.sizing.steps % SHADOW_STEPS == 0, in_shadow, lambda: known)
 
@@ -294,6 +293,10 @@ class Speculative:
             tried=draft.tried + (has_child & reached).astype(jnp.int32),
             kept=draft.kept + kept.astype(jnp.int32),
         )
+
+
+def _ranks(tree: DraftTree) -> Int[Array, "B M"]:
+    return sibling_ranks(tree) if tree.rank is None else tree.rank
 
 
 def _widened(leaf: Array, width: int) -> Array:

@@ -53,10 +53,20 @@ class Acceptance:
         return replace(self, hits=self.hits * kept + hits, trials=self.trials * kept + trials)
 
 
-def prior_rates(levels: int, ranks: int) -> Float[np.ndarray, "levels ranks"]:
-    """Returns rates to begin with: a guess, soon outweighed, the same at every depth."""
-    falling = PRIOR_FIRST * PRIOR_FALL ** np.arange(ranks, dtype=np.float32)
-    return np.broadcast_to(falling, (levels, ranks)).astype(np.float32)
+def prior_rates(
+    levels: int, ranks: int, *, first: float = PRIOR_FIRST, deeper: float | None = None, fall: float = PRIOR_FALL
+) -> Float[np.ndarray, "levels ranks"]:
+    """Returns rates to begin with: a guess, soon outweighed.
+
+    Args:
+      levels, ranks: of the drafter's trees.
+      first: of the first child of the root.
+      deeper: of a deeper node's first child; None for the same at every depth.
+      fall: of each next rank over the one before.
+    """
+    rates = np.full((levels, 1), first if deeper is None else deeper, np.float32)
+    rates[:1] = first
+    return (rates * fall ** np.arange(ranks, dtype=np.float32)[None]).astype(np.float32)
 
 
 def acceptance(rates: Float[np.ndarray, "levels ranks"], *, memory: float = MEMORY) -> Acceptance:

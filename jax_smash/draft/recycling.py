@@ -5,8 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
+from jax_smash.draft.acceptance import prior_rates
+from jax_smash.draft.best_first import grow_best_first
 from jax_smash.draft.tree import DraftTree, Topology, grow
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import pytree, replace
@@ -17,6 +20,12 @@ UNKNOWN = -1
 
 WIDTH = 8
 """Successors kept of each token, in the paper."""
+
+TRUST = 0.3
+"""Weight, in the exponent, of a stored probability against what is kept of its rank: it was said in another context."""
+
+RANK_FIRST, RANK_FALL = 0.6, 0.3
+"""Share of first successors that are kept, about, and of each next rank over the one before."""
 
 PROMPT_ENTRIES = 64
 """Prompt tokens whose logits are in memory at once, a row."""
@@ -30,11 +39,26 @@ class Successors:
       matrix: ids of each token's likeliest successors, likeliest first; −1 where none is known.
       count: how often each token was emitted. A prompt's tokens are not counted: its commonest are not the answer's.
       common: the tokens of the highest counts, the commonest first; −1 where fewer were seen.
+      probability: of each successor under the target, before any processor; None where it is not kept.
     """
 
     matrix: Int[Array, "*batch V k"]
     count: Int[Array, "*batch V"]
     common: Int[Array, "*batch k"]
+    probability: Float[Array, "*batch V k"] | None = None
+
+
+@pytree
+class Lesson:
+    """What the target says may follow each entry.
+
+    Attributes:
+      token: its likeliest successors, likeliest first.
+      probability: of each; None where it is not kept.
+    """
+
+    token: Int[Array, "*entry k"]
+    probability: Float[Array, "*entry k"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +71,25 @@ class Recycling:
     Source: Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
     Recycling", section 3.
     Differs: the prompt is learned from while it is read. In place of unknown successors stand the commonest tokens, not
-    token 0: they are right more often, and checking them teaches the rows that will be asked for next.
+    token 0: they are right more often, and checking them teaches the rows that will be asked for next. With
+    probabilities a tree has its topology's nodes and levels, but its own shape, made anew each step: the nodes of the
+    highest product of likelihoods, their ranks at most the topology's highest, so that a chain stays one. A successor's
+    likelihood is the weighted geometric mean of its probability, where it was last read, and of what is kept of its
+    rank: of first successors as many are kept where the probability was 0.05 as where it was 0.6.
 
     Attributes:
       target: the model that is drafted for.
       width: successors kept of each token.
       own: each row has a matrix of its own.
       learn_prompt: the prompt's logits are read too; they cost one pass of the LM head over the prompt.
+      probabilities: each successor's probability is kept too, and the tree grows by them.
     """
 
     target: ModelDef
     width: int = WIDTH
     own: bool = False
     learn_prompt: bool = True
+    probabilities: bool = False
 
     def init(self, params: Params, batch: int, slots: int) -> Successors | None:
         """Makes what is known of each row; None where the rows share it."""
@@ -72,7 +102,24 @@ class Recycling:
             matrix=jnp.full((*batch, vocab_size, self.width), UNKNOWN, jnp.int32),
             count=jnp.zeros((*batch, vocab_size), jnp.int32),
             common=jnp.full((*batch, self.width), UNKNOWN, jnp.int32),
+            probability=jnp.zeros((*batch, vocab_size, self.width), jnp.float32) if self.probabilities else None,
         )
+
+    def warmed(
+        self,
+        known: Successors,
+        matrix: Int[np.ndarray, "V {self.width}"],
+        probability: Float[np.ndarray, "V {self.width}"] | None,
+    ) -> Successors:
+        """Returns what is known with an earlier run's matrix in place of its own.
+
+        Probabilities that this drafter does not keep are left; those that it misses are guessed by rank.
+        """
+        known = replace(known, matrix=jnp.asarray(matrix))
+        if not self.probabilities:
+            return known
+        guessed = np.broadcast_to(prior_rates(1, self.width), matrix.shape)
+        return replace(known, probability=jnp.asarray(guessed if probability is None else probability, jnp.float32))
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Reads the successors of the prompt's tokens."""
@@ -83,22 +130,31 @@ class Recycling:
         for start in range(0, chunk.tokens.shape[1], PROMPT_ENTRIES):
             piece = slice(start, start + PROMPT_ENTRIES)
             token, valid = chunk.tokens[:, piece], chunk.valid[:, piece]
-            successors = likeliest(model.unembed(hidden[:, piece]), self.width)[1]
-            known = self._each(_written, known, token, successors, valid)
+            lesson = self._lesson(model.unembed(hidden[:, piece]))
+            known = self._each(_written, known, token, lesson, valid)
         return self._with(state, known)
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree that grows from the pending token by the matrix."""
-        known = self._known(state)
-        token = jnp.broadcast_to(state.rows.pending[:, None], (state.rows.pending.shape[0], topology.nodes))
+        known, pending = self._known(state), state.rows.pending
+        if self.probabilities:
+            tree = grow_best_first(
+                pending,
+                lambda token: self._children(known, token),
+                nodes=topology.nodes,
+                levels=topology.levels,
+                most_rank=topology.rank.max(),
+            )
+            return tree, None
+        token = jnp.broadcast_to(pending[:, None], (pending.shape[0], topology.nodes))
         for depth in range(1, topology.levels + 1):
             above = jnp.maximum(token[:, topology.parent], 0)
             token = jnp.where((topology.depth == depth)[None], self._successor(known, above, topology.rank), token)
         return grow(topology, token), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> Int[Array, "B M k"]:
+    def lesson(self, params: Params, state: Any, checked: Any) -> Lesson:
         """Returns the successors of every checked node's token, rejected nodes included."""
-        return likeliest(checked.logits, self.width)[1]
+        return self._lesson(checked.logits)
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Writes them into the matrix, and counts what was emitted."""
@@ -119,11 +175,37 @@ class Recycling:
             found, common = known.matrix[token, place], known.common[place]
         return jnp.where((rank < self.width)[None], jnp.where(found == UNKNOWN, common, found), UNKNOWN)
 
-    def _each(self, change: Any, known: Successors, *entries: Array) -> Successors:
+    def _children(
+        self, known: Successors, token: Int[Array, "B A"]
+    ) -> tuple[Int[Array, "B A {self.width}"], Float[Array, "B A {self.width}"]]:
+        """Returns what may follow each token, and how likely each is; a common token has its share of what was said."""
+        assert known.probability is not None
+        if self.own:
+            row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
+            found, probability, common = known.matrix[row, token], known.probability[row, token], known.common[:, None]
+            times = jnp.take_along_axis(known.count, jnp.maximum(known.common, 0), axis=1)[:, None]
+            total = known.count.sum(1)[:, None, None]
+        else:
+            found, probability, common = known.matrix[token], known.probability[token], known.common[None, None]
+            times, total = known.count[jnp.maximum(known.common, 0)][None, None], known.count.sum()
+        often = times.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)
+        unknown = found == UNKNOWN
+        kept = jnp.asarray(RANK_FIRST * RANK_FALL ** np.arange(self.width), jnp.float32)[None, None]
+        likelihood = jnp.where(unknown, often, probability) ** TRUST * kept ** (1 - TRUST)
+        return jnp.where(unknown, common, found), likelihood
+
+    def _lesson(self, logits: Float[Array, "B M V"]) -> Lesson:
+        values, token = likeliest(logits, self.width)
+        if not self.probabilities:
+            return Lesson(token=token)
+        total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
+        return Lesson(token=token, probability=jnp.exp(values.astype(jnp.float32) - total))
+
+    def _each(self, change: Any, known: Successors, *entries: Any) -> Successors:
         """Returns what is known after a change: by a row's own entries where each has its own, else by all entries."""
         if self.own:
             return jax.vmap(change)(known, *entries)
-        return change(known, *(x.reshape(-1, *x.shape[2:]) for x in entries))
+        return change(known, *jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), entries))
 
     def _known(self, state: Any) -> Successors:
         return state.rows.draft.drafter if self.own else state.shared.memory.drafter
@@ -134,9 +216,7 @@ class Recycling:
         return replace(state, shared=replace(state.shared, memory=replace(state.shared.memory, drafter=known)))
 
 
-def _written(
-    known: Successors, token: Int[Array, "n"], successors: Int[Array, "n k"], seen: Bool[Array, "n"]
-) -> Successors:
+def _written(known: Successors, token: Int[Array, "n"], lesson: Lesson, seen: Bool[Array, "n"]) -> Successors:
     """Writes the successors of each seen token; of several entries for one token the last is written.
 
     A scatter with an index twice has no order of its own on a GPU, so only the last entry of a token gets an index.
@@ -144,7 +224,10 @@ def _written(
     entry = jnp.arange(token.shape[0], dtype=jnp.int32)
     later = (token[:, None] == token[None]) & seen[None] & (entry[:, None] < entry[None])
     place = jnp.where(seen & ~later.any(1), token, known.matrix.shape[0])
-    return replace(known, matrix=known.matrix.at[place].set(successors, mode="drop"))
+    known = replace(known, matrix=known.matrix.at[place].set(lesson.token, mode="drop"))
+    if known.probability is None:
+        return known
+    return replace(known, probability=known.probability.at[place].set(lesson.probability, mode="drop"))
 
 
 def _counted(known: Successors, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Successors:

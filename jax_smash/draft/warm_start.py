@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -19,19 +19,25 @@ FORMAT = "1"
 """Of the files. A file of another format is refused."""
 
 
-def save_successors(path: Path, matrix: Int[Array, "V k"], *, tokenizer: Any) -> None:
+def save_successors(
+    path: Path, matrix: Int[Array, "V k"], *, tokenizer: Any, probability: Float[Array, "V k"] | None = None
+) -> None:
     """Writes a matrix of successors in place of an older file, whole or not at all.
 
     Args:
       path: a safetensors file.
       matrix: ids of each token's likeliest successors, −1 where none is known.
       tokenizer: that the ids belong to; None where the model has none.
+      probability: of each successor, 0 where none is known; None where it is not kept.
 
     Raises:
       OSError: it cannot be written; an older file is still there.
     """
     metadata = {"kind": KIND, "format": FORMAT, "method": "recycling", "tokenizer": tokenizer_digest(tokenizer)}
-    content = save({"matrix": np.asarray(jax.device_get(matrix), np.int32)}, metadata)
+    arrays = {"matrix": np.asarray(jax.device_get(matrix), np.int32)}
+    if probability is not None:
+        arrays["probability"] = np.asarray(jax.device_get(probability), np.float32)
+    content = save(arrays, metadata)
     check_place(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -41,8 +47,10 @@ def save_successors(path: Path, matrix: Int[Array, "V k"], *, tokenizer: Any) ->
         temporary.unlink(missing_ok=True)
 
 
-def load_successors(path: Path, *, vocab_size: int, width: int, tokenizer: Any) -> np.ndarray:
-    """Returns the matrix that a file holds, `[V, k]` of int32.
+def load_successors(
+    path: Path, *, vocab_size: int, width: int, tokenizer: Any
+) -> tuple[Int[np.ndarray, "V k"], Float[np.ndarray, "V k"] | None]:
+    """Returns the matrix that a file holds, and the probabilities of the successors where it holds them.
 
     Args:
       path: of `save_successors`.
@@ -54,7 +62,7 @@ def load_successors(path: Path, *, vocab_size: int, width: int, tokenizer: Any) 
       FileNotFoundError: there is no such file.
       ValueError: it is damaged or something else; or it was saved with another tokenizer, vocabulary or width.
     """
-    metadata, matrix = _read(path)
+    metadata, matrix, probability = _read(path)
     if metadata.get("kind") != KIND:
         raise ValueError(f"{path} holds no matrix of successors: only what was saved for a warm start can be loaded")
     if metadata.get("format") != FORMAT:
@@ -69,7 +77,19 @@ def load_successors(path: Path, *, vocab_size: int, width: int, tokenizer: Any) 
         raise ValueError(f"{path} must hold {width} successors of each token; got {matrix.shape[1]}")
     if matrix.max(initial=-1) >= vocab_size:
         raise ValueError(f"{path} is damaged: ids must be below {vocab_size}; got {matrix.max()}")
-    return matrix
+    if probability is not None:
+        _check_probability(path, probability, matrix.shape)
+    return matrix, probability
+
+
+def _check_probability(path: Path, probability: np.ndarray, shape: tuple[int, ...]) -> None:
+    if probability.shape != shape or probability.dtype != np.float32:
+        said = f"{probability.dtype}{probability.shape}"
+        raise ValueError(f"{path} is damaged: probability must be float32 as many as there are ids; got {said}")
+    if not ((probability >= 0) & (probability <= 1)).all():
+        raise ValueError(
+            f"{path} is damaged: probabilities must be from 0 to 1; got {probability.min()} to {probability.max()}"
+        )
 
 
 def check_place(path: Path) -> None:
@@ -95,12 +115,15 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> tuple[dict[str, str], np.ndarray]:
+def _read(path: Path) -> tuple[dict[str, str], np.ndarray, np.ndarray | None]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file: there is nothing to start from")
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            return metadata, file.get_tensor("matrix") if metadata.get("kind") == KIND else np.zeros((0, 0), np.int32)
+            if metadata.get("kind") != KIND:
+                return metadata, np.zeros((0, 0), np.int32), None
+            probability = file.get_tensor("probability") if "probability" in set(file.keys()) else None
+            return metadata, file.get_tensor("matrix"), probability
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from error

@@ -1,5 +1,6 @@
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,17 @@ def test_a_report_with_a_number_that_is_none_leaves_the_old_file(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(path, {"a": float("nan")})
     assert path.read_text() == "old"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    (tmp_path / ".out.json.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        write_json(path, {"a": 1})
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_an_output_file_that_exists_is_refused_unless_it_may_be_replaced(tmp_path):

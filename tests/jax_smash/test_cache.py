@@ -49,13 +49,12 @@ def plain_commit(held, keys, position, count, path):
             entries.append((position[row, entry], keys[row, entry]))
 
 
-@pytest.mark.parametrize("writer", ["_write_by_array", "_write_by_row"])
+@pytest.mark.parametrize("writer", ["_write_by_array", "_write_by_entry", "_write_by_row"])
 @pytest.mark.parametrize(("batch", "width"), [(1, 1), (3, 1), (3, BLOCK), (9, 2)])
 @pytest.mark.parametrize("with_path", [False, True])
 def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path):
-    # Which writer runs is the platform's choice; both must do the same.
-    chosen = getattr(cache_module, writer)
-    monkeypatch.setattr(cache_module, "_write_by_array", chosen)
+    # Which writer runs is the platform's choice; all must do the same.
+    monkeypatch.setattr(cache_module, "_write", getattr(cache_module, writer))
     generator = np.random.default_rng(batch * 10 + width)
     cache, held = empty_cache(batch, 64), [[] for _ in range(batch)]
     for _ in range(8):

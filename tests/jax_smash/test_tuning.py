@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax_smash.cache import EMPTY, Block
 from jax_smash.draft.tree import topology, tree_from_ranks
 from jax_smash.sharding import place
-from jax_smash.tuning import half_full, measure_costs, run_steps
+from jax_smash.tuning import half_full, measure_costs, measure_method, run_steps
 from tests.tiny import tiny_model
 
 
@@ -29,6 +29,30 @@ def test_a_curve_has_a_time_for_each_size_and_every_call_is_reported():
     assert (curve.entries, curve.batch, curve.slots, curve.measured) == ((1, 3), 2, 64, True)
     assert all(0 < s < 10 for s in curve.seconds)
     assert calls == [(i, 6) for i in range(1, 7)]
+
+
+@pytest.mark.parametrize("name", ["recycling", "lookup"])
+def test_a_method_s_whole_steps_are_measured_and_every_call_reported(name):
+    calls = []
+    curve = measure_method(
+        tiny_model(),
+        name,
+        batch=2,
+        slots=64,
+        entries=(1, 3),
+        repeats=1,
+        call_s=1e-3,
+        progress=lambda *call: calls.append(call),
+    )
+    assert (curve.entries, curve.batch, curve.slots, curve.measured) == ((1, 3), 2, 64, True)
+    assert all(0 < s < 10 for s in curve.seconds)
+    assert calls == [(i, 4) for i in range(1, 5)]
+    assert name in curve.source
+
+
+def test_methods_whose_trees_have_no_size_are_not_measured():
+    with pytest.raises(ValueError, match="method must be one of recycling, lookup, suffix, hybrid, whose trees"):
+        measure_method(tiny_model(), "draft-model", batch=1, slots=64, entries=(1, 2))
 
 
 @pytest.mark.parametrize("tree", [topology([0]), tree_from_ranks([[0], [1], [0, 0]])], ids=["root alone", "tree"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import textwrap
 
 import jax
@@ -293,6 +294,23 @@ def test_a_hub_id_without_a_network_is_one_clear_error(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no directory owner/model, and the hub gave no model") as caught:
         resolve("owner/model")
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_id_that_was_fetched_before_needs_no_network(monkeypatch, llama, tmp_path):
+    from huggingface_hub import constants
+
+    directory, _ = llama
+    revision = "0123456789abcdef" * 2 + "01234567"
+    repository = tmp_path / "models--owner--model"
+    shutil.copytree(directory, repository / "snapshots" / revision)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert resolve("owner/model") == repository / "snapshots" / revision
+    assert read_config("owner/model") == read_config(directory)
+    with pytest.raises(FileNotFoundError, match="no directory owner/other"):
+        resolve("owner/other")
 
 
 def test_nothing_is_written_over(llama, tmp_path):

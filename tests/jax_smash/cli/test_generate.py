@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -192,6 +193,14 @@ def test_a_closed_pipe_ends_the_program_without_a_word(start, model):
     process.stdout.close()
     assert process.wait(timeout=90) == 141
     assert process.stderr.read() == ""
+
+
+def test_the_help_names_every_method(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # Options below one another, not in two columns.
+    status, out, _ = call("generate", "--help")
+    help_of_method = " ".join(re.search(r"--method METHOD(.*?)--prompt TEXT", out, re.DOTALL)[1].split())
+    assert status == 0
+    assert all(re.search(rf"\b{name}\b", help_of_method) for name in jax_smash.METHODS)
 
 
 def test_flags_and_library_have_the_same_defaults():

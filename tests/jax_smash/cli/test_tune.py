@@ -59,6 +59,22 @@ def test_each_batch_size_gets_a_curve_and_all_are_drawn(call, home, model, tmp_p
     assert "costs.png exists; --overwrite replaces" in err
 
 
+def test_a_method_s_steps_are_stored_beside_the_forward_s(call, home, model):
+    few = ("--nodes", "1,2", "--slots", "64", "--repeats", "1")
+    status, out, err = call("tune", model, *few, "--methods", "lookup")
+    assert status == 0
+    heads = [line for line in out.splitlines() if line.startswith("batch")]
+    assert heads == ["batch 1, 64 slots", "batch 1, 64 slots, whole steps of lookup"]
+    assert len(err.splitlines()) == 2
+    loaded = jax_smash.load(model)
+    forward, steps = (
+        load_costs(loaded.config, loaded.params["target"], batch=1, method=name) for name in ("", "lookup")
+    )
+    assert forward is not None
+    assert steps is not None
+    assert forward.seconds != steps.seconds
+
+
 def test_more_slots_than_the_context_are_not_measured(call, home, model):
     status, out, _ = call("tune", model, "--nodes", "1,2", "--repeats", "1")
     assert status == 0
@@ -78,6 +94,8 @@ def test_more_slots_than_the_context_are_not_measured(call, home, model):
         (("--batch-size", "2", "2"), "--batch-size must be one or more different numbers"),
         (("--slots", "0"), "--slots must be at least 1"),
         (("--repeats", "0"), "--repeats must be at least 1"),
+        (("--methods", "draft-model"), "--methods must be of recycling, lookup, suffix, hybrid, whose trees"),
+        (("--methods", "lookup", "lookup"), "--methods must be different ones; got lookup lookup"),
         (("--plot", "curve.pdf"), "--plot must be a .png file"),
         (("--plot", "absent/curve.png"), "needs a directory"),
         (("--overwrite",), "--overwrite is about --plot"),

@@ -60,6 +60,18 @@ def test_the_curve_of_another_model_batch_dtype_or_weights_is_not_used():
     assert load_costs(tiny_config(), params, batch=1) == CURVE
 
 
+def test_a_method_s_steps_stand_beside_those_of_the_forward_alone():
+    path = saved()
+    drafted = dataclasses.replace(CURVE, seconds=(0.002, 0.003, 0.004))
+    other = save_costs(drafted, cost_key(*target(tiny_model()), batch=1, method="lookup"))
+    assert other != path
+    assert "-lookup-" in other.name
+    assert load_costs(*target(tiny_model()), batch=1) == CURVE
+    assert load_costs(*target(tiny_model()), batch=1, method="lookup") == drafted
+    assert load_costs(*target(tiny_model()), batch=1, method="suffix") is None
+    assert "method" not in json.loads(path.read_text())["key"]
+
+
 @pytest.mark.parametrize(
     "other",
     [{"cores": 3}, {"device": "Abacus 9"}, {"mesh": "fsdp=2"}, {"jax": "0.1"}],

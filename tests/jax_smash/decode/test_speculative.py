@@ -56,6 +56,12 @@ def test_drafted_text_is_that_of_plain_decoding(method, tree):
     assert tree != "off" or all(c.target_forwards == c.new_tokens - 1 for c in drafted)
 
 
+@pytest.mark.parametrize("tree", ["off", "chain-4", "recycling-80", "auto"])
+def test_trees_grown_by_stored_probabilities_change_no_text(tree):
+    drafted = made("recycling", "mixed", draft=DraftOptions(tree=tree, stored_probabilities=True))
+    assert tokens(drafted) == tokens(plain("mixed"))
+
+
 def test_a_tree_saves_forwards():
     drafted = made("recycling", "greedy", draft=DraftOptions(tree="recycling-80"))
     expected = plain("greedy")

@@ -83,6 +83,13 @@ def test_a_table_deeper_than_the_path_learns_its_part():
     np.testing.assert_allclose(trials.sum(1), [3, 2, 1, 0, 0, 0], atol=1e-4)
 
 
+def test_the_prior_falls_by_rank_and_may_differ_below_the_first_level():
+    np.testing.assert_allclose(prior_rates(2, 3), [[0.4, 0.16, 0.064]] * 2, rtol=1e-6)
+    rates = prior_rates(3, 2, first=0.5, deeper=0.8, fall=0.1)
+    np.testing.assert_allclose(rates, [[0.5, 0.05], [0.8, 0.08], [0.8, 0.08]], rtol=1e-6)
+    assert rates.dtype == np.float32
+
+
 def test_rates_go_from_the_prior_to_what_is_seen():
     prior = prior_rates(2, 3)
     truth = np.array([[0.1, 0.5, 0.2], [0.3, 0.05, 0.6]])

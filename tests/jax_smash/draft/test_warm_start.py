@@ -12,6 +12,7 @@ from tests.tiny import tiny_model
 from tests.tokenizers import byte_tokenizer
 
 MATRIX = jnp.arange(12, dtype=jnp.int32).reshape(4, 3) % 4 - 1
+PROBABILITY = jnp.arange(12, dtype=jnp.float32).reshape(4, 3) / 11
 
 
 def loaded(path, *, vocab_size=4, width=3, tokenizer=None):
@@ -25,14 +26,24 @@ def saved(tmp_path):
     return path
 
 
-def change(path, *, matrix=MATRIX, **metadata):
+def change(path, *, matrix=MATRIX, probability=None, **metadata):
     given = {"kind": "jax_smash successors", "format": "1", "method": "recycling", "tokenizer": "none"}
-    save_file({"matrix": np.asarray(matrix)}, path, metadata=given | metadata)
+    arrays = {"matrix": matrix} if probability is None else {"matrix": matrix, "probability": probability}
+    save_file({name: np.asarray(array) for name, array in arrays.items()}, path, metadata=given | metadata)
 
 
 def test_what_is_loaded_is_what_was_saved(saved):
-    np.testing.assert_array_equal(loaded(saved), MATRIX)
+    matrix, probability = loaded(saved)
+    np.testing.assert_array_equal(matrix, MATRIX)
+    assert probability is None
     assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_probabilities_are_kept_beside_the_ids(saved):
+    save_successors(saved, MATRIX, tokenizer=None, probability=PROBABILITY)
+    matrix, probability = loaded(saved)
+    np.testing.assert_array_equal(matrix, MATRIX)
+    np.testing.assert_array_equal(probability, PROBABILITY)
 
 
 def test_any_program_can_read_the_file(saved):
@@ -67,6 +78,10 @@ def test_a_matrix_of_something_else_is_refused_by_name(saved, asked, said):
         ({"matrix": MATRIX[0]}, "damaged"),
         ({"matrix": MATRIX - 1}, "damaged"),
         ({"matrix": MATRIX + 2}, "damaged: ids must be below 4"),
+        ({"probability": PROBABILITY[:3]}, "damaged: probability must be float32"),
+        ({"probability": MATRIX}, "damaged: probability must be float32"),
+        ({"probability": PROBABILITY + 1}, "damaged: probabilities must be from 0 to 1; got 1.0 to 2.0"),
+        ({"probability": PROBABILITY * jnp.nan}, "damaged: probabilities must be from 0 to 1"),
     ],
 )
 def test_a_damaged_file_is_refused(saved, changes, said):
@@ -100,16 +115,21 @@ def test_tokenizers_differ_where_an_id_means_something_else():
     assert tokenizer_digest(other) != tokenizer_digest(byte_tokenizer()) != tokenizer_digest(None)
 
 
-def test_a_warm_start_changes_no_text_and_saves_forwards(tmp_path):
+@pytest.mark.parametrize(
+    ("saving", "loading"), [(False, False), (True, True), (False, True), (True, False)], ids=lambda kept: f"{kept}"
+)
+def test_a_warm_start_changes_no_text_and_saves_forwards(tmp_path, saving, loading):
+    """Either drafter begins with either file: with and without probabilities."""
     file, tree = tmp_path / "m.safetensors", "chain-3"
     prompts = ["the cat sat on the mat", "a dog and a cat"]
     (plain, cold, warm) = (
         generate(tiny_model(), prompts, method=method, max_new_tokens=40, draft=draft)
         for method, draft in (
             ("ar", DraftOptions()),
-            ("recycling", DraftOptions(tree=tree, save_warm_start=file)),
-            ("recycling", DraftOptions(tree=tree, warm_start=file)),
+            ("recycling", DraftOptions(tree=tree, save_warm_start=file, stored_probabilities=saving)),
+            ("recycling", DraftOptions(tree=tree, warm_start=file, stored_probabilities=loading)),
         )
     )
+    assert ("probability" in load_file(file)) is saving
     assert [c.token_ids for c in plain] == [c.token_ids for c in cold] == [c.token_ids for c in warm]
     assert sum(c.target_forwards for c in warm) < sum(c.target_forwards for c in cold)

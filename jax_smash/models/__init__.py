@@ -1,0 +1,1 @@
+"""The one transformer, its layers, and the families that it reads."""

@@ -1,0 +1,96 @@
+"""From `--tree` to the trees that are compiled."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jax_smash import ladder
+from jax_smash.costs import CostCurve, save_costs
+from jax_smash.costs.store import cost_key
+from jax_smash.ladder import Reach, make_ladder
+from jax_smash.methods import REACH, make_method
+from tests.tiny import tiny_model
+
+FLAT = CostCurve(
+    entries=(1, 2, 4, 8, 16, 32), seconds=(1.0, 1.01, 1.02, 1.04, 1.1, 1.9), batch=1, slots=64, source="forward alone"
+)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_SMASH_HOME", str(tmp_path))
+
+
+def store(curve, method=""):
+    save_costs(curve, cost_key(tiny_model().config, tiny_model().params["target"], batch=1, method=method))
+
+
+def made(method="recycling", tree="auto", reach=Reach(ranks=8, levels=6)):  # noqa: B008 - frozen
+    return make_ladder(tiny_model(), tree, method=method, reach=reach, batch=1, slots=64)
+
+
+def sizes(ladder):
+    return [tree.nodes - 1 for tree in ladder.trees]
+
+
+def test_a_ladder_has_zero_nodes_and_at_most_two_more_budgets_with_what_their_steps_cost():
+    store(FLAT)
+    found = made()
+    assert sizes(found)[0] == 0
+    assert sizes(found) == sorted(set(sizes(found)))
+    assert 2 <= len(found.trees) <= 3
+    assert found.source == "forward alone"
+    np.testing.assert_allclose(found.sizing.seconds, [FLAT.at(n + 1) for n in sizes(found)])
+    assert found.sizing.known.hits.shape == (6, 8)
+
+
+def test_a_method_s_own_steps_come_before_the_forward_alone():
+    """Where drafting eats what it saves, nothing is drafted; other methods still go by the forward."""
+    store(FLAT)
+    slow = dataclasses.replace(FLAT, seconds=(1.0, 3.0, 4.0, 6.0, 8.0, 9.0), source="whole steps")
+    store(slow, "lookup")
+    plain, own = made("suffix"), made("lookup")
+    assert (plain.source, own.source) == ("forward alone", "whole steps")
+    assert sizes(plain)[plain.first] > 0
+    assert sizes(own)[own.first] == 0
+
+
+@pytest.mark.parametrize("levels", [1, 3, 10])
+def test_trees_have_room_for_the_method_s_levels_and_no_more_than_their_nodes(levels):
+    store(FLAT)
+    found = made(reach=Reach(ranks=40, levels=levels))
+    assert [tree.levels for tree in found.trees] == [min(levels, n) for n in sizes(found)]
+    assert all(int(tree.depth.max()) <= levels for tree in found.trees)
+
+
+def test_looked_up_continuations_go_deeper_and_recycled_ones_as_deep_as_published():
+    store(FLAT)
+    levels = {name: make_method(tiny_model(), name, slots=64).strategy.levels for name in REACH}
+    assert levels["recycling"] == 6
+    assert levels["lookup"] == levels["suffix"] == levels["hybrid"] == 10
+
+
+def test_deeper_rates_make_deeper_trees():
+    wide, deep = Reach(ranks=4, levels=10), Reach(ranks=4, levels=10, deeper=0.8, fall=0.1)
+    assert deep.rates().shape == (10, 4)
+    assert int(deep.tree(12).depth.max()) == 10
+    assert int(wide.tree(12).depth.max()) < 6
+
+
+def test_a_named_tree_is_alone_and_needs_no_costs():
+    found = made(tree="chain-3", reach=None)
+    assert (sizes(found), found.first, found.sizing) == ([3], 0, None)
+    assert "chain-3" in found.source
+
+
+def test_without_costs_a_tree_of_some_nodes_is_used_and_the_user_told(monkeypatch):
+    monkeypatch.setattr(ladder, "estimate_costs", lambda *args, **kwargs: None)
+    found = made()
+    assert (sizes(found), found.sizing) == ([ladder.DEFAULT_NODES], None)
+    assert "jax-smash tune" in found.source
+
+
+def test_a_method_without_an_automatic_size_is_named():
+    with pytest.raises(ValueError, match="trees of method lookahead have no automatic size"):
+        made("lookahead", reach=None)

@@ -1,0 +1,34 @@
+import jax
+import pytest
+
+from jax_smash.models.families.presets import preset
+from jax_smash.models.transformer import abstract_params
+from jax_smash.plan import forward_bytes, prefill_chunk, step_bytes
+from tests.tiny import tiny_config
+
+
+def test_a_step_reads_every_weight_once_and_the_slots_that_a_layer_has():
+    config = tiny_config(window=8)
+    params = abstract_params(config)[1]
+    weights = sum(x.size for x in jax.tree.leaves(params)) * 4
+    found = step_bytes(config, params, batch=3, slots=32)
+    # Keys and values in float32: 32 slots of one layer and the window's 8 of the other, of three rows.
+    assert found.cache == 3 * (32 + 8) * 2 * config.num_kv_heads * config.head_width * 4
+    untied = 0 if config.tied_head else config.vocab_size * config.d_model * 4
+    assert found.weights == weights - untied
+    assert found.total == found.weights + found.cache
+
+
+@pytest.mark.parametrize("budget", [2**20, 2**26, 2**30, 2**40])
+@pytest.mark.parametrize(("batch", "slots"), [(1, 512), (8, 4096)])
+def test_a_chunk_is_the_largest_that_memory_allows(budget, batch, slots):
+    config = preset("llama-3.1-8b")
+    width = prefill_chunk(config, batch=batch, slots=slots, budget=budget)
+    assert width in [2**n for n in range(4, 12)]
+    needed = [forward_bytes(config, batch=batch, width=w, slots=slots, itemsize=4) for w in (width, 2 * width)]
+    assert width == 16 or needed[0] <= budget
+    assert width == 2048 or needed[1] > budget
+
+
+def test_a_model_that_does_not_tell_its_sizes_is_read_in_pieces_all_the_same():
+    assert prefill_chunk(None, batch=8, slots=4096) == 256

@@ -1,0 +1,28 @@
+import pytest
+
+from jax_smash.shapes import bucket, chunks, round_up
+
+
+def test_a_bucket_holds_its_length_and_little_more():
+    for n in range(1, 5000):
+        size = bucket(n)
+        assert size >= n
+        assert size == 16 or size - n < size / 3
+        assert bucket(size) == size
+
+
+def test_buckets_are_few():
+    assert len({bucket(n) for n in range(1, 4097)}) == 17
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 100, 512, 513, 1500])
+@pytest.mark.parametrize("chunk", [16, 256, 512])
+def test_chunks_hold_a_prompt_and_only_the_last_is_no_whole_one(length, chunk):
+    *whole, last = chunks(length, chunk)
+    assert all(width == chunk for width in whole)
+    assert sum(whole) < length <= sum(whole) + last
+    assert last == min(bucket(length - sum(whole)), chunk)
+
+
+def test_a_multiple_is_the_least_that_is_enough():
+    assert [round_up(n, 8) for n in (1, 8, 9)] == [8, 8, 16]
