@@ -70,6 +70,7 @@ def test_who_only_reads_changes_nothing(tmp_path):
     assert files(tmp_path) == before
     with Checkpoints(tmp_path) as checkpoints:  # Who saves removes what a run that died left.
         assert checkpoints.latest == 1
+        checkpoints.save(3, tree(3))
     assert not under_way.exists()
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -28,7 +29,7 @@ def other_model():
         lambda w: w + jnp.asarray(noise.normal(size=w.shape) * 0.1 * float(w.std()), w.dtype) if w.ndim > 1 else w,
         model.params["target"],
     )
-    return type(model)(**{**vars(model), "name": "changed", "params": {"target": changed}})
+    return dataclasses.replace(model, name="changed", params={"target": changed})
 
 
 def drawn(verify, tree, seed, *, method="draft-model", sampling=SAMPLED, tokens=TOKENS, count=DRAWN):
