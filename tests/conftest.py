@@ -1,6 +1,7 @@
 """Tests run on the CPU with eight virtual devices, strict dtypes, no silent broadcasting and checked shapes."""
 
 import os
+import pathlib
 
 # Before jax is imported: how many devices there are is fixed then, and an installed libtpu must not be asked.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_SMASH_TEST_PLATFORMS", "cpu")
@@ -14,6 +15,7 @@ from jaxtyping import install_import_hook
 install_import_hook(["jax_smash", "pallas_kernels"], "beartype.beartype")
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -21,3 +23,16 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Programs this small run once: half of a test's time would go into optimising them. Tests that read a compiled program
 # turn it back on.
 jax.config.update("jax_disable_most_optimizations", True)
+
+# Every compiled program holds a dozen memory mappings for as long as it is cached. Linux grants a process 65,530; the
+# suite needs more, and XLA crashes without them.
+MAPPINGS = 20_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_programs():
+    """Forgets compiled programs after a module where many are held."""
+    yield
+    mappings = pathlib.Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MAPPINGS:
+        jax.clear_caches()
