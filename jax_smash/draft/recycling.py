@@ -217,17 +217,32 @@ class Recycling:
 
 
 def _written(known: Successors, token: Int[Array, "n"], lesson: Lesson, seen: Bool[Array, "n"]) -> Successors:
-    """Writes the successors of each seen token; of several entries for one token the last is written.
+    """Writes the successors of each seen token; of several entries for one token the last is written."""
+    tables, rows = (known.matrix, known.probability), (lesson.token, lesson.probability)
+    # Most entries are a budget's padding: a CPU takes less time over the few others than over finding the last of each.
+    matrix, probability = jax.lax.platform_dependent(tables, rows, token, seen, cpu=_in_order, default=_last_ones)
+    return replace(known, matrix=matrix, probability=probability)
 
-    A scatter with an index twice has no order of its own on a GPU, so only the last entry of a token gets an index.
-    """
+
+def _in_order(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
+    """Writes the rows of seen tokens one after the other."""
+    order = jnp.argsort(~seen, stable=True)
+
+    def write(i: Array, tables: Any) -> Any:
+        return jax.tree.map(lambda table, row: table.at[token[order[i]]].set(row[order[i]]), tables, rows)
+
+    return jax.lax.fori_loop(jnp.int32(0), seen.sum(dtype=jnp.int32), write, tables)
+
+
+def _last_ones(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
+    """Writes the last row of each seen token, all at once: a scatter with an index twice has no order on a GPU."""
     entry = jnp.arange(token.shape[0], dtype=jnp.int32)
     later = (token[:, None] == token[None]) & seen[None] & (entry[:, None] < entry[None])
-    place = jnp.where(seen & ~later.any(1), token, known.matrix.shape[0])
-    known = replace(known, matrix=known.matrix.at[place].set(lesson.token, mode="drop"))
-    if known.probability is None:
-        return known
-    return replace(known, probability=known.probability.at[place].set(lesson.probability, mode="drop"))
+
+    def write(table: Array, row: Array) -> Array:
+        return table.at[jnp.where(seen & ~later.any(1), token, table.shape[0])].set(row, mode="drop")
+
+    return jax.tree.map(write, tables, rows)
 
 
 def _counted(known: Successors, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Successors:
