@@ -103,11 +103,7 @@ def main(
     # What does not divide is told before anything is written.
     check_rows(settings.batch_size, where, accumulate=settings.accumulate)
     param_shardings(abstract_params(settings.model)[1], where)
-    if settings.own_rows and (save_every % settings.own_every or loop.end % settings.own_every):
-        raise ValueError(
-            f"own_every must divide the steps between checkpoints and the last step, for a run to resume to the same "
-            f"weights; got {settings.own_every}, {save_every} and {loop.end}"
-        )
+    _check_resumable(settings, loop)
     remember(settings, output, resume=resume, packed=rows.index["sources_sha256"])
 
     if began:
@@ -116,17 +112,7 @@ def main(
         graphdef, params = first_params(settings.model, settings.seed, recall=settings.recall)
     refresh = None
     if settings.own_rows:
-        batches = own = own_texts(
-            batches,
-            rows,
-            graphdef,
-            settings.model,
-            rows=settings.own_rows,
-            every=settings.own_every,
-            length=settings.length,
-            weight=settings.circle_weight,
-            seed=settings.seed,
-        )
+        batches = own = own_texts(settings, batches, rows, graphdef)
         refresh = own.refresh
     objective = language_model_objective(graphdef, dtype=settings.dtype, remat=settings.remat, scan=settings.scan)
     train(
@@ -141,14 +127,25 @@ def main(
         mesh=where,
         before_step=refresh,
     )
-    if loop.end < settings.steps:
-        print(
-            f"stopped after step {loop.end} of {settings.steps}; --resume goes on, train.export exports what there is"
+    print(_ended(loop, output, packed, tokenizer, sources))
+
+
+def _ended(loop: Loop, output: Path, packed: Path, tokenizer: Path, sources: Path | None) -> str:
+    """Exports a run that is at its end; returns what is said of it."""
+    if loop.end < loop.steps:
+        return f"stopped after step {loop.end} of {loop.steps}; --resume goes on, train.export exports what there is"
+    if (output / MODEL).exists():
+        return f"exported before to {output / MODEL}"
+    return f"exported to {export_run(output, packed, tokenizer, output / MODEL, sources=sources)}"
+
+
+def _check_resumable(settings: Settings, loop: Loop) -> None:
+    """Refuses a run whose checkpoints lie between two times that own texts are written."""
+    if settings.own_rows and (loop.save_every % settings.own_every or loop.end % settings.own_every):
+        raise ValueError(
+            f"own_every must divide the steps between checkpoints and the last step, for a run to resume to the same "
+            f"weights; got {settings.own_every}, {loop.save_every} and {loop.end}"
         )
-    elif (output / MODEL).exists():
-        print("exported before to", output / MODEL)
-    else:
-        print("exported to", export_run(output, packed, tokenizer, output / MODEL, sources=sources))
 
 
 def _batches(settings: Settings, packed: Packed, held_out_rows: int) -> tuple[Batches, dict[str, list[Batch]]]:

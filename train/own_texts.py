@@ -19,6 +19,7 @@ from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
 from train.data import Batch, Packed, Pieces
 from train.loop import Batches
+from train.settings import Settings
 
 RUN = 4
 """Tokens that are said again where a text goes in circles."""
@@ -135,17 +136,14 @@ def repeats(text: Sequence[int], start: int) -> list[bool]:
     return marks
 
 
-def own_texts(
-    batches: Batches, packed: Packed, graphdef: Any, config: ModelConfig, *, rows: int, every: int, **given: Any
-) -> OwnTexts:
+def own_texts(settings: Settings, batches: Batches, packed: Packed, graphdef: Any) -> OwnTexts:
     """Returns batches with own texts, begun like the packed texts; tasks and what is to be unlearned are left out.
 
     Args:
+      settings: of the run.
       batches: of data.
       packed: the shards that they are drawn from.
       graphdef: of the model.
-      config: of the model.
-      rows, every: as in `OwnTexts`, and so what else is given.
 
     Raises:
       ValueError: several hosts train, there is no text to begin with, or rows are too short.
@@ -153,6 +151,16 @@ def own_texts(
     if jax.process_count() > 1:
         raise ValueError(f"own texts are written by one host; got {jax.process_count()}")
     plain = {source["name"] for source in packed.index["sources"] if not source.get("task")}
-    pieces = packed.pieces("train", given["length"])
+    pieces = packed.pieces("train", settings.length)
     openings = [found for name, found in pieces.items() if name in plain and not found[0].marks.any()]
-    return OwnTexts(batches, NnxModel(graphdef), config, openings, rows=rows, every=every, **given)
+    return OwnTexts(
+        batches=batches,
+        definition=NnxModel(graphdef),
+        config=settings.model,
+        openings=openings,
+        rows=settings.own_rows,
+        every=settings.own_every,
+        length=settings.length,
+        weight=settings.circle_weight,
+        seed=settings.seed,
+    )

@@ -21,7 +21,6 @@ class Verification(abc.ABC):
     Greedy rows get their likeliest tokens by all of them.
     """
 
-    @abc.abstractmethod
     def check(
         self,
         tree: DraftTree,
@@ -43,25 +42,29 @@ class Verification(abc.ABC):
         Returns:
           The path; and a token a node, behind nodes off the path one that the target might have chosen there.
         """
+        if sampled:
+            return self._check_samples(tree, logits, key, token_length)
+        target = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return accept(tree, target), target
+
+    @abc.abstractmethod
+    def _check_samples(
+        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
+    ) -> tuple[Accepted, Int[Array, "B M"]]:
+        """Does what `check` says where some row samples."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Coupling(Verification):
     """Keeps what plain decoding would have emitted: the text is the same, token for token, whatever was drafted."""
 
-    def check(
-        self,
-        tree: DraftTree,
-        logits: Float[Array, "B M V"],
-        key: Key[Array, "B"],
-        token_length: Int[Array, "B"],
-        *,
-        sampled: bool,
+    def _check_samples(
+        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
     ) -> tuple[Accepted, Int[Array, "B M"]]:
         """Compares each node with the target's choice at its parent, made with the noise of plain decoding."""
         # A node's noise is that of the place behind it, so nodes of one depth share it.
         depth = jnp.arange(tree.levels + 1, dtype=jnp.int32)[None]
-        target = choose(logits, key, token_length[:, None] + depth, sampled=sampled, place=tree.depth)
+        target = choose(logits, key, token_length[:, None] + depth, sampled=True, place=tree.depth)
         return accept(tree, target), target
 
 
@@ -75,18 +78,10 @@ class Rejection(Verification):
 
     rule: Rule
 
-    def check(
-        self,
-        tree: DraftTree,
-        logits: Float[Array, "B M V"],
-        key: Key[Array, "B"],
-        token_length: Int[Array, "B"],
-        *,
-        sampled: bool,
+    def _check_samples(
+        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
     ) -> tuple[Accepted, Int[Array, "B M"]]:
         """Accepts and refuses drawn tokens by the rule; a tree without their distribution is an error."""
-        if not sampled:
-            return COUPLING.check(tree, logits, key, token_length, sampled=False)
         accepted, last = reject(tree, logits, key, token_length, rule=self.rule)
         return accepted, _behind(tree, logits, accepted, last)
 
@@ -95,18 +90,10 @@ class Rejection(Verification):
 class TypicalLossy(Verification):
     """Keeps what the target finds likely enough. LOSSY: sampled text does not follow the target's distribution."""
 
-    def check(
-        self,
-        tree: DraftTree,
-        logits: Float[Array, "B M V"],
-        key: Key[Array, "B"],
-        token_length: Int[Array, "B"],
-        *,
-        sampled: bool,
+    def _check_samples(
+        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
     ) -> tuple[Accepted, Int[Array, "B M"]]:
         """Compares each node's probability with a threshold that falls with the entropy."""
-        if not sampled:
-            return COUPLING.check(tree, logits, key, token_length, sampled=False)
         accepted, last = accept_typical_lossy(tree, logits)
         return accepted, _behind(tree, logits, accepted, last)
 

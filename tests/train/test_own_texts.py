@@ -27,7 +27,7 @@ def root(tmp_path_factory):
     corpus = Corpus(sources=(Source("text", paths=("a.jsonl",)), task), held_out=0.1)
     pack_corpus(corpus, root, root / "tokenizer", root / "packed")
     model = MODEL | {"max_positions": 256}
-    own = {"length": LENGTH, "batch_size": 16, "own_rows": 8, "own_every": 2, "steps": 4}
+    own = {"length": LENGTH, "batch_size": 16, "own_rows": 8, "own_every": 2, "circle_weight": 3.0, "steps": 4}
     (root / "config.json").write_text(json.dumps(FIELDS | {"model": model} | own))
     return root
 
@@ -42,8 +42,7 @@ def written(root):
     def data():
         return training_batches(packed, length=LENGTH, batch_size=16, seed=0)
 
-    given = {"rows": 8, "every": 2, "length": LENGTH, "weight": 3.0, "seed": 0}
-    return own_texts(data(), packed, graphdef, settings.model, **given), data(), params
+    return own_texts(settings, data(), packed, graphdef), data(), params
 
 
 def test_tokens_that_complete_a_run_said_before_are_marked():
