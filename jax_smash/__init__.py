@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jax_smash.decode.state import DecodeState
     from jax_smash.generation import Completion, generate
     from jax_smash.loading import Model, load, random_model
-    from jax_smash.methods import METHODS, DraftOptions
+    from jax_smash.methods import METHODS, DraftOptions, SmashOptions
     from jax_smash.models.transformer import Transformer
     from jax_smash.protocols import CausalLM, Forward, LogitsProcessor, ModelDef, Strategy
     from jax_smash.sampling import SamplingOptions
@@ -32,6 +32,7 @@ _HOMES = {
     "RopeConfig": "config",
     "SamplingOptions": "sampling",
     "Session": "session",
+    "SmashOptions": "methods",
     "Strategy": "protocols",
     "Transformer": "models.transformer",
     "convert": "checkpoints.convert",

@@ -9,11 +9,20 @@ import jax
 import numpy as np
 
 from jax_smash.automaton import StreamDecoder
+from jax_smash.decode.groups import Smashed, smashed_rows
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.speculative import DraftMemory
 from jax_smash.decode.state import FINISH_REASONS
 from jax_smash.loading import Model
-from jax_smash.methods import DraftOptions, check_draft, check_method, make_method, save_memory
+from jax_smash.methods import (
+    DraftOptions,
+    SmashOptions,
+    check_draft,
+    check_method,
+    check_smash,
+    make_method,
+    save_memory,
+)
 from jax_smash.request import Prompt, Request, check_counts, make_request
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session, TokenLogProb
@@ -67,6 +76,7 @@ class Completion:
       sample: number of the continuation among those of its prompt.
       log_probs, prompt_log_probs: a record a token; None unless asked for.
       drafted: how its drafts fared; None in plain decoding.
+      smashed: the slots that its tokens took; None where each has its own.
     """
 
     prompt: Any
@@ -83,6 +93,7 @@ class Completion:
     log_probs: list[TokenLogProb] | None = None
     prompt_log_probs: list[TokenLogProb] | None = None
     drafted: Drafted | None = None
+    smashed: Smashed | None = None
 
 
 def generate(
@@ -91,6 +102,7 @@ def generate(
     *,
     method: str = "ar",
     draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
+    smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
     max_new_tokens: int = 128,
     sampling: SamplingOptions | Sequence[SamplingOptions] = SamplingOptions(),  # noqa: B008 - frozen
     stop: str | Sequence[str] = (),
@@ -111,13 +123,15 @@ def generate(
     """Continues prompts, a batch at a time.
 
     A row's text depends on its prompt, its options and its seed alone: not on its batch, and not on whether it is
-    streamed.
+    streamed. HAMburger's `blind` and `checked` modes hold to that where `least_rows` is 1: else the length of a row's
+    groups depends on the rows beside it.
 
     Args:
       model: from `load`.
       prompts: one prompt, or several.
       method: a name of `jax_smash.methods.METHODS`.
       draft: options of methods that draft.
+      smash: options of HAMburger.
       max_new_tokens: at most, a continuation.
       sampling: how tokens are chosen, for all prompts or one a prompt.
       stop: strings that end a continuation; they and what follows are cut.
@@ -144,6 +158,7 @@ def generate(
     """
     check_method(method)
     check_draft(method, draft)
+    check_smash(method, smash)
     check_counts(max_new_tokens=max_new_tokens, num_samples=num_samples, batch_size=batch_size)
     request = make_request(
         model,
@@ -164,6 +179,7 @@ def generate(
         sampled=any(o.sampled for o in request.sampling),
         log_probs=log_probs,
         draft=draft,
+        smash=smash,
         batch=size * num_samples,
         slots=request.slots,
     )
@@ -247,7 +263,7 @@ class _Turn:
         finish, forwards = jax.device_get((rows.finish, rows.forwards))
         outputs, log_probs = self.session.outputs(), self.session.log_probs()
         prompt_log_probs = self.session.prompt_log_probs
-        drafted = drafted_rows(self.session, self.tree)
+        drafted, smashed = drafted_rows(self.session, self.tree), smashed_rows(self.session.state)
         for row in range(self.rows):
             prompt, sample = divmod(row, self.session.samples)
             after_first = len(outputs[row]) - 1
@@ -266,6 +282,7 @@ class _Turn:
                 log_probs=None if log_probs is None else log_probs[row],
                 prompt_log_probs=None if prompt_log_probs is None else prompt_log_probs[row],
                 drafted=None if drafted is None else drafted[row],
+                smashed=None if smashed is None else smashed[row],
             )
 
     def _show(self) -> None:

@@ -14,17 +14,22 @@ from jax.sharding import Mesh
 
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
+from jax_smash.checkpoints.smasher import SmashModules, check_smasher, is_smasher, load_smasher, tokenizer_sha256
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
+from jax_smash.models.families.family import in_use
 from jax_smash.models.families.presets import preset
 from jax_smash.models.transformer import abstract_params, random_params
 from jax_smash.protocols import ModelDef
-from jax_smash.quantise import check_weights, quantise_params, quantising_place
+from jax_smash.quantise import activation_dtype, check_weights, quantise_params, quantising_place
 from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
 """Models that come with the package, by name."""
+
+MODULES = "hamburger"
+"""Folder, beside a base, of the HAMburger modules that go with it."""
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Tokenizer classes that are all in their `tokenizer.json`, under the names of transformers 4 and 5."""
@@ -42,6 +47,7 @@ class Model:
       tokenizer: a Hugging Face tokenizer; None where the directory has none.
       stop_tokens: ids that end a text.
       path: the directory it was loaded from; None for a model without one.
+      modules: HAMburger modules grafted on it, whose parameters stand under `smasher` too; None where there are none.
     """
 
     name: str
@@ -51,6 +57,7 @@ class Model:
     tokenizer: Any = None
     stop_tokens: tuple[int, ...] = ()
     path: Path | None = None
+    modules: SmashModules | None = None
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a plain prompt, with the tokenizer's own beginning.
@@ -94,7 +101,14 @@ class Model:
         return self.tokenizer
 
 
-def load(name: str | Path, *, dtype: Any = None, weights: str = "plain", mesh: str | Mesh | None = None) -> Model:
+def load(
+    name: str | Path,
+    *,
+    dtype: Any = None,
+    weights: str = "plain",
+    mesh: str | Mesh | None = None,
+    modules: str | Path | None = None,
+) -> Model:
     """Loads a model: a shipped one, a Hugging Face directory or hub id, or one that `convert` wrote.
 
     Args:
@@ -104,30 +118,36 @@ def load(name: str | Path, *, dtype: Any = None, weights: str = "plain", mesh: s
       weights: `plain`, or `int8`: every matrix as 8-bit integers with a float32 scale for each output channel.
       mesh: devices to divide the model over, as in `fsdp=4,tp=2` or from `sharding.make_mesh`; each tensor goes to its
         devices as it is read. None puts all on the default device.
+      modules: a folder with HAMburger modules for the model, or `auto` for those beside it. Where the folder holds
+        weights of the base too, which were trained with the modules, the model gets those.
 
     Raises:
-      FileNotFoundError: there is no such model.
+      FileNotFoundError: there is no such model, or it has no such modules.
       ValueError: the checkpoint is damaged, or of an unknown architecture; there are no such weights; the mesh does not
-        fit the devices or the model.
+        fit the devices or the model; the modules do not fit the model.
     """
     check_weights(weights)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     path = find(name)
     if path.parent == ASSETS:
         dtype = dtype or jnp.float32
-    config = orbax.read_config(path) if orbax.is_checkpoint(path) else huggingface.read_config(path)[0]
+    config = _config(path)
+    folder = None if modules is None else find_modules(name, modules)
+    if folder is not None:
+        check_smasher(folder, config, tokenizer_sha256(path))
+    source = _source(path, config, folder)
     _, abstract = abstract_params(config)
     placing = None if mesh is None else _place_on(mesh, abstract)
     if weights == "int8":
         placing = quantising_place(abstract, placing)
-    if orbax.is_checkpoint(path):
-        config, graphdef, params = orbax.load(path, dtype=dtype, place=placing)
+    if orbax.is_checkpoint(source):
+        config, graphdef, params = orbax.load(source, dtype=dtype, place=placing)
     else:
-        graphdef, params = huggingface.load_params(path, config, dtype=dtype, place=placing)
+        graphdef, params = huggingface.load_params(source, config, dtype=dtype, place=placing)
     if mesh is not None:
         params = place(params, mesh)  # Scales of quantised weights lie where they were made.
     tokenizer = load_tokenizer(path)
-    return Model(
+    model = Model(
         name=str(name),
         definition=NnxModel(graphdef),
         params={"target": params},
@@ -136,6 +156,67 @@ def load(name: str | Path, *, dtype: Any = None, weights: str = "plain", mesh: s
         stop_tokens=stop_tokens(path, config, tokenizer),
         path=path,
     )
+    if folder is None:
+        return model
+    made = load_smasher(folder, config, tokenizer_sha256(path), dtype=activation_dtype(params))
+    if weights == "int8":
+        made = dataclasses.replace(made, params=quantise_params(made.params))
+    return grafted(model, made)
+
+
+def grafted(model: Model, modules: SmashModules) -> Model:
+    """Returns a model with HAMburger modules on it, on the model's own devices.
+
+    Raises:
+      ValueError: the model is not one of this package's, or the modules were made for another configuration.
+    """
+    if model.config is None:
+        raise ValueError(f"HAMburger modules need a model of this package; {model.name} is none")
+    modules.config.check_base(model.config, modules.config.tokenizer_sha256)
+    mesh = mesh_of(model.params)
+    if mesh is not None:
+        modules = dataclasses.replace(modules, params=place(modules.params, mesh))
+    return dataclasses.replace(model, modules=modules, params={**model.params, "smasher": modules.params})
+
+
+def find_modules(name: str | Path, modules: str | Path) -> Path:
+    """Returns the folder of HAMburger modules.
+
+    Args:
+      name: of the model that they are for, as `load` takes it.
+      modules: a folder, or `auto` for the one beside the model.
+
+    Raises:
+      FileNotFoundError: there is no such model, or no modules are there.
+    """
+    if str(modules) != "auto":
+        folder = Path(modules).expanduser()
+        if not is_smasher(folder):
+            raise FileNotFoundError(f"{folder} has no HAMburger modules: smasher.json is missing")
+        return folder
+    folder = find(name) / MODULES
+    if not is_smasher(folder):
+        raise FileNotFoundError(f"{name} has no HAMburger modules in {folder}; give --modules FOLDER")
+    return folder
+
+
+def _config(path: Path) -> ModelConfig:
+    return orbax.read_config(path) if orbax.is_checkpoint(path) else huggingface.read_config(path)[0]
+
+
+def _source(path: Path, config: ModelConfig, folder: Path | None) -> Path:
+    """Returns where the base's weights are: with the modules, where those were trained with them.
+
+    Raises:
+      ValueError: the base in the modules' folder has another configuration or tokenizer.
+    """
+    if folder is None or not (orbax.is_checkpoint(folder) or (folder / huggingface.CONFIG).is_file()):
+        return path
+    if in_use(_config(folder)) != in_use(config):
+        raise ValueError(f"the base in {folder} must have the configuration of the one in {path}; it has another")
+    if tokenizer_sha256(folder) not in ("", tokenizer_sha256(path)):
+        raise ValueError(f"the base in {folder} must have the tokenizer of the one in {path}; it has another")
+    return folder
 
 
 def find(name: str | Path) -> Path:

@@ -108,6 +108,8 @@ class Session:
             )
         self.state = self._placed(DecodeState(rows=rows, shared=shared))
         self._fanned_out = samples == 1
+        # Of rows that sit a turn out: what they have said last and not read.
+        self._unread: list[list[int]] = [[] for _ in self._sampling]
 
     @property
     def prompts(self) -> int:
@@ -132,19 +134,12 @@ class Session:
             logits are not numbers.
         """
         rows = self.state.rows
-        length, emitted, pending = jax.device_get((rows.token_length, rows.output_length, rows.pending))
-        held = length - (emitted > 0)
-        texts = [[int(t)] * bool(n and p) + list(p) for t, n, p in zip(pending, emitted, prompts, strict=True)]
+        tails = self._tails()
+        texts = [tail + list(prompt) if prompt else [] for tail, prompt in zip(tails, prompts, strict=True)]
         limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
         limit = np.where([bool(t) for t in texts], limit, 0).astype(np.int32)
-        for row, text in enumerate(texts):
-            # The last new token is never cached.
-            need = int(held[row]) + len(text) + max(int(limit[row]) - 1, 0)
-            if text and need > self.slots:
-                raise ValueError(
-                    f"row {row} needs {need} slots ({held[row]} held, {len(text)} prompt, {limit[row]} new); "
-                    f"the cache has {self.slots}"
-                )
+        self._check_room(texts, limit)
+        self._unread = [[] if text else tail for text, tail in zip(texts, tails, strict=True)]
         stop = jnp.zeros_like(rows.stop) if self._stops is None else self._stops.start(len(texts))
         rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop)
         self.state = self._placed(replace(self.state, rows=rows))
@@ -181,6 +176,36 @@ class Session:
             ]
             for row, tokens in enumerate(outputs)
         ]
+
+    def _tails(self) -> list[list[int]]:
+        """Returns the emitted tokens of each row that are not in the cache."""
+        rows = self.state.rows
+        output, length, unread = jax.device_get((rows.output, rows.output_length, rows.unread))
+        return [
+            row[n - count : n].tolist() if count else kept
+            for row, n, count, kept in zip(output, length, unread, self._unread, strict=True)
+        ]
+
+    def _check_room(self, texts: list[list[int]], limit: np.ndarray) -> None:
+        """Refuses texts that do not fit the cache, or that run past the model's context by sharing slots."""
+        rows = self.state.rows
+        slots, length, unread = jax.device_get((rows.cache.slot_length, rows.token_length, rows.unread))
+        for row, text in enumerate(texts):
+            if not text:
+                continue
+            # The last new token is never cached; of the others, each may need a slot of its own.
+            more, held = len(text) + max(int(limit[row]) - 1, 0), int(slots[row])
+            if held + more > self.slots:
+                raise ValueError(
+                    f"row {row} needs {held + more} slots ({held} held, {len(text)} prompt, {limit[row]} new); "
+                    f"the cache has {self.slots}"
+                )
+            tokens = int(length[row] - unread[row])
+            if tokens > held and self.model.config and tokens + more > self.model.config.max_positions:
+                raise ValueError(
+                    f"row {row} needs {tokens + more} positions ({tokens} taken, {len(text)} prompt, {limit[row]} new);"
+                    f" the model's context has {self.model.config.max_positions}"
+                )
 
     def _placed(self, state: DecodeState) -> DecodeState:
         """Returns a state where the programs expect it: what the host changes need not come out there."""
@@ -236,6 +261,7 @@ class Session:
         )
         if self.prompt_log_probs is not None:
             self.prompt_log_probs = [self.prompt_log_probs[i] for i in np.asarray(index)]
+        self._unread = [[] for _ in np.asarray(index)]
         self._fanned_out = True
 
     def _processors(self, samples: int) -> tuple[Any, ...]:

@@ -22,9 +22,11 @@ from jax_smash.cli.options import (
 )
 from jax_smash.cli.records import RecordFile
 from jax_smash.cli.screen import Screen
+from jax_smash.cli.smash_options import SmashFlags
 from jax_smash.prompts import FilePrompt, checked_text, read_prompts
 
 if TYPE_CHECKING:
+    from jax_smash.decode.groups import Smashed
     from jax_smash.generation import Completion, Drafted
     from jax_smash.loading import Model
     from jax_smash.session import TokenLogProb
@@ -40,7 +42,8 @@ class Generate:
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
     method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
-    """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model and hybrid draft."""
+    """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model and hybrid draft;
+    hamburger says several tokens at once and keeps them in one slot."""
     prompt: Annotated[str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """The text to continue."""
     prompts: Annotated[
@@ -62,6 +65,7 @@ class Generate:
     stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
     draft: tyro.conf.OmitArgPrefixes[DraftFlags] = dataclasses.field(default_factory=DraftFlags)
+    smash: tyro.conf.OmitArgPrefixes[SmashFlags] = dataclasses.field(default_factory=SmashFlags)
     output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
 
     def run(self) -> None:
@@ -76,16 +80,16 @@ class Generate:
         records = RecordFile(self.output.json, overwrite=self.output.overwrite) if self.output.json else None
         prompts = self._prompts()
         sampling = self.sampling.options()
-        draft = self.draft.options(self.method, overwrite=self.output.overwrite)
+        options = self.draft.options(self.method, overwrite=self.output.overwrite), self.smash.options(self.method)
         live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
         with Screen(
             prompts=len(prompts), samples=self.num_samples, stream=live, keep_going=records is not None
         ) as screen:
             if records is None:
-                self._decode(prompts, sampling, draft, schema, screen, None)
+                self._decode(prompts, sampling, options, schema, screen, None)
             else:
                 with records:
-                    self._decode(prompts, sampling, draft, schema, screen, records)
+                    self._decode(prompts, sampling, options, schema, screen, records)
 
     def _check(self) -> None:
         if (self.prompt is None) == (self.prompts is None):
@@ -109,7 +113,7 @@ class Generate:
         self,
         prompts: list[FilePrompt],
         sampling: Any,
-        draft: Any,
+        options: tuple[Any, Any],
         schema: str | None,
         screen: Screen,
         records: RecordFile | None,
@@ -122,7 +126,9 @@ class Generate:
 
         add_virtual_devices(self.mesh)
         dtype = None if self.dtype == "auto" else self.dtype
-        model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh)
+        draft, smash = options
+        modules = self.smash.modules_for(self.model, self.method, smash)
+        model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh, modules=modules)
         screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []
@@ -140,6 +146,7 @@ class Generate:
             prompts,
             method=self.method,
             draft=draft,
+            smash=smash,
             max_new_tokens=self.stopping.max_new_tokens,
             sampling=sampling,
             stop=self.stopping.stops(),
@@ -172,6 +179,9 @@ def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[s
     drafted = fields.pop("drafted")
     if drafted is not None:
         fields["drafted"] = dataclasses.asdict(drafted) | {"acceptance": drafted.acceptance}
+    smashed = fields.pop("smashed")
+    if smashed is not None:
+        fields["smashed"] = dataclasses.asdict(smashed) | {"output_compression": smashed.output_compression}
     for name in ("log_probs", "prompt_log_probs"):
         entries = fields.pop(name)
         if entries is not None:
@@ -192,6 +202,7 @@ def summary(completions: list["Completion"], seconds: float, compiled: float) ->
     if forwards:
         parts.append(f"{(tokens - len(completions)) / forwards:.2f} accepted a forward")
     parts += _drafts([c.drafted for c in completions if c.drafted is not None])
+    parts += _slots([c.smashed for c in completions if c.smashed is not None])
     parts.append(f"first token after {1e3 * max(c.time_to_first_token_s for c in completions):.0f} ms")
     parts.append(f"compiling took {compiled:.1f} s more")
     return ", ".join(parts)
@@ -209,6 +220,12 @@ def _drafts(drafted: list["Drafted"]) -> list[str]:
     if not shares:
         return [said]
     return [said, f"kept by depth {' '.join(shares[:SHOWN_DEPTHS])}{' …' if len(shares) > SHOWN_DEPTHS else ''}"]
+
+
+def _slots(smashed: list["Smashed"]) -> list[str]:
+    """Returns what a summary says of fused slots."""
+    slots = sum(s.slots for s in smashed)
+    return [f"{sum(s.tokens for s in smashed) / slots:.2f} tokens a slot of the output"] if slots else []
 
 
 def _namer(model: "Model") -> Callable[[int], dict[str, Any]]:

@@ -57,6 +57,7 @@ def init_rows(
     rows = Rows(
         cache=model.init_cache(batch, slots, block),
         pending=zeros,
+        unread=zeros,
         token_length=zeros,
         output=jnp.zeros((batch, output), jnp.int32),
         output_length=zeros,
@@ -139,7 +140,8 @@ def decode(strategy: Strategy, params: Params, state: DecodeState, steps: Int[Ar
 def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> Rows:
     """Returns rows ready for a prompt: what they hold stays, their output starts anew.
 
-    A row's pending token is not in the cache yet and is no longer counted: the prompt must begin with it.
+    What a row has not read of its output, the pending token or its group, is no longer counted: the prompt must begin
+    with it.
 
     Args:
       rows: fresh or ended rows.
@@ -149,7 +151,8 @@ def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> R
     # Fields are donated, so no two may be one array.
     return replace(
         rows,
-        token_length=rows.token_length - (rows.output_length > 0).astype(jnp.int32),
+        token_length=rows.token_length - rows.unread,
+        unread=jnp.zeros_like(rows.unread),
         output_length=jnp.zeros_like(rows.finish),
         limit=limit,
         stop=stop,

@@ -45,7 +45,8 @@ class Rows:
     Attributes:
       cache: the target's cache; everything but the pending token is in it.
       pending: the last emitted token, not yet in the cache.
-      token_length: tokens of the sequence so far: prompt and emitted, the pending one included.
+      unread: how many of the last emitted tokens are not in the cache: the pending one, or the group that it ends.
+      token_length: tokens of the sequence so far: prompt and emitted, those that are unread included.
       output: emitted tokens since the last prompt; slots past `output_length` hold garbage.
       output_length: how many were emitted.
       limit: how many may be emitted, at most O.
@@ -61,6 +62,7 @@ class Rows:
 
     cache: Any
     pending: Int[Array, "B"]
+    unread: Int[Array, "B"]
     token_length: Int[Array, "B"]
     output: Int[Array, "B O"]
     output_length: Int[Array, "B"]
@@ -115,14 +117,14 @@ def emit(
     Args:
       token: what may be emitted, in order.
       logit: the model's logit of each; a NaN there ends the row with `NOT_A_NUMBER`.
-      count: how many of them a row emits, at least 1; None for all.
+      count: how many of them a row emits; a row with 0 stays as it is. None for all.
       log_probs: of these tokens, where they are recorded.
     """
     rows, shared = state.rows, state.shared
-    running = rows.finish == RUNNING
     width = token.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
     count = jnp.full_like(rows.finish, width) if count is None else count
+    running = (rows.finish == RUNNING) & (count > 0)
     finish = jnp.where(rows.output_length[:, None] + place + 1 >= rows.limit[:, None], LENGTH, RUNNING)
     stops = None
     if shared.stops is not None:
@@ -145,6 +147,7 @@ def emit(
     rows = replace(
         rows,
         pending=jnp.where(running, _at(token, last), rows.pending),
+        unread=jnp.where(running, 1, rows.unread).astype(jnp.int32),
         token_length=rows.token_length + emitted,
         output=_put(rows.output, slot, token),
         output_length=rows.output_length + emitted,

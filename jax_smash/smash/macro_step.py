@@ -18,7 +18,8 @@ Speak = Callable[
     [Carry, Float[Array, "B D"], Int[Array, ""], Bool[Array, "B"]], tuple[Carry, Int[Array, "B"], Bool[Array, "B"]]
 ]
 """Chooses a token: what is carried, the vectors to read it from, its place in the group, and which rows say one, to
-what is carried on, the tokens, and which of those rows may say more (a token that ends a text ends its group)."""
+what is carried on, the tokens, and which of those rows may say more (a token that ends a text ends its group). A row
+whose token is negative says none: its group ends before it. That may not be a group's first."""
 
 
 @pytree
@@ -98,12 +99,13 @@ def macro_step(
         """Adds a token to the groups that go on, and finds those that go on behind it."""
         stop = smasher.stop_logits(hidden)
         carry, token, open_rows = choose(state.carry, hidden, state.index, state.going)
+        said, token = state.going & (token >= 0), jnp.maximum(token, 0)
         group = Group(
-            tokens=state.group.tokens.at[:, state.index].set(jnp.where(state.going, token, 0)),
-            count=state.group.count + state.going.astype(jnp.int32),
-            stop=state.group.stop.at[:, state.index].set(jnp.where(state.going, jax.nn.sigmoid(stop), 0.0)),
+            tokens=state.group.tokens.at[:, state.index].set(jnp.where(said, token, 0)),
+            count=state.group.count + said.astype(jnp.int32),
+            stop=state.group.stop.at[:, state.index].set(jnp.where(said, jax.nn.sigmoid(stop), 0.0)),
         )
-        going = state.going & open_rows & goes_on(stop, confidence) & (group.count < limit)
+        going = said & open_rows & goes_on(stop, confidence) & (group.count < limit)
         going &= going.sum(dtype=jnp.int32) >= least_rows
         vector = base.embed(token[:, None])[:, 0]
         return _Micro(carry=carry, group=group, going=going, vector=vector, cache=state.cache, index=state.index + 1)

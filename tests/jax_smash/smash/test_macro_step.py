@@ -178,6 +178,36 @@ def test_another_head_may_say_the_further_tokens():
     assert (group.tokens[:, 1:] == 77).all()
 
 
+def test_a_head_that_has_no_token_for_a_row_ends_its_group():
+    base, smasher = base_of(), smasher_of()
+    prefix, hidden, _, whole = groups()
+
+    def speechless(carry, hidden, index, going):
+        token = jnp.argmax(base.unembed(hidden), axis=-1).astype(jnp.int32)
+        unable = (jnp.arange(B, dtype=jnp.int32) == 2) & (index == 2)
+        return carry, jnp.where(unable, -1, token), going
+
+    @jax.jit
+    def step(prefix, hidden):
+        return macro_step(
+            base,
+            smasher,
+            prefix,
+            hidden,
+            speak=speechless,
+            carry=0,
+            running=jnp.ones((B,), bool),
+            confidence=jnp.zeros((B,)),
+            limit=jnp.full((B,), J, jnp.int32),
+            least_rows=jnp.int32(1),
+        )[1]
+
+    group = step(prefix, hidden)
+    assert group.count.tolist() == [4, 4, 2, 4]
+    assert group.tokens[2].tolist() == [*whole.tokens[2, :2].tolist(), 0, 0]
+    assert group.tokens[3].tolist() == whole.tokens[3].tolist()
+
+
 def test_nothing_of_an_earlier_macro_step_matters():
     """A macro-step is a function of the slot before it: what was said before, however long, leaves no trace in it."""
     base, smasher = base_of(), smasher_of()

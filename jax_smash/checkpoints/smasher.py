@@ -1,0 +1,258 @@
+"""The modules grafted on a base, as two files in a folder that may hold other things, a base's checkpoint too."""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from jax_smash.checkpoints.directory import FULL
+from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
+from jax_smash.checkpoints.shards import finite
+from jax_smash.config import ModelConfig
+from jax_smash.quantise import check_plain
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.smasher import SmasherDef, abstract_smasher
+
+CONFIG, WEIGHTS = "smasher.json", "smasher.safetensors"
+FORMAT = 1
+"""Of the files; a reader refuses others than it knows."""
+
+COUNTS = "token_counts"
+"""Name of the tensor with how often each token was seen in training."""
+
+ROOM = 2**16
+"""Bytes beside the weights that a folder must have room for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SmashModules:
+    """Modules for a base, ready to be bound.
+
+    Attributes:
+      config: their sizes, and what they were made for.
+      definition: their structure.
+      params: their parameters.
+      token_counts: int64, how often each token of the vocabulary was seen in training; None where nobody counted.
+    """
+
+    config: SmashConfig
+    definition: SmasherDef
+    params: nnx.State
+    token_counts: np.ndarray | None = None
+
+
+def save_smasher(
+    folder: Path, config: SmashConfig, params: nnx.State, *, token_counts: np.ndarray | None = None
+) -> None:
+    """Saves modules as `smasher.json` and `smasher.safetensors`, whole or not at all; older ones are replaced.
+
+    Other files of the folder stay as they are.
+
+    Args:
+      folder: made where it is missing.
+      config: of the modules.
+      params: their parameters, in the dtype that they are saved in.
+      token_counts: how often each token of the vocabulary was seen in training, at least 0.
+
+    Raises:
+      ValueError: weights are int8, not finite or of a dtype that no checkpoint has; the counts are no counts.
+      OSError: the disk is full, or the folder cannot be made.
+    """
+    check_plain(params)
+    tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
+    for name, array in tensors.items():
+        if array.dtype not in DTYPES.values():
+            raise ValueError(f"{name} must be one of {', '.join(map(str, DTYPES.values()))}; got {array.dtype}")
+        if not finite(array):
+            raise ValueError(f"{name} holds NaN or infinity")
+    if token_counts is not None:
+        tensors[COUNTS] = _counts(token_counts)
+    folder = Path(folder).expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _both_or_neither(folder, sum(a.nbytes for a in tensors.values()) + ROOM) as (fields_file, weights_file):
+        # Contiguous: the writer takes an array's bytes as they lie in memory.
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
+        fields = {"format": FORMAT, "weights_sha256": _sha256(weights_file), **config.to_fields()}
+        fields_file.write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtype: Any = None) -> SmashModules:
+    """Loads what `save_smasher` wrote, onto the default device.
+
+    Args:
+      folder: that holds the two files.
+      base: configuration of the base at hand.
+      tokenizer_sha256: of its `tokenizer.json`; empty where it has none.
+      dtype: of the weights in memory; None keeps the files'.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: one is damaged, or not of the same save as the other; the modules were made for another base or
+        tokenizer; a tensor is missing, unexpected, of another shape, NaN or infinite.
+    """
+    folder = Path(folder).expanduser().resolve()
+    config = check_smasher(folder, base, tokenizer_sha256)
+    digest = _read_fields(folder / CONFIG)[1]
+    tensors = _read_tensors(folder / WEIGHTS, digest)
+    counts = tensors.pop(COUNTS, None)
+    if counts is not None and counts.shape != (base.vocab_size,):
+        raise ValueError(f"{COUNTS} in {folder / WEIGHTS} must be {[base.vocab_size]}, got {list(counts.shape)}")
+    _, abstract = abstract_smasher(base, config)
+    expected = {dotted(path): tuple(variable.shape) for path, variable in nnx.to_flat_state(abstract)}
+    check_fit(folder / WEIGHTS, expected, {name: array.shape for name, array in tensors.items()})
+    made_of = _dtype(folder / WEIGHTS, tensors, dtype)
+    for name, array in tensors.items():
+        if not finite(array):
+            raise ValueError(f"{name} in {folder / WEIGHTS} holds NaN or infinity")
+    graphdef, abstract = abstract_smasher(base, config, made_of)
+    leaves = [(path, v.replace(_cast(tensors[dotted(path)], made_of))) for path, v in nnx.to_flat_state(abstract)]
+    return SmashModules(
+        config=config,
+        definition=SmasherDef(graphdef),
+        params=nnx.from_flat_state(leaves),
+        token_counts=None if counts is None else _counts(counts),
+    )
+
+
+def check_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str) -> SmashConfig:
+    """Returns the configuration of modules that were made for a base, before their weights are read.
+
+    Args:
+      folder, base, tokenizer_sha256: as in `load_smasher`.
+
+    Raises:
+      FileNotFoundError: `smasher.json` is missing.
+      ValueError: it is damaged, or the modules were made for another base or tokenizer.
+    """
+    config = read_smasher_config(folder)
+    try:
+        config.check_base(base, tokenizer_sha256)
+    except ValueError as error:
+        raise ValueError(f"{Path(folder) / CONFIG}: {error}") from error
+    return config
+
+
+def read_smasher_config(folder: Path) -> SmashConfig:
+    """Returns the configuration of the modules in a folder.
+
+    Raises:
+      FileNotFoundError: `smasher.json` is missing.
+      ValueError: it is damaged.
+    """
+    return _read_fields(Path(folder).expanduser().resolve() / CONFIG)[0]
+
+
+def is_smasher(folder: Path) -> bool:
+    """Returns whether a folder holds modules."""
+    return (Path(folder).expanduser() / CONFIG).is_file()
+
+
+def tokenizer_sha256(folder: Path | None) -> str:
+    """Returns the SHA-256 of a base's `tokenizer.json`; empty where it has none."""
+    file = None if folder is None else Path(folder) / "tokenizer.json"
+    return _sha256(file) if file is not None and file.is_file() else ""
+
+
+def _read_fields(file: Path) -> tuple[SmashConfig, str]:
+    """Returns the configuration that a file holds, and the hash of the weights that belong to it."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing")
+    try:
+        fields = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} must hold a JSON object; got {type(fields).__name__}")
+    if (version := fields.pop("format", None)) != FORMAT:
+        raise ValueError(f"{file} must have format {FORMAT}; got {version!r}")
+    digest = fields.pop("weights_sha256", None)
+    if not isinstance(digest, str):
+        raise ValueError(f"{file}: weights_sha256 must be a text; got {digest!r}")
+    try:
+        return SmashConfig.from_fields(fields), digest
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _read_tensors(file: Path, digest: str) -> dict[str, np.ndarray]:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; {CONFIG} is there")
+    if (actual := _sha256(file)) != digest:
+        raise ValueError(
+            f"{file} is damaged, or was not saved with the {CONFIG} beside it: "
+            f"its SHA-256 must be {digest}; got {actual}"
+        )
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def _dtype(file: Path, tensors: Mapping[str, np.ndarray], wanted: Any) -> np.dtype:
+    for name, array in tensors.items():
+        if array.dtype not in DTYPES.values():
+            supported = ", ".join(map(str, DTYPES.values()))
+            raise ValueError(f"{name} in {file} has dtype {array.dtype}; supported dtypes of weights: {supported}")
+    return one_dtype(file, {name: array.dtype for name, array in tensors.items()}, wanted)
+
+
+def _cast(array: np.ndarray, dtype: np.dtype) -> jax.Array:
+    return jax.device_put(array.astype(dtype, copy=False))
+
+
+def _counts(counts: np.ndarray) -> np.ndarray:
+    """Returns counts as int64.
+
+    Raises:
+      ValueError: they are not whole numbers from 0, one a token.
+    """
+    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts.size and counts.min() < 0):
+        raise ValueError(
+            f"{COUNTS} must be whole numbers from 0, one for each token; got {counts.dtype} {list(counts.shape)}"
+        )
+    return counts.astype(np.int64)
+
+
+@contextlib.contextmanager
+def _both_or_neither(folder: Path, size: int) -> Iterator[tuple[Path, Path]]:
+    """Gives two files to fill, and moves them to their places when both are complete."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise OSError(errno.ENOSPC, f"no room to save: {size} bytes are needed, {free} are free", str(folder))
+    parts = [folder / f".{name}.{os.getpid()}.part" for name in (CONFIG, WEIGHTS)]
+    try:
+        yield parts[0], parts[1]
+        shutil.copymode(*parts)  # The writer of tensors lets nobody else read.
+        for part in parts:
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+        # The hash in the first tells a reader between the two moves that they do not belong together.
+        os.replace(parts[1], folder / WEIGHTS)
+        os.replace(parts[0], folder / CONFIG)
+    except SafetensorError as error:  # What the disk said stands in the message only.
+        raise OSError(errno.EIO, str(error), str(folder)) from error
+    except OSError as error:
+        if error.errno in FULL:
+            raise OSError(error.errno, f"no room to save: {os.strerror(error.errno)}", str(folder)) from error
+        raise
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

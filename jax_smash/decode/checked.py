@@ -1,0 +1,154 @@
+"""HAMburger, checked: the base reads a group's tokens and their fusions at once, and keeps what it agrees with."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.cache import Block, after
+from jax_smash.decode.groups import SmashRows
+from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
+from jax_smash.draft.micro import drafted_group
+from jax_smash.draft.tree import pack
+from jax_smash.protocols import CausalLM, ModelDef, Params
+from jax_smash.pytree import replace
+from jax_smash.sampling import choose, log_probabilities
+from jax_smash.sharding import constrain
+from jax_smash.smash.entry import chosen_entry, entry_at, last_entry
+from jax_smash.smash.macro_step import Group
+from jax_smash.smash.smasher import Smasher, SmasherDef
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedDecoding:
+    """The strategy that fuses only what the base itself would have said behind the slots that it has.
+
+    Of each group, one forward reads the J tokens, one behind the other, and the J − 1 fusions of their prefixes, each
+    alone behind the cache; a group of one is its own token's entry. The base's choice behind a token checks the next
+    one. The fusion of the agreed prefix is committed as one slot, and the base's choice behind the last agreed *token*
+    begins the next group: that entry has read all tokens as they are. What the micro-step decoder goes on from is the
+    committed *fusion's* entry, the kind of entry that it was trained on.
+
+    The text is not plain decoding's, for the base reads fused slots. What the rows share is `SmashSettings`.
+
+    Differs from Liu and Zhang 2025, HAMburger, section 3: there nothing checks a group.
+
+    Attributes:
+      target: the base.
+      smasher: the grafted modules; their parameters stand under `smasher`.
+      sampled: some row may sample; False compiles a loop without noise.
+      log_probs: likeliest tokens to record beside each emitted one, by the base; None records nothing.
+    """
+
+    target: ModelDef
+    smasher: SmasherDef
+    sampled: bool = False
+    log_probs: int | None = None
+
+    block = 1
+    """Entries that one step commits at most."""
+
+    def init(self, params: Params, batch: int, slots: int) -> SmashRows:
+        """Makes what is kept of rows that have read nothing."""
+        return SmashRows.empty(*self._bound(params), batch)
+
+    def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
+        """Keeps the last entry of the prompt, which the first group is said from."""
+        kept = state.rows.draft
+        entry = last_entry(self._bound(params)[1], kept.entry, chunk.valid, taps, hidden)
+        return replace(state, rows=replace(state.rows, draft=replace(kept, entry=entry)))
+
+    def start(self, params: Params, state: DecodeState) -> DecodeState:
+        """Emits the token after the prompt."""
+        rows = state.rows
+        logits = constrain(self._bound(params)[0].unembed(rows.last_hidden), "batch")[:, None]
+        choice = self._choice(state, logits, jnp.zeros((*logits.shape[:2], 0), jnp.int32))
+        return self._emitted(state, choice, logits, jnp.ones_like(rows.finish))
+
+    def step(self, params: Params, state: DecodeState) -> DecodeState:
+        """Says a group behind the pending token, checks it, emits what was agreed on and one token more."""
+        rows = state.rows
+        base, smasher = self._bound(params)
+        running = running_rows(state)
+        group = drafted_group(
+            base, smasher, params, state, rows.draft.entry, settings=state.shared.memory, sampled=self.sampled
+        )
+        inputs, position, block = group_block(base, smasher, group, rows.token_length - 1)
+        out = base.forward(inputs, position, rows.cache, block)
+        steps = group.tokens.shape[1]
+        logits = constrain(base.unembed(out.hidden[:, :steps]), "batch")
+        choice = self._choice(state, logits, paths(group))
+        valid = block.valid[:, 1:steps]
+        agreed = 1 + jnp.cumprod((choice[:, :-1] == group.tokens[:, 1:]) & valid, axis=1, dtype=jnp.int32).sum(1)
+        emitted = self._emitted(state, choice, logits, agreed)
+        # As many tokens share the slot as were emitted: behind one that ends the text nothing was read.
+        count = emitted.rows.output_length - rows.output_length
+        place = jnp.where(count > 1, steps + count - 2, 0)
+        entry = chosen_entry(running, entry_at(smasher, out.taps, out.hidden, place), rows.draft.entry)
+        written = after(running.astype(jnp.int32), emitted.rows.pending)
+        rows = replace(
+            emitted.rows,
+            cache=rows.cache.commit(out.block_kv, position, written, place[:, None]),
+            forwards=rows.forwards + running.astype(jnp.int32),
+            draft=replace(rows.draft, entry=entry).counted(count, group.count, running),
+        )
+        return replace(emitted, rows=rows)
+
+    def _bound(self, params: Params) -> tuple[CausalLM, Smasher]:
+        return self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
+
+    def _choice(
+        self, state: DecodeState, logits: Float[Array, "B P V"], path: Int[Array, "B P levels"]
+    ) -> Int[Array, "B P"]:
+        """Returns the base's choice behind each token."""
+        place = state.rows.token_length[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
+        return choose(processed_logits(state, logits, path), state.rows.key, place, sampled=self.sampled)
+
+    def _emitted(
+        self, state: DecodeState, token: Int[Array, "B P"], logits: Float[Array, "B P V"], count: Int[Array, "B"]
+    ) -> DecodeState:
+        chosen = jnp.take_along_axis(logits, token[:, :, None], axis=2)[:, :, 0]
+        log_probs = None if self.log_probs is None else log_probabilities(logits, token, self.log_probs)
+        return emit(state, token, chosen, count, log_probs=log_probs)
+
+
+def group_block(
+    base: CausalLM, smasher: Smasher, group: Group, first: Int[Array, "B"]
+) -> tuple[Float[Array, "B T D"], Int[Array, "B T"], Block]:
+    """Returns the entries that check a group: its J tokens, then the fusions of its first 2, 3, … J tokens.
+
+    Args:
+      base: bound to its parameters.
+      smasher: the grafted modules, likewise.
+      group: J tokens a row, of which the first `count` count.
+      first: position of each group's first token.
+
+    Returns:
+      The entries' vectors; their positions, a fusion's being that of its last token; and which entry sees which: tokens
+      see those before, fusions themselves alone.
+    """
+    batch, steps = group.tokens.shape
+    vectors = base.embed(group.tokens)
+    place = jnp.concatenate([jnp.arange(steps, dtype=jnp.int32), jnp.arange(1, steps, dtype=jnp.int32)])[None]
+    lengths = jnp.broadcast_to(jnp.arange(2, steps + 1, dtype=jnp.int32)[None], (batch, steps - 1))
+    prefixes = jnp.broadcast_to(vectors[:, None], (batch, steps - 1, *vectors.shape[1:]))
+    inputs = vectors if steps == 1 else jnp.concatenate([vectors, smasher.fuse(prefixes, lengths)], axis=1)
+    entry = jnp.arange(2 * steps - 1, dtype=jnp.int32)
+    seen = ((entry[None] <= entry[:, None]) & (entry[None] < steps) & (entry[:, None] < steps)) | (
+        entry[None] == entry[:, None]
+    )
+    words = pack(seen)
+    block = Block(
+        valid=place < group.count[:, None],
+        ancestors=jnp.broadcast_to(words[None], (batch, *words.shape)),
+    )
+    return inputs, first[:, None] + place, block
+
+
+def paths(group: Group) -> Int[Array, "B J levels"]:
+    """Returns the tokens behind the first that lead to each token of a group, itself included, padded with −1."""
+    steps = group.tokens.shape[1]
+    given = jnp.tril(jnp.ones((steps, steps), bool))[None, :, 1:]
+    behind = jnp.broadcast_to(group.tokens[:, None, 1:], (group.tokens.shape[0], steps, steps - 1))
+    return jnp.where(given, behind, -1)

@@ -1,0 +1,95 @@
+"""What decoding with fused slots keeps of each row, and what is told of it at the end."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jax_smash.decode.state import DecodeState
+from jax_smash.protocols import CausalLM
+from jax_smash.pytree import pytree, replace
+from jax_smash.smash.entry import Entry, empty_entry
+from jax_smash.smash.macro_step import Group
+from jax_smash.smash.smasher import Smasher
+
+
+@pytree
+class SmashRows:
+    """What decoding with fused slots keeps of each row.
+
+    Attributes:
+      entry: what the micro-step decoder goes on from.
+      group: emitted tokens that are to become one slot; of no meaning where groups are checked first.
+      lengths: groups of each number of tokens, 1 first; since the rows were made.
+      micro_steps: of the micro-step decoder while the row ran, whether the row's own group went on or another's.
+    """
+
+    entry: Entry
+    group: Group
+    lengths: Int[Array, "B J"]
+    micro_steps: Int[Array, "B"]
+
+    @classmethod
+    def empty(cls, base: CausalLM, smasher: Smasher, batch: int) -> "SmashRows":
+        """Makes what is kept of rows that have read nothing."""
+        steps = smasher.config.micro_steps
+        return cls(
+            entry=empty_entry(base, smasher, batch),
+            group=Group.empty(batch, steps),
+            lengths=jnp.zeros((batch, steps), jnp.int32),
+            micro_steps=jnp.zeros((batch,), jnp.int32),
+        )
+
+    def counted(self, fused: Int[Array, "B"], said: Int[Array, "B"], running: Bool[Array, "B"]) -> "SmashRows":
+        """Returns what is kept after a macro-step.
+
+        Args:
+          fused: tokens that a row's slot gets; 0 for none.
+          said: tokens that the modules said of its group.
+          running: rows that took part.
+        """
+        length = jnp.arange(1, self.lengths.shape[1] + 1, dtype=jnp.int32)[None]
+        steps = jnp.maximum(said.max() - 1, 0)
+        return replace(
+            self,
+            lengths=self.lengths + (fused[:, None] == length).astype(jnp.int32),
+            micro_steps=self.micro_steps + jnp.where(running, steps, 0),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Smashed:
+    """What became of one row's tokens in slots.
+
+    Attributes:
+      lengths: groups of one token, of two, and so on; each is a slot.
+      micro_steps: of the micro-step decoder while the row ran; a forward of the base is none.
+    """
+
+    lengths: list[int]
+    micro_steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all groups."""
+        return sum(length * groups for length, groups in enumerate(self.lengths, 1))
+
+    @property
+    def slots(self) -> int:
+        """Slots that they take."""
+        return sum(self.lengths)
+
+    @property
+    def output_compression(self) -> float | None:
+        """Tokens a slot, the prompt left out; None where no slot was made."""
+        return self.tokens / self.slots if self.slots else None
+
+
+def smashed_rows(state: DecodeState) -> list[Smashed] | None:
+    """Returns what became of each row's tokens; None where each has a slot of its own."""
+    kept = state.rows.draft
+    if not isinstance(kept, SmashRows):
+        return None
+    rows = zip(np.asarray(kept.lengths).tolist(), np.asarray(kept.micro_steps).tolist(), strict=True)
+    return [Smashed(lengths=lengths, micro_steps=steps) for lengths, steps in rows]

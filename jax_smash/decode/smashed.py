@@ -1,0 +1,124 @@
+"""HAMburger: one forward of the base, then a group of tokens, which the next forward reads in one slot."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_smash.cache import Block, after
+from jax_smash.decode.groups import SmashRows
+from jax_smash.decode.state import DecodeState, Rows, emit, processed_logits, running_rows
+from jax_smash.protocols import CausalLM, ModelDef, Params
+from jax_smash.pytree import replace
+from jax_smash.sampling import choose, log_probabilities
+from jax_smash.sharding import constrain
+from jax_smash.smash.entry import Entry, entry_at, last_entry
+from jax_smash.smash.macro_step import macro_step
+from jax_smash.smash.micro_head import micro_logits
+from jax_smash.smash.options import SmashSettings
+from jax_smash.smash.smasher import Smasher, SmasherDef
+
+
+@dataclasses.dataclass(frozen=True)
+class SmashedDecoding:
+    """The strategy that trusts the modules: each row says groups of its own length, and a group takes one slot.
+
+    What is emitted is the base's choice for a group's first token, the micro-step decoder's for the others; nothing
+    checks those. The slot's position is that of its last token, so positions run ahead of slots. What the rows share is
+    `SmashSettings`.
+
+    Source: Liu and Zhang 2025, "HAMburger: Accelerating LLM Inference via Token Smashing", section 3.
+    Differs: rows of a batch have groups of their own length, and end a macro-step together when few would go on.
+
+    Attributes:
+      target: the base.
+      smasher: the grafted modules; their parameters stand under `smasher`.
+      sampled: some row may sample; False compiles a loop without noise.
+      log_probs: likeliest tokens to record beside each emitted one, by whichever said it; None records nothing.
+    """
+
+    target: ModelDef
+    smasher: SmasherDef
+    sampled: bool = False
+    log_probs: int | None = None
+
+    block = 1
+    """Entries that one step commits at most."""
+
+    def init(self, params: Params, batch: int, slots: int) -> SmashRows:
+        """Makes what is kept of rows that have read nothing."""
+        return SmashRows.empty(*self._bound(params), batch)
+
+    def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
+        """Keeps the last entry of the prompt, which the first group is said from."""
+        kept = state.rows.draft
+        entry = last_entry(self._bound(params)[1], kept.entry, chunk.valid, taps, hidden)
+        return replace(state, rows=replace(state.rows, draft=replace(kept, entry=entry)))
+
+    def start(self, params: Params, state: DecodeState) -> DecodeState:
+        """Emits the first group behind the prompt."""
+        entry = replace(state.rows.draft.entry, hidden=state.rows.last_hidden)
+        return self._said(params, state, entry)
+
+    def step(self, params: Params, state: DecodeState) -> DecodeState:
+        """Reads the pending group as one slot, and emits the next."""
+        rows = state.rows
+        base, smasher = self._bound(params)
+        running, group = running_rows(state).astype(jnp.int32), rows.draft.group
+        inputs = smasher.fuse(base.embed(group.tokens), group.count)[:, None]
+        # Of the group's last token, however many slots lie before.
+        position = rows.token_length[:, None] - 1
+        out = base.forward(inputs, position, rows.cache, Block.causal(jnp.ones_like(position, bool)))
+        said = self._said(params, state, entry_at(smasher, out.taps, out.hidden, jnp.zeros_like(running)))
+        cache = rows.cache.commit(out.block_kv, position, after(running, said.rows.pending))
+        return replace(said, rows=replace(said.rows, cache=cache, forwards=rows.forwards + running))
+
+    def _bound(self, params: Params) -> tuple[CausalLM, Smasher]:
+        return self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
+
+    def _said(self, params: Params, state: DecodeState, entry: Entry) -> DecodeState:
+        """Emits each running row's next group, token by token: nothing is said behind one that ends a text."""
+        base, smasher = self._bound(params)
+        settings: SmashSettings = state.shared.memory
+        rows, running = state.rows, running_rows(state)
+        said, group = macro_step(
+            base,
+            smasher,
+            entry.prefix,
+            entry.hidden,
+            speak=functools.partial(self._speak, state, base.unembed),
+            further=functools.partial(self._speak, state, functools.partial(micro_logits, base, params)),
+            # The cache stays outside the loop of micro-steps: none of them reads it.
+            carry=replace(rows, cache=None, draft=None),
+            running=running,
+            confidence=jnp.broadcast_to(settings.confidence, running.shape),
+            limit=jnp.broadcast_to(settings.limit, running.shape),
+            least_rows=settings.least(running),
+        )
+        kept = replace(rows.draft, entry=entry, group=group).counted(group.count, group.count, running)
+        unread = jnp.where(running, group.count, rows.unread)
+        return replace(state, rows=replace(said, cache=rows.cache, draft=kept, unread=unread))
+
+    def _speak(
+        self,
+        state: DecodeState,
+        head: Any,
+        rows: Rows,
+        hidden: Float[Array, "B D"],
+        index: Int[Array, ""],
+        going: Bool[Array, "B"],
+    ) -> tuple[Rows, Int[Array, "B"], Bool[Array, "B"]]:
+        """Chooses and emits a token of a group; see `Speak`."""
+        state = replace(state, rows=rows)
+        logits = constrain(head(hidden), "batch")  # The vocabulary in one place, as in plain decoding.
+        path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
+        processed = processed_logits(state, logits[:, None], path)
+        token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)
+        chosen = jnp.take_along_axis(logits, token, axis=1)
+        log_probs = None if self.log_probs is None else log_probabilities(logits[:, None], token, self.log_probs)
+        # A smaller head may have no token that a processor permits; the base has one.
+        said = going & ((index == 0) | (processed.max(-1)[:, 0] != -jnp.inf))
+        emitted = emit(state, token, chosen, said.astype(jnp.int32), log_probs=log_probs)
+        return emitted.rows, jnp.where(said, token[:, 0], -1), running_rows(emitted)

@@ -1,0 +1,109 @@
+"""Decoding methods by name, and what each needs to run for a model. A new method is one entry here."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jax_smash.decode.autoregressive import Autoregressive
+from jax_smash.draft.warm_start import save_successors
+from jax_smash.loading import Model
+from jax_smash.methods import drafted, smashed
+from jax_smash.methods.draft_options import OPTIONS, DraftOptions, check_draft, misfits
+from jax_smash.methods.drafted import INT8, REACH
+from jax_smash.methods.method import Method, Setup
+from jax_smash.methods.smashed import check_smash
+from jax_smash.smash.options import SmashOptions
+
+
+def make_method(
+    model: Model,
+    name: str,
+    *,
+    sampled: bool = False,
+    log_probs: int | None = None,
+    draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
+    smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
+    batch: int = 1,
+    slots: int = 512,
+) -> Method:
+    """Makes a method for a model.
+
+    Args:
+      model: the model that decodes.
+      name: of `METHODS`.
+      sampled: some row may sample.
+      log_probs: record this many likeliest tokens beside each emitted one.
+      draft: options of drafted decoding.
+      smash: options of decoding with HAMburger.
+      batch: rows that decode together, and
+      slots: cache slots a row: by these an automatic tree is sized.
+
+    Raises:
+      ValueError: no method has this name, or an option does not fit it.
+      OSError: a file that an option names cannot be read.
+    """
+    check_method(name)
+    check_draft(name, draft)
+    check_smash(name, smash)
+    return METHODS[name](
+        Setup(model=model, sampled=sampled, log_probs=log_probs, draft=draft, smash=smash, batch=batch, slots=slots)
+    )
+
+
+def check_method(name: str) -> None:
+    """Checks a method's name.
+
+    Raises:
+      ValueError: no method has it.
+    """
+    if name not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}; got {name!r}")
+
+
+def save_memory(model: Model, draft: DraftOptions, memory: Any) -> None:
+    """Writes what the rows have learned to where the options say; does nothing where they name no file.
+
+    Args:
+      model: that decoded.
+      draft: the options.
+      memory: what the rows shared at the end.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    if draft.save_warm_start is not None:
+        known = memory.drafter
+        save_successors(draft.save_warm_start, known.matrix, tokenizer=model.tokenizer, probability=known.probability)
+
+
+def _plain(setup: Setup) -> Method:
+    strategy = Autoregressive(target=setup.model.definition, sampled=setup.sampled, log_probs=setup.log_probs)
+    return Method("ar", strategy, setup.model.params)
+
+
+METHODS: dict[str, Callable[[Setup], Method]] = {
+    "ar": _plain,
+    "recycling": drafted.recycling,
+    "lookup": drafted.lookup,
+    "suffix": drafted.suffix,
+    "lookahead": drafted.lookahead,
+    "draft-model": drafted.draft_model,
+    "hybrid": drafted.hybrid,
+    "hamburger": smashed.hamburger,
+}
+
+__all__ = [
+    "INT8",
+    "METHODS",
+    "OPTIONS",
+    "REACH",
+    "DraftOptions",
+    "Method",
+    "Setup",
+    "SmashOptions",
+    "check_draft",
+    "check_method",
+    "check_smash",
+    "make_method",
+    "misfits",
+    "save_memory",
+]

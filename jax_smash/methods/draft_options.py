@@ -1,0 +1,99 @@
+"""What a user may ask of drafted decoding, and which method takes what."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from jax_smash.draft.corpus_texts import corpus_files
+from jax_smash.draft.draft_model import Draws
+from jax_smash.draft.templates import named_tree
+from jax_smash.draft.verification import VERIFICATIONS
+from jax_smash.draft.warm_start import check_place
+from jax_smash.loading import Model
+
+DRAWS: dict[str, Draws] = {
+    "rejection": Draws.DIFFERENT,
+    "rejection-independent": Draws.INDEPENDENT,
+    "k-seq": Draws.INDEPENDENT,
+    "typical-lossy": Draws.LIKELIEST,
+}
+"""How a draft model draws for a verification; for others, with the noise of the target's choice."""
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "recycling": ("tree", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
+    "lookup": ("tree", "lookup_corpus", "verify"),
+    "suffix": ("tree", "verify"),
+    "lookahead": ("tree", "verify"),
+    "draft-model": ("tree", "draft_model", "verify"),
+    "hybrid": ("tree", "verify"),
+}
+"""Options of drafting that a method takes; one that is not named takes none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftOptions:
+    """What a user may ask of drafted decoding.
+
+    Attributes:
+      tree: `auto`, or a name of `draft.templates.named_tree`.
+      warm_start: a file with what the drafter begins with.
+      save_warm_start: a file for what it knows at the end, made when the last prompt is done; an older one is replaced.
+      lookup_corpus: texts to look up in instead of the prompt and the output, as `draft.corpus_texts` reads them.
+      draft_model: a loaded model, what `load` takes, or `int8` for the target itself with int8 weights.
+      verify: a name of `VERIFICATIONS`.
+      stored_probabilities: Token Recycling keeps each successor's probability too, and grows its trees by them.
+    """
+
+    tree: str = "auto"
+    warm_start: Path | None = None
+    save_warm_start: Path | None = None
+    lookup_corpus: Path | None = None
+    draft_model: str | Model | None = None
+    verify: str = "coupling"
+    stored_probabilities: bool = False
+
+
+def check_draft(name: str, draft: DraftOptions) -> None:
+    """Checks what can be checked of options of drafting before there is a model.
+
+    Args:
+      name: of a method.
+      draft: its options.
+
+    Raises:
+      ValueError: the method does not take one of them, or there is no such tree.
+      OSError: a file that one of them names is missing, or cannot be made.
+    """
+    for option in misfits(name, draft):
+        taken = ", ".join(OPTIONS.get(name, ())) or "no option of drafting"
+        raise ValueError(f"{option} does not go with method {name}, which takes {taken}")
+    with _about("tree"):
+        if draft.tree != "auto":
+            named_tree(draft.tree)
+    if draft.verify not in VERIFICATIONS:
+        raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
+    if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):
+        raise ValueError(f"verify {draft.verify} is for drawn tokens, as method draft-model drafts; got {name}")
+    if draft.warm_start is not None and not draft.warm_start.is_file():
+        raise FileNotFoundError(f"{draft.warm_start} is no file: there is nothing to start from")
+    if draft.save_warm_start is not None:
+        check_place(draft.save_warm_start)
+    with _about("lookup-corpus"):
+        if draft.lookup_corpus is not None:
+            corpus_files(draft.lookup_corpus)
+
+
+@contextlib.contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Begins errors with the option that they are about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
+
+
+def misfits(name: str, draft: DraftOptions) -> list[str]:
+    """Returns the options that are given and that a method does not take."""
+    given = [f.name for f in dataclasses.fields(draft) if getattr(draft, f.name) != f.default]
+    return [option for option in given if option not in OPTIONS.get(name, ())]

@@ -1,0 +1,129 @@
+"""Methods that draft, and what each needs to run for a model."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_smash.decode.speculative import DraftMemory, Speculative
+from jax_smash.draft.corpus import Corpus, index_corpus
+from jax_smash.draft.corpus_texts import read_texts
+from jax_smash.draft.draft_model import DraftModel, Draws
+from jax_smash.draft.hybrid import Hybrid
+from jax_smash.draft.lookahead import Lookahead
+from jax_smash.draft.lookup import Lookup
+from jax_smash.draft.recycling import WIDTH, Recycling
+from jax_smash.draft.suffix import Suffix
+from jax_smash.draft.templates import named_tree
+from jax_smash.draft.tree import check_ranks
+from jax_smash.draft.verification import VERIFICATIONS
+from jax_smash.draft.warm_start import load_successors
+from jax_smash.ladder import Ladder, Reach, make_ladder
+from jax_smash.loading import Model, load, quantised
+from jax_smash.methods.draft_options import DRAWS
+from jax_smash.methods.method import Method, Setup
+from jax_smash.quantise import activation_dtype
+
+LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
+"""Continuations that were found somewhere seldom differ, and go on being right where they began right."""
+
+REACH: dict[str, Reach] = {
+    "recycling": Reach(ranks=WIDTH, levels=6),
+    "lookup": LOOKED_UP,
+    "suffix": LOOKED_UP,
+    "hybrid": Reach(ranks=WIDTH, levels=10),
+}
+"""What automatic trees of a method can use; one that is not named has none, or a tree of its own."""
+
+INT8 = "int8"
+"""Name of a draft model that is the target itself with int8 weights."""
+
+DRAFT_MODEL_TREE = "chain-4"
+"""What a draft model drafts where no tree is named."""
+
+
+def recycling(setup: Setup) -> Method:
+    drafter = Recycling(target=setup.model.definition, probabilities=setup.draft.stored_probabilities)
+    known, file = drafter.empty(setup.model.params), setup.draft.warm_start
+    if file is not None:
+        rows, width = known.matrix.shape
+        saved = load_successors(file, vocab_size=rows, width=width, tokenizer=setup.model.tokenizer)
+        known = drafter.warmed(known, *saved)
+    return drafted("recycling", setup, drafter, known)
+
+
+def lookup(setup: Setup) -> Method:
+    path = setup.draft.lookup_corpus
+    if path is None:
+        return drafted("lookup", setup, Lookup(), None)
+    index = index_corpus(read_texts(path), setup.model.tokenizer)
+    return drafted("lookup", setup, Corpus(), index)
+
+
+def suffix(setup: Setup) -> Method:
+    return drafted("suffix", setup, Suffix(), None)
+
+
+def lookahead(setup: Setup) -> Method:
+    drafter = Lookahead()
+    own = None
+    if setup.draft.tree == "auto":
+        own = Ladder(trees=(drafter.topology,), first=0, sizing=None, source="the method's own window and guesses")
+    return drafted("lookahead", setup, drafter, None, ladder=own)
+
+
+def hybrid(setup: Setup) -> Method:
+    tree = Recycling(target=setup.model.definition)
+    known = (tree.empty(setup.model.params), None)
+    return drafted("hybrid", setup, Hybrid(tree=tree, line=Suffix()), known)
+
+
+def draft_model(setup: Setup) -> Method:
+    name, target = setup.draft.draft_model, setup.model
+    if name is None:
+        raise ValueError("method draft-model needs a draft_model: a model's name, or int8 for the target's own copy")
+    if setup.draft.tree == "off":
+        raise ValueError("a draft model must draft: tree off does not go with method draft-model")
+    drafting = _drafting(name, target)
+    if drafting.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"the draft model must have the target's vocabulary of {target.vocab_size} tokens; "
+            f"{drafting.name} has {drafting.vocab_size}"
+        )
+    if drafting.tokenizer and target.tokenizer and drafting.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        raise ValueError(f"the draft model must have the target's tokenizer; that of {drafting.name} has other tokens")
+    tree = DRAFT_MODEL_TREE if setup.draft.tree == "auto" else setup.draft.tree
+    topology, draws = named_tree(tree), DRAWS.get(setup.draft.verify, Draws.COUPLED)
+    if draws is Draws.DIFFERENT:
+        check_ranks(topology)
+    width = int(topology.rank.max()) + 1
+    if width > target.vocab_size:
+        raise ValueError(f"a node has at most {target.vocab_size} children, as many as tokens; got {width} in {tree}")
+    ladder = Ladder(trees=(topology,), first=0, sizing=None, source=f"the tree {tree}")
+    drafter = DraftModel(model=drafting.definition, width=width, draws=draws, sampled=setup.sampled)
+    method = drafted("draft-model", setup, drafter, None, ladder=ladder)
+    return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
+
+
+def _drafting(name: str | Model, target: Model) -> Model:
+    if isinstance(name, Model):
+        return name
+    return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
+
+
+def drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladder | None = None) -> Method:
+    ladder = ladder or make_ladder(
+        setup.model, setup.draft.tree, method=name, reach=REACH.get(name), batch=setup.batch, slots=setup.slots
+    )
+    strategy = Speculative(
+        target=setup.model.definition,
+        drafter=drafter,
+        levels=max(tree.levels for tree in ladder.trees),
+        verification=VERIFICATIONS[setup.draft.verify],
+        sampled=setup.sampled,
+        log_probs=setup.log_probs,
+    )
+    shared = DraftMemory(
+        ladder=ladder.trees, choice=jnp.asarray(ladder.first, jnp.int32), drafter=memory, sizing=ladder.sizing
+    )
+    return Method(name, strategy, setup.model.params, shared, source=ladder.source)

@@ -1,0 +1,57 @@
+"""What a method is, and what one is made from."""
+
+import dataclasses
+from typing import Any
+
+from jax_smash.loading import Model
+from jax_smash.methods.draft_options import DraftOptions
+from jax_smash.protocols import Params, Strategy
+from jax_smash.smash.options import SmashOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way to decode one model.
+
+    Attributes:
+      name: of `METHODS`.
+      strategy: what one step of the loop does.
+      params: parameters of every module that decodes, by role.
+      memory: what the rows share before the first of them has read anything; None in plain decoding.
+      source: what the choice of trees rests on, as a user is told it; "" in plain decoding.
+    """
+
+    name: str
+    strategy: Strategy
+    params: Params
+    memory: Any = None
+    source: str = ""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the largest tree that a step checks, the root included; 1 where nothing is drafted."""
+        ladder = getattr(self.memory, "ladder", ())
+        return max((topology.nodes for topology in ladder), default=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a method is made from.
+
+    Attributes:
+      model: that decodes.
+      sampled: some row may sample.
+      log_probs: likeliest tokens to record beside each emitted one.
+      draft: options of drafted decoding.
+      smash: options of decoding with HAMburger.
+      batch: rows that decode together.
+      slots: cache slots a row.
+    """
+
+    model: Model
+    sampled: bool
+    log_probs: int | None
+    draft: DraftOptions
+    smash: SmashOptions
+    batch: int
+    slots: int

@@ -1,0 +1,79 @@
+"""`jax-smash generate --method hamburger` on a checkpoint with modules beside it."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from jax_smash.checkpoints import huggingface
+from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
+from jax_smash.cli.smash_options import SmashFlags
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
+from jax_smash.smash.smasher import random_smasher
+
+
+@pytest.fixture(scope="module")
+def smashed(model, tmp_path_factory):
+    """A sound checkpoint with modules. Tests must not change it."""
+    path = shutil.copytree(model, tmp_path_factory.mktemp("smashed") / "base")
+    config = huggingface.read_config(path)[0]
+    sizes = SmashConfig.for_base(config, micro_layers=1, micro_steps=3, tokenizer_sha256=tokenizer_sha256(path))
+    counts = np.arange(config.vocab_size)
+    save_smasher(path / "hamburger", sizes, random_smasher(config, sizes)[1], token_counts=counts)
+    return path
+
+
+def test_the_program_decodes_with_the_modules_beside_a_model(run, smashed, tmp_path):
+    options = ("--method", "hamburger", "--confidence", "0.2", "--micro-head", "100", "--json", "out.jsonl")
+    result = run("generate", "--model", smashed, *options, "--prompt", "Once upon a time", "--max-new-tokens", "9")
+    assert result.returncode == 0, result.stderr
+    record = json.loads((tmp_path / "out.jsonl").read_text())
+    assert record["new_tokens"] == 9
+    told = record["smashed"]
+    assert sum(n * groups for n, groups in enumerate(told["lengths"], 1)) == 9
+    assert told["output_compression"] == pytest.approx(9 / sum(told["lengths"]))
+    assert f"{told['output_compression']:.2f} tokens a slot of the output" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--confidence", "0"), "--confidence must be over 0 and at most 1; got 0.0"),
+        (("--confidence", "1.5"), "--confidence must be over 0 and at most 1; got 1.5"),
+        (("--micro-steps", "0"), "--micro-steps must be at least 1; got 0"),
+        (("--micro-steps", "4"), "--micro-steps must be at most 3, what the modules were trained for; got 4"),
+        (("--micro-head", "half"), "--micro-head must be full, int8 or a number of tokens; got 'half'"),
+        (("--micro-head", "9999"), "a reduced micro head must have from"),
+        (("--smash-mode", "wild"), "--smash-mode must be one of blind, exact, checked; got 'wild'"),
+        (("--least-rows", "0"), "--least-rows must be at least 1; got 0"),
+        (("--modules", "nowhere"), "nowhere has no HAMburger modules: smasher.json is missing"),
+        (("--tree", "chain-2"), "--tree does not go with --method hamburger"),
+    ],
+)
+def test_what_cannot_be_is_one_line(call, smashed, options, said):
+    status, out, err = call("generate", "--model", smashed, "--method", "hamburger", "--prompt", "a", *options)
+    assert (status in (1, 2), out) == (True, "")
+    assert len(err.splitlines()) == 1
+    assert said in err
+
+
+def test_another_method_takes_none_of_the_options(call, smashed):
+    status, _, err = call("generate", "--model", smashed, "--prompt", "a", "--confidence", "0.5")
+    assert (status, "--confidence does not go with --method ar: it is for hamburger" in err) == (2, True)
+
+
+def test_a_model_without_modules_says_what_to_do(call, model):
+    status, _, err = call("generate", "--model", model, "--method", "hamburger", "--prompt", "a")
+    assert status == 1
+    assert "has no HAMburger modules in" in err
+    assert "give --modules FOLDER" in err
+
+
+def test_flags_and_library_have_the_same_defaults():
+    assert SmashFlags().options("ar") == SmashOptions()
+    flags = {f.name.replace("smash_mode", "mode") for f in dataclasses.fields(SmashFlags)}
+    # What is for measuring has no flag.
+    assert flags - {"modules"} == {f.name for f in dataclasses.fields(SmashOptions)} - {"group_length"}

@@ -1,0 +1,82 @@
+import dataclasses
+
+import jax
+import pytest
+
+from jax_smash.decode.checked import CheckedDecoding
+from jax_smash.decode.smashed import SmashedDecoding
+from jax_smash.decode.speculative import Speculative
+from jax_smash.methods import METHODS, SmashOptions, check_smash, make_method
+from jax_smash.methods.smashed import step_cost
+from jax_smash.quantise import quantise_params
+from jax_smash.smash.micro_head import ROLE
+from tests.smashed import smashed_model
+from tests.tiny import tiny_model
+
+
+@pytest.mark.parametrize(("mode", "strategy"), [("blind", SmashedDecoding), ("checked", CheckedDecoding)])
+def test_a_mode_is_a_strategy(mode, strategy):
+    made = make_method(smashed_model(), "hamburger", smash=SmashOptions(mode=mode))
+    assert isinstance(made.strategy, strategy)
+    assert (made.nodes, made.source) == (1, f"groups {mode}")
+
+
+@pytest.mark.parametrize(("options", "nodes"), [({}, 4), ({"micro_steps": 2}, 2), ({"group_length": 1}, 1)])
+def test_exact_groups_are_chains_of_the_tree_verifier(options, nodes):
+    made = make_method(smashed_model(), "hamburger", smash=SmashOptions(mode="exact", **options))
+    assert isinstance(made.strategy, Speculative)
+    assert made.nodes == nodes
+
+
+def test_options_go_with_their_method_alone():
+    for name in METHODS:
+        check_smash(name, SmashOptions())
+    check_smash("hamburger", SmashOptions(confidence=0.5))
+    with pytest.raises(ValueError, match="confidence does not go with method ar: it is for hamburger"):
+        check_smash("ar", SmashOptions(confidence=0.5))
+    with pytest.raises(ValueError, match="smash_mode does not go with method suffix"):
+        make_method(smashed_model(), "suffix", smash=SmashOptions(mode="exact"))
+
+
+def test_a_model_without_modules_is_refused():
+    with pytest.raises(ValueError, match="two-layer has no HAMburger modules: load it with modules"):
+        make_method(tiny_model(), "hamburger")
+
+
+@pytest.mark.parametrize("name", ["micro_steps", "group_length"])
+def test_more_than_was_trained_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at most 4, what the modules were trained for; got 5"):
+        make_method(smashed_model(), "hamburger", smash=SmashOptions(**{name: 5}))
+
+
+def test_a_reduced_head_that_cannot_be_is_refused():
+    model = smashed_model()
+    with pytest.raises(ValueError, match="micro_head 3 can tell at most 3 likeliest tokens; got 5"):
+        make_method(model, "hamburger", smash=SmashOptions(micro_head="3"), log_probs=5)
+    with pytest.raises(ValueError, match="a reduced micro head must have from 1 to 259 tokens; got 300"):
+        make_method(model, "hamburger", smash=SmashOptions(micro_head="300"))
+    uncounted = dataclasses.replace(model, modules=dataclasses.replace(model.modules, token_counts=None))
+    with pytest.raises(ValueError, match="micro_head 9 needs the modules' token_counts"):
+        make_method(uncounted, "hamburger", smash=SmashOptions(micro_head="9"))
+
+
+def test_a_reduced_head_keeps_the_tokens_that_end_a_text():
+    model = smashed_model(stop_tokens=(10,))
+    made = make_method(model, "hamburger", smash=SmashOptions(micro_head="3"))
+    assert made.params[ROLE].tokens.tolist() == [7, 9, 10]
+
+
+def test_a_micro_step_costs_the_weights_that_it_reads():
+    model = smashed_model()
+
+    def size(tree):
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    base, modules = model.params["target"], model.params["smasher"]
+    forward = size(base) - size(base["embedding"])
+    layers = size(modules["micro_decoder"]) + size(modules["stop_head"])
+    assert step_cost(model.params) == pytest.approx((layers + size(base["head"])) / forward)
+    reduced = make_method(model, "hamburger", smash=SmashOptions(micro_head="8")).params
+    assert step_cost(reduced) == pytest.approx((layers + 8 * 4 * model.config.d_model) / forward)
+    halved = {**model.params, "smasher": quantise_params(modules)}
+    assert step_cost(halved) < step_cost(model.params)

@@ -1,0 +1,110 @@
+"""A model with the HAMburger modules that go with it."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from qwix import QArray
+
+import jax_smash
+from jax_smash.checkpoints import huggingface
+from jax_smash.checkpoints.smasher import SmashModules, save_smasher, tokenizer_sha256
+from jax_smash.loading import find_modules, grafted, load
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.smasher import SmasherDef, random_smasher
+from tests.model_directory import write_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A base with modules beside it. Tests must not change it."""
+    path = write_model(tmp_path_factory.mktemp("model") / "base")
+    config = huggingface.read_config(path)[0]
+    sizes = SmashConfig.for_base(config, micro_layers=1, micro_steps=3, tokenizer_sha256=tokenizer_sha256(path))
+    save_smasher(path / "hamburger", sizes, random_smasher(config, sizes)[1])
+    return path
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "base")
+
+
+def test_modules_beside_a_model_are_found_and_those_of_a_folder_too(folder, tmp_path):
+    model = load(folder, modules="auto")
+    assert model.modules.config.micro_steps == 3
+    assert model.params["smasher"] is model.modules.params
+    elsewhere = shutil.copytree(folder / "hamburger", tmp_path / "elsewhere")
+    again = load(folder, modules=elsewhere)
+    for one, other in zip(*(jax.tree.leaves(m.params) for m in (model, again)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert load(folder).modules is None
+    assert "smasher" not in load(folder).params
+
+
+def test_modules_are_in_the_dtype_of_the_base_or_int8_like_it(folder):
+    for dtype in (jnp.float32, jnp.bfloat16):
+        params = load(folder, modules="auto", dtype=dtype).params["smasher"]
+        assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+    params = load(folder, modules="auto", weights="int8").params["smasher"]
+    assert isinstance(params["stop_head"]["w_in"].get_value(), QArray)
+
+
+def test_a_missing_folder_says_what_to_do(folder, tmp_path):
+    bare = write_model(tmp_path / "bare")
+    with pytest.raises(FileNotFoundError, match=r"bare has no HAMburger modules in .*hamburger; give --modules FOLDER"):
+        load(bare, modules="auto")
+    with pytest.raises(FileNotFoundError, match=r"bare has no HAMburger modules: smasher\.json is missing"):
+        load(folder, modules=bare)
+    assert find_modules(folder, "auto") == folder / "hamburger"
+
+
+def test_modules_of_another_base_or_tokenizer_are_refused_before_weights_are_read(copied):
+    raw = json.loads((copied / "config.json").read_text())
+    (copied / "model.safetensors").unlink()
+    tokenizer = copied / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    with pytest.raises(ValueError, match=r"smasher\.json: the modules were made for the tokenizer of hash"):
+        load(copied, modules="auto")
+    (copied / "config.json").write_text(json.dumps(raw | {"rms_norm_eps": 0.5}))
+    with pytest.raises(ValueError, match=r"smasher\.json: the modules were made for a base whose configuration"):
+        load(copied, modules="auto")
+
+
+def test_a_base_that_was_trained_with_the_modules_takes_the_model_s_place(copied, folder):
+    base = load(folder)
+    moved = jax.tree.map(lambda x: x + jnp.asarray(0.5, x.dtype), base.params["target"])
+    together = copied / "together"
+    huggingface.save_params(together, base.config, moved)
+    for file in (copied / "hamburger").iterdir():
+        shutil.copy(file, together)
+    model = load(copied, modules=together)
+    for one, other in zip(jax.tree.leaves(model.params["target"]), jax.tree.leaves(moved), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert model.tokenizer is not None
+    raw = json.loads((together / "config.json").read_text())
+    (together / "config.json").write_text(json.dumps(raw | {"rms_norm_eps": 0.5}))
+    with pytest.raises(ValueError, match=r"must have the configuration of the one in .*; it has another"):
+        load(copied, modules=together)
+    (together / "config.json").write_text(json.dumps(raw))
+    (together / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"must have the tokenizer of the one in .*; it has another"):
+        load(copied, modules=together)
+
+
+def test_modules_can_be_grafted_in_memory(folder):
+    model = load(folder)
+    config = SmashConfig.for_base(model.config, micro_layers=1)
+    graphdef, params = random_smasher(model.config, config)
+    modules = SmashModules(config=config, definition=SmasherDef(graphdef), params=params)
+    made = grafted(model, modules)
+    said = jax_smash.generate(made, "ab", method="hamburger", max_new_tokens=3)[0]
+    assert said.smashed.tokens == said.new_tokens == 3
+    with pytest.raises(ValueError, match=r"need a model of this package; .* is none"):
+        grafted(dataclasses.replace(model, config=None), modules)
+    with pytest.raises(ValueError, match="made for a base whose configuration has hash"):
+        grafted(dataclasses.replace(model, config=dataclasses.replace(model.config, norm_epsilon=0.5)), modules)
