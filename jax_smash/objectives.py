@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jax_smash.shapes import round_up
 
@@ -41,9 +41,59 @@ def summed_cross_entropy(
     Raises:
       ValueError: `chunk` is below 1.
     """
+
+    def of_piece(vectors: Array, target: Array, weight: Array) -> Array:
+        logits = unembed(vectors).astype(jnp.float32)
+        of_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+        likelihood = jax.nn.logsumexp(logits, axis=-1) - of_target
+        # A certain token would cost infinitely much; its gradient needs no more than this.
+        unlikelihood = -jnp.log(-jnp.expm1(-jnp.maximum(likelihood, 1e-4)))
+        return jnp.sum(jnp.abs(weight) * jnp.where(weight >= 0, likelihood, unlikelihood))
+
+    weights = weights.astype(jnp.float32)
+    return _summed(of_piece, hidden, targets, weights, chunk=chunk), jnp.abs(weights).sum()
+
+
+def summed_divergence(
+    teacher: Unembed,
+    of: Float[Array, "B T D"],
+    student: Unembed,
+    approximation: Float[Array, "B T D"],
+    weights: Float[Array, "B T"],
+    *,
+    chunk: int = 512,
+) -> Float[Array, ""]:
+    """Returns the weighted sum of what one model's predictions lose of another's, in nats.
+
+    Logits exist for about `chunk` entries at a time, as in `summed_cross_entropy`.
+
+    Equivalent formula: Σ w · Σ p · (log p − log q), p and q the softmax of the teacher's and the student's logits.
+
+    Args:
+      teacher: logits of its entries, `CausalLM.unembed`.
+      of: the teacher's hidden vectors, after the final norm.
+      student: logits of its entries.
+      approximation: the student's hidden vectors, of the same entries.
+      weights: what each entry counts.
+      chunk: entries whose logits are in memory at once.
+
+    Raises:
+      ValueError: `chunk` is below 1.
+    """
+
+    def of_piece(of: Array, approximation: Array, weight: Array) -> Array:
+        log_p = jax.nn.log_softmax(teacher(of).astype(jnp.float32), axis=-1)
+        log_q = jax.nn.log_softmax(student(approximation).astype(jnp.float32), axis=-1)
+        return jnp.sum(weight * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1))
+
+    return _summed(of_piece, of, approximation, weights.astype(jnp.float32), chunk=chunk)
+
+
+def _summed(of_piece: Callable[..., Array], *arrays: Shaped[Array, "B T ..."], chunk: int) -> Float[Array, ""]:
+    """Returns the sum over the columns of what a function makes of a piece of them, a piece at a time."""
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; got {chunk}")
-    rows, length = targets.shape
+    rows, length = arrays[0].shape[:2]
     # Cut along T: rows may be divided among devices, and a loop over a divided axis would gather it.
     columns = min(length, max(1, chunk // rows))
     padding = round_up(length, columns) - length
@@ -52,20 +102,12 @@ def summed_cross_entropy(
         x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
         return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
 
-    def add(total: Array, piece: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        vectors, target, weight = piece
-        logits = unembed(vectors).astype(jnp.float32)
-        of_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-        likelihood = jax.nn.logsumexp(logits, axis=-1) - of_target
-        # A certain token would cost infinitely much; its gradient needs no more than this.
-        unlikelihood = -jnp.log(-jnp.expm1(-jnp.maximum(likelihood, 1e-4)))
-        return total + jnp.sum(jnp.abs(weight) * jnp.where(weight >= 0, likelihood, unlikelihood)), None
+    def add(total: Array, piece: tuple[Array, ...]) -> tuple[Array, None]:
+        return total + of_piece(*piece), None
 
-    pieces = (split(hidden), split(targets), split(weights.astype(jnp.float32)))
     if padding or columns < length:
         add = jax.checkpoint(add)  # One piece alone saves nothing by it.
-    total, _ = jax.lax.scan(add, jnp.zeros((), jnp.float32), pieces)
-    return total, jnp.abs(weights.astype(jnp.float32)).sum()
+    return jax.lax.scan(add, jnp.zeros((), jnp.float32), tuple(map(split, arrays)))[0]
 
 
 def cross_entropy(

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import grain
 import numpy as np
 from grain.experimental import FirstFitPackIterDataset
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int8, Int32, Int64
 
 from train.pack import ANSWER, CIRCLE, INDEX, file_sha256
 from train.program import reason
 
 BINS = 256
 """Rows filled at once: the more, the less of a row stays empty."""
+
+READ = grain.ReadOptions(num_threads=1, prefetch_buffer_size=64)
+"""How pieces are read while a step is made."""
 
 
 class Batch(NamedTuple):
@@ -83,6 +88,20 @@ class Pieces:
         return float((self.table[:, 2] - self.table[:, 1] - 1).mean())
 
 
+class Drawn(Protocol):
+    """A source's pieces, drawn from at random."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Returns one."""
+
+    @property
+    def mean_targets(self) -> float:
+        """Targets of a piece, on average."""
+
+
 class Packed:
     """A folder made by `train.pack`.
 
@@ -144,7 +163,18 @@ def training_batches(
     Raises:
       ValueError: there is nothing to train on.
     """
-    sources = packed.pieces("train", length)
+    mixed = mixed_pieces(packed, packed.pieces("train", length), seed)[host::hosts]
+    features = mixed.map(functools.partial(_features, answer=answer_weight, circle=circle_weight))
+    rows = packed_rows(features.to_iter_dataset(READ), _lengths(length), seed)
+    return iter(rows.batch(batch_size, drop_remainder=True).map(_batch))
+
+
+def mixed_pieces(packed: Packed, sources: Mapping[str, Drawn], seed: int) -> grain.MapDataset:
+    """Returns pieces without end: each source shuffled anew in each of its epochs, sources by their shares of targets.
+
+    Raises:
+      ValueError: there are no pieces.
+    """
     if not sources:
         raise ValueError(f"{packed.folder} must hold documents to train on; got none")
     shuffled = [
@@ -153,10 +183,7 @@ def training_batches(
     ]
     # Sources are mixed piece by piece, shares are of tokens.
     weights = [packed.shares[name] / pieces.mean_targets for name, pieces in sources.items()]
-    mixed = grain.MapDataset.mix(shuffled, weights=[weight / math.fsum(weights) for weight in weights])
-    mixed = mixed[host::hosts].map(functools.partial(_features, answer=answer_weight, circle=circle_weight))
-    rows = _rows(mixed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=64)), length, seed)
-    return iter(rows.batch(batch_size, drop_remainder=True).map(_batch))
+    return grain.MapDataset.mix(shuffled, weights=[weight / math.fsum(weights) for weight in weights])
 
 
 def held_out_batches(packed: Packed, *, length: int, batch_size: int, rows: int = 0) -> dict[str, list[Batch]]:
@@ -173,35 +200,43 @@ def held_out_batches(packed: Packed, *, length: int, batch_size: int, rows: int 
     batches = {}
     for name, pieces in packed.pieces("held_out", length).items():
         documents = grain.MapDataset.source(pieces).map(functools.partial(_features, answer=1.0, circle=0.0))
-        found: list[Any] = []
-        for row in _rows(documents.to_iter_dataset(), length, seed=0):
-            found.append(row)
-            if len(found) == rows:
-                break
-        found += [{key: np.zeros_like(value) for key, value in found[0].items()}] * (-len(found) % batch_size)
-        batches[name] = [
-            _batch({key: np.stack([row[key] for row in found[i : i + batch_size]]) for key in found[0]})
-            for i in range(0, len(found), batch_size)
-        ]
+        found = packed_rows(documents.to_iter_dataset(), _lengths(length), seed=0)
+        batches[name] = [_batch(batch) for batch in filled_batches(found, batch_size, rows)]
     return batches
+
+
+def filled_batches(rows: Iterable[dict[str, np.ndarray]], batch_size: int, most: int) -> list[dict[str, np.ndarray]]:
+    """Returns at most so many rows (0 for all) in batches, the last filled with zeros."""
+    found = list(itertools.islice(rows, most or None))
+    found += [{key: np.zeros_like(value) for key, value in found[0].items()}] * (-len(found) % batch_size)
+    return [
+        {key: np.stack([row[key] for row in found[i : i + batch_size]]) for key in found[0]}
+        for i in range(0, len(found), batch_size)
+    ]
+
+
+def weights_of(marks: Int8[np.ndarray, "n"], *, answer: float, circle: float) -> Float32[np.ndarray, "n"]:
+    """Returns what tokens count as targets, by their marks: 1 where they have none."""
+    of_mark = np.ones(3, np.float32)
+    of_mark[[ANSWER, CIRCLE]] = answer, -circle
+    return of_mark[marks]
+
+
+def packed_rows(documents: grain.IterDataset, lengths: Mapping[str, int], seed: int) -> grain.IterDataset:
+    """Returns documents' features side by side in rows, of so many entries each; see `FirstFitPackIterDataset`."""
+    return FirstFitPackIterDataset(
+        documents, length_struct=dict(lengths), num_packing_bins=BINS, shuffle_bins=True, seed=seed
+    )
 
 
 def _features(piece: Piece, *, answer: float, circle: float) -> dict[str, np.ndarray]:
     tokens = piece.tokens.astype(np.int32)
-    of_mark = np.ones(3, np.float32)
-    of_mark[[ANSWER, CIRCLE]] = answer, -circle
-    weights = of_mark[piece.marks[1:]]  # Target i is token i + 1.
+    weights = weights_of(piece.marks, answer=answer, circle=circle)[1:]  # Target i is token i + 1.
     return {"tokens": tokens[:-1], "targets": tokens[1:], "weights": weights}
 
 
-def _rows(documents: grain.IterDataset, length: int, seed: int) -> grain.IterDataset:
-    return FirstFitPackIterDataset(
-        documents,
-        length_struct={"tokens": length, "targets": length, "weights": length},
-        num_packing_bins=BINS,
-        shuffle_bins=True,
-        seed=seed,
-    )
+def _lengths(length: int) -> dict[str, int]:
+    return {"tokens": length, "targets": length, "weights": length}
 
 
 def _batch(rows: dict[str, np.ndarray]) -> Batch:

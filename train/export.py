@@ -55,19 +55,29 @@ def export(output: Path, config: ModelConfig, params: nnx.State, tokenizer: Path
       FileExistsError: `output` has something in it.
       FileNotFoundError: the tokenizer's folder lacks a file.
     """
+    check_tokenizer(tokenizer)
+    with new_directory(output, params_bytes(params)) as work:
+        write_model(work, config, params, tokenizer)
+
+
+def check_tokenizer(tokenizer: Path) -> None:
+    """Raises FileNotFoundError where a tokenizer's folder lacks a file."""
     for name in TOKENIZER_FILES:
         if not (tokenizer / name).is_file():
             raise FileNotFoundError(f"{tokenizer / name} is missing")
+
+
+def write_model(work: Path, config: ModelConfig, params: nnx.State, tokenizer: Path) -> None:
+    """Writes what `export` does into an existing folder."""
     settings = {
         "bos_token_id": config.bos_token,
         "eos_token_id": list(config.eos_tokens),
         "pad_token_id": config.pad_token,
     }
-    with new_directory(output, params_bytes(params)) as work:
-        write(work, config, params)
-        for name in TOKENIZER_FILES:
-            shutil.copyfile(tokenizer / name, work / name)
-        (work / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write(work, config, params)
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(tokenizer / name, work / name)
+    (work / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def export_run(

@@ -87,6 +87,7 @@ def train(
     resume: bool = False,
     mesh: Mesh | None = None,
     before_step: Callable[[Any, int], None] | None = None,
+    tokens_of: Callable[[Any], int] | None = None,
 ) -> TrainState:
     """Trains, evaluates, logs to `output/metrics.jsonl` and saves to `output/checkpoints`; returns the final state.
 
@@ -104,6 +105,7 @@ def train(
       resume: go on from the newest checkpoint in `output`; without one, begin.
       mesh: the devices; None puts a share of each batch on every one.
       before_step: called with the weights and the number of steps made, before each batch is asked for.
+      tokens_of: counts the tokens of this host's batch, for the speed; None for the size of its first array.
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, a checkpoint has other parameters, a batch does not
@@ -128,7 +130,8 @@ def train(
         state, notes = checkpoints.load(like)
         batches.set_state(notes["batches"])
     step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
-    run = _Run(step, make_evaluation(objective, mesh), mesh, loop, checkpoints, output, before_step)
+    evaluate = make_evaluation(objective, mesh)
+    run = _Run(step, evaluate, mesh, loop, checkpoints, output, before_step, tokens_of or _first_size)
     with checkpoints:
         return run(state, batches, held_out)
 
@@ -142,6 +145,7 @@ class _Run:
     checkpoints: Checkpoints
     output: Path
     before_step: Callable[[Any, int], None] | None
+    tokens_of: Callable[[Any], int]
 
     def __call__(
         self, state: TrainState, batches: Batches, held_out: Callable[[], dict[str, Iterable[Any]]]
@@ -155,7 +159,7 @@ class _Run:
                 if self.before_step is not None:
                     self.before_step(state.params, done - 1)
                 batch = next(batches)
-                tokens += jax.tree.leaves(batch)[0].size * jax.process_count()
+                tokens += self.tokens_of(batch) * jax.process_count()
                 state, values = self.step(state, place_rows(batch, self.mesh))
                 measured.append(values)
                 if done == first + 1:  # The first step compiles, which is no part of the speed.
@@ -187,6 +191,10 @@ class _Run:
         if self.loop.token_flops:
             speed["share_of_peak"] = round(tokens_per_second * self.loop.token_flops / self.loop.peak_flops, 4)
         return speed
+
+
+def _first_size(batch: Any) -> int:
+    return int(jax.tree.leaves(batch)[0].size)
 
 
 def _note(loss: float, speed: dict[str, float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,6 +20,9 @@ ORTHOGONAL = {
     "w_down": MuonDimensionNumbers(0, 1),
 }
 """What Muon reads as rows and columns of each weight; gate and up are two matrices. Other parameters go to AdamW."""
+
+RANKS = {"w_qkv": 4, "w_o": 4, "w_gate_up": 3, "w_down": 2}
+"""Axes of each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,31 +75,54 @@ class Optimiser:
         Raises:
           ValueError: the run is no longer than its warm-up.
         """
+        self._check(steps)
+        return self._schedule(self.learning_rate, steps)
+
+    def _check(self, steps: int) -> None:
         if steps <= self.warmup:
             raise ValueError(f"steps must exceed the {self.warmup} steps of warm-up; got {steps}")
-        return self._schedule(self.learning_rate, steps)
 
     def _schedule(self, peak: float, steps: int) -> optax.Schedule:
         return optax.warmup_cosine_decay_schedule(0.0, peak, self.warmup, steps, end_value=peak * self.final)
 
     def build(self, steps: int) -> optax.GradientTransformation:
         """Returns the transformation of a run of `steps`; raises ValueError where that is no more than the warm-up."""
-        rate = self.schedule(steps)
+        self._check(steps)
+        return optax.chain(optax.clip_by_global_norm(self.clip), self._update(steps, 1.0))
+
+    def build_groups(self, steps: int, shares: Mapping[str, float]) -> optax.GradientTransformation:
+        """Returns the transformation of parameters in groups, by their names in a mapping, that learn at other rates.
+
+        Args:
+          steps: of the run.
+          shares: of the learning rate that a group learns at, by its name; one of 0 stays as it is.
+
+        Raises:
+          ValueError: the run is no longer than its warm-up.
+        """
+        self._check(steps)
+        by_group = {
+            name: self._update(steps, share) if share else optax.set_to_zero() for name, share in shares.items()
+        }
+        groups = optax.partition(by_group, {name: name for name in shares})
+        return optax.chain(optax.clip_by_global_norm(self.clip), groups)
+
+    def _update(self, steps: int, share: float) -> optax.GradientTransformation:
+        peak = self.learning_rate * share
+        rate = self._schedule(peak, steps)
         if self.name == "adamw":
-            update = optax.adamw(rate, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=decayed)
-        else:
-            update = muon(
-                rate,
-                beta=self.b2,
-                weight_decay=self.weight_decay,
-                adam_b1=self.b1,
-                adam_b2=self.b2,
-                adam_weight_decay=0.0,
-                adam_learning_rate=self._schedule(self.learning_rate * self.vector_share, steps),
-                muon_weight_dimension_numbers=orthogonal,
-                consistent_rms=0.2,
-            )
-        return optax.chain(optax.clip_by_global_norm(self.clip), update)
+            return optax.adamw(rate, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=decayed)
+        return muon(
+            rate,
+            beta=self.b2,
+            weight_decay=self.weight_decay,
+            adam_b1=self.b1,
+            adam_b2=self.b2,
+            adam_weight_decay=0.0,
+            adam_learning_rate=self._schedule(peak * self.vector_share, steps),
+            muon_weight_dimension_numbers=orthogonal,
+            consistent_rms=0.2,
+        )
 
 
 def decayed(params: Any) -> Any:
@@ -110,8 +137,10 @@ def decayed(params: Any) -> Any:
 def orthogonal(params: Any) -> Any:
     """Marks the parameters that Muon updates with what it reads as their rows and columns; None for the others."""
 
-    def dimensions(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers | None:
-        return next((ORTHOGONAL[name] for name in _names(path) if name in ORTHOGONAL), None)
+    def dimensions(path: tuple[Any, ...], x: Any) -> MuonDimensionNumbers | None:
+        found = next((name for name in _names(path) if name in ORTHOGONAL), None)
+        # Weights of other layers have some of these names, and other axes.
+        return ORTHOGONAL[found] if found is not None and x.ndim == RANKS[found] else None
 
     return jax.tree_util.tree_map_with_path(dimensions, params)
 

@@ -48,6 +48,11 @@ class Replies:
         return inside
 
 
+def document_seed(number: int, shard: str, document: int) -> tuple[int, ...]:
+    """Returns the seed of a document's prompt: its shard's number and name, and its place in it."""
+    return (number, *map(ord, shard), document)
+
+
 def may_join(replies: Bool[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
     """Marks the tokens that may share a slot with the token before them: both belong to one reply."""
     return replies & np.concatenate([[False], replies[:-1]])

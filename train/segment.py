@@ -2,6 +2,8 @@
 
     python -m train.segment --packed PACKED --model MODEL --output SEGMENTED
 
+With `--modules`, a folder that `train.hamburger` wrote, groups follow what its trained embedder loses, too.
+
 The folder holds what the packed one does and, for each shard, the place of every token in its group. `index.json` says
 how groups were made and what they are like, `groups.png` shows it. A run that was cut off goes on with `--resume`.
 """
@@ -11,21 +13,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 
 from jax_smash.checkpoints.directory import check_new
+from jax_smash.checkpoints.smasher import WEIGHTS, load_smasher, tokenizer_sha256
 from jax_smash.config import ModelConfig
-from jax_smash.loading import find, load
+from jax_smash.loading import Model, find, load
 from jax_smash.smash.config import MOST_STEPS, base_sha256
-from jax_smash.smash.segment import make_rule
+from jax_smash.smash.segment import Rule, make_rule
 from train.data import Packed
+from train.pack import file_sha256
 from train.program import run_program
 from train.replies import Replies
 from train.segmented import Reading, segment_packed
-from train.segmenter import ByEntropy
+from train.segmenter import ByEntropy, ByFusionLoss
 from train.tokenizer import END
+
+PRICE = 0.1
+"""Nats that a slot less is worth, where nothing else is said."""
 
 
 def main(
@@ -42,6 +49,8 @@ def main(
     reply_ends: str = END,
     length: int | None = None,
     batch_tokens: int = 8192,
+    modules: Path | None = None,
+    price: float | None = None,
     resume: bool = False,
 ) -> None:
     """Segments packed documents and prints what groups are like.
@@ -60,10 +69,15 @@ def main(
       reply_ends: text that a reply ends with.
       length: tokens that the model reads at once; by default 1024, or as many as it was trained for.
       batch_tokens: tokens of a batch, about.
+      modules: folder of trained modules for this model: of the groups that the rule allows, those are made that their
+        embedder loses least by.
+      price: beside `modules`, nats that a slot less is worth; by default 0.1.
       resume: go on with a run that was cut off.
     """
     if not 1 <= micro_steps <= MOST_STEPS:
         raise ValueError(f"micro_steps must be from 1 to {MOST_STEPS}; got {micro_steps}")
+    if price is not None and (modules is None or price < 0):
+        raise ValueError(f"price must be at least 0, beside modules; got {price}")
     check_new(output)
     folder = find(model)
     if not (folder / "tokenizer.json").is_file():
@@ -81,6 +95,7 @@ def main(
         batch_tokens,
         Replies(_ids(base.tokenizer, reply_begins), _ids(base.tokenizer, reply_ends), prompt_share),
     )
+    segmenter, params, made_by = _segmenter(base, chosen, micro_steps, modules, price)
     settings = {
         "rule": rule,
         **dataclasses.asdict(chosen),  # type: ignore[call-overload]
@@ -90,15 +105,31 @@ def main(
         "base_sha256": base_sha256(config),
         "weights_sha256": _weights_sha256(folder),
         "sources_sha256": data.index["sources_sha256"],
+        **made_by,
     }
-    segmenter = ByEntropy(base.definition, chosen, micro_steps)
-    index = segment_packed(data, segmenter, base.params, reading, output, settings=settings, resume=resume)
+    index = segment_packed(data, segmenter, params, reading, output, settings=settings, resume=resume)
     for name, counts in index["segmentation"]["statistics"].items():
         print(
             f"{name:32} {counts['tokens']:>12,} tokens  {counts['tokens_a_group']:.2f} a group of replies  "
             f"{counts['tokens_a_slot']:.2f} a slot"
         )
     print(f"segmented into {output}")
+
+
+def _segmenter(
+    base: Model, rule: Rule, micro_steps: int, modules: Path | None, price: float | None
+) -> tuple[ByEntropy, dict[str, Any], dict[str, Any]]:
+    """Returns what makes groups, its parameters by role, and what is to be kept of it in the index."""
+    if modules is None:
+        return ByEntropy(base.definition, rule, micro_steps), base.params, {}
+    config = cast(ModelConfig, base.config)
+    found = load_smasher(modules, config, tokenizer_sha256(base.path), dtype=jnp.float32)
+    if micro_steps > found.config.micro_steps:
+        raise ValueError(f"micro_steps must be at most the {found.config.micro_steps} of {modules}; got {micro_steps}")
+    price = PRICE if price is None else price
+    segmenter = ByFusionLoss(base.definition, rule, micro_steps, found.definition, price)
+    kept = {"price": price, "modules_sha256": file_sha256(modules / WEIGHTS)}
+    return segmenter, base.params | {"smasher": found.params}, kept
 
 
 def _checked_length(length: int | None, config: ModelConfig) -> int:

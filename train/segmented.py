@@ -22,7 +22,7 @@ from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
 from train.data import Packed
 from train.group_counts import GroupCounts, plot_groups
 from train.pack import INDEX
-from train.replies import Replies, may_join
+from train.replies import Replies, document_seed, may_join
 from train.segmenter import ByEntropy, segment_rows
 from train.windows import WindowBatch, batches_of, document_chunks, windows_of
 
@@ -133,7 +133,7 @@ def segment_packed(
         for name, split, part in parts:
             counts = GroupCounts(segmenter.micro_steps, run.counts.get(f"{split}-{name}"))
             for number, shard in enumerate(part["shards"]):
-                shard_run = _Shard(packed.folder, shard, (number, *map(ord, shard)), segmenter, params, reading)
+                shard_run = _Shard(packed.folder, shard, number, segmenter, params, reading)
                 for tokens in shard_run.segment(run, counts, f"{split}-{name}"):
                     progress.update(task, advance=tokens, description=name)
     made = {key: GroupCounts(segmenter.micro_steps, fields) for key, fields in run.counts.items()}
@@ -157,7 +157,7 @@ class _Shard:
 
     folder: Path
     name: str
-    seed: tuple[int, ...]
+    number: int
     segmenter: ByEntropy
     params: Any
     reading: Reading
@@ -188,7 +188,7 @@ class _Shard:
         begin, documents = edges[0], list(itertools.pairwise(edges))
         replies = np.concatenate(
             [
-                self.reading.replies.marks(np.asarray(tokens[a:b]), (*self.seed, first + i))
+                self.reading.replies.marks(np.asarray(tokens[a:b]), document_seed(self.number, self.name, first + i))
                 for i, (a, b) in enumerate(documents)
             ]
         )

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -78,8 +78,16 @@ class Settings:
             raise ValueError(f"length must be at most the model's {self.model.max_positions}; got {self.length}")
 
 
+Kind = TypeVar("Kind", bound=Settings)
+
+
 def load_settings(path: Path, **changes: Any) -> Settings:
-    """Returns the settings of a JSON file; changes that are not None replace what it says.
+    """Returns the settings of a JSON file as `load_kind` does."""
+    return load_kind(Settings, path, **changes)
+
+
+def load_kind(kind: type[Kind], path: Path, **changes: Any) -> Kind:
+    """Returns settings of a kind from a JSON file; changes that are not None replace what it says.
 
     Of the model, fields with a default may be absent, and `layer_kinds` too: all layers are then full.
 
@@ -90,11 +98,11 @@ def load_settings(path: Path, **changes: Any) -> Settings:
         fields = json.loads(path.read_text(encoding="utf-8"))
         given = {name: value for name, value in changes.items() if value is not None}
         model = given.pop("model", None) or _model(fields["model"])
-        names = {field.name for field in dataclasses.fields(Settings)} - {"model", "optimiser"}
+        names = {field.name for field in dataclasses.fields(kind)} - {"model", "optimiser"}
         if unknown := {*fields} - names - {"model", "optimiser", "corpus", PACKED}:
             raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
         rest = {name: fields[name] for name in names if name in fields} | given
-        return Settings(model=model, optimiser=Optimiser(**fields.get("optimiser", {})), **rest)
+        return kind(model=model, optimiser=Optimiser(**fields.get("optimiser", {})), **rest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a training file: {reason(error)}") from error
 
@@ -145,7 +153,7 @@ def remember(settings: Settings, output: Path, *, resume: bool, packed: str) -> 
             raise ValueError(f"{output} holds a run; resume it or choose another folder")
         # A field that the file lacks had its default.
         begun = json.loads(path.read_text(encoding="utf-8")).get(PACKED, packed)
-        before = _fields(load_settings(path), begun)
+        before = _fields(load_kind(type(settings), path), begun)
         if differing := _differing(before, now):
             name, old, new = differing
             raise ValueError(f"{output} was begun with {name} {old}; got {new}")

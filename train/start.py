@@ -32,6 +32,12 @@ def first_params(config: ModelConfig, seed: int, *, recall: bool = False) -> tup
       recall: the first two layers look back from the start, as `train.lookback` makes them.
     """
     graphdef, params = random_params(config, seed)
+    params = quick_to_learn(params, config, seed)
+    return graphdef, look_back(graphdef, params, config, seed) if recall else params
+
+
+def quick_to_learn(params: nnx.State, config: ModelConfig, seed: int) -> nnx.State:
+    """Returns parameters of layers as `first_params` has them, in place of those of `random_params`."""
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(params))))
 
     def scaled(path: Any, x: jax.Array) -> jax.Array:
@@ -42,8 +48,7 @@ def first_params(config: ModelConfig, seed: int, *, recall: bool = False) -> tup
             return jax.random.normal(key, x.shape, x.dtype) * np.float32(config.d_model**-0.5)
         return x
 
-    params = jax.tree_util.tree_map_with_path(scaled, params)
-    return graphdef, look_back(graphdef, params, config, seed) if recall else params
+    return jax.tree_util.tree_map_with_path(scaled, params)
 
 
 class Loaded(NamedTuple):

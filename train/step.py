@@ -15,7 +15,21 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.pytree import pytree
 
-Objective = Callable[[Any, Any], tuple[Float[Array, ""], Float[Array, ""]]]
+
+@pytree
+class Tally:
+    """The number of targets, and what is measured beside the loss.
+
+    Attributes:
+      count: targets, by what they count.
+      means: sums and what they are to be divided by, by name.
+    """
+
+    count: Float[Array, ""]
+    means: dict[str, tuple[Float[Array, ""], Float[Array, ""]]]
+
+
+Objective = Callable[[Any, Any], tuple[Float[Array, ""], Float[Array, ""] | Tally]]
 """Parameters and a batch (a pytree of `[B, …]` arrays) to the sum of a loss over targets, and the targets' number."""
 
 ROWS = PartitionSpec(("data", "fsdp"))
@@ -47,7 +61,8 @@ def make_step(
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]:
     """Returns the jitted step. It consumes the state; the batch's rows are divided among the mesh.
 
-    Its second result holds `loss`, the mean over the batch's targets, and `gradient_norm`, before clipping.
+    Its second result holds `loss`, the mean over the batch's targets, `gradient_norm`, before clipping, and the means
+    of a `Tally`.
 
     Args:
       objective: what is minimised.
@@ -58,8 +73,8 @@ def make_step(
     """
 
     def gradient(params: Any, batch: Any) -> Any:
-        (total, count), gradients = jax.value_and_grad(objective, has_aux=True)(params, batch)
-        return total, count, gradients
+        (total, tally), gradients = jax.value_and_grad(objective, has_aux=True)(params, batch)
+        return total, tally, gradients
 
     def accumulated(params: Any, batch: Any) -> Any:
         if accumulate == 1:
@@ -81,13 +96,15 @@ def make_step(
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=out)
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
-        total, count, gradients = summed(state.params, batch)
+        total, tally, gradients = summed(state.params, batch)
+        count, means = (tally.count, tally.means) if isinstance(tally, Tally) else (tally, {})
         count = jnp.maximum(count, 1)
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
         with jax.numpy_dtype_promotion("standard"):  # Optax mixes its int32 count with floats.
             updates, optimiser_state = optimiser.update(gradients, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
         measured = {"loss": total / count, "gradient_norm": optax.tree.norm(gradients)}
+        measured |= {name: sum_ / jnp.where(of > 0, of, 1) for name, (sum_, of) in means.items()}
         return TrainState(params=params, optimiser=optimiser_state, step=state.step + 1), measured
 
     return step
@@ -128,7 +145,11 @@ def make_evaluation(
     Losses are in nats. The function raises ValueError where no set has a target.
     """
 
-    summed = jax.jit(_over_rows(objective, mesh))
+    def sums(params: Any, batch: Any) -> Any:
+        total, tally = objective(params, batch)
+        return total, tally.count if isinstance(tally, Tally) else tally
+
+    summed = jax.jit(_over_rows(sums, mesh))
 
     def evaluate(params: Any, sets: dict[str, Iterable[Any]]) -> tuple[float, dict[str, float]]:
         sums = {name: [summed(params, place_rows(batch, mesh)) for batch in batches] for name, batches in sets.items()}

@@ -36,6 +36,28 @@ def hidden_without_cache(
       scan: one loop over the layers in place of a copy of the program for each. It stacks the weights, so it takes
         their memory a second time.
     """
+    return _through_layers(model, inputs, position, block, remat=remat, scan=scan, tapped=False)[0]
+
+
+def tapped_without_cache(
+    model: Transformer,
+    inputs: Float[Array, "B T D"],
+    position: Int[Array, "B T"],
+    block: Block,
+    *,
+    remat: bool = False,
+    scan: bool = False,
+) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
+    """Returns the hidden vectors and the taps that `Transformer.forward` returns for a block without a past.
+
+    Arguments are those of `hidden_without_cache`.
+    """
+    return _through_layers(model, inputs, position, block, remat=remat, scan=scan, tapped=True)
+
+
+def _through_layers(
+    model: Transformer, inputs: Array, position: Array, block: Block, *, remat: bool, scan: bool, tapped: bool
+) -> tuple[Array, tuple[Array, ...]]:
     config = model.config
     angles = {kind: rotation(config.rope_of(kind), config.head_width, position) for kind in config.kinds}
 
@@ -48,18 +70,22 @@ def hidden_without_cache(
     steps = [functools.partial(apply, split[i][0], config.layer_kinds[i]) for i in range(period)]
     steps = [jax.checkpoint(step) for step in steps] if remat else steps
 
-    def one_period(x: Array, states: Sequence[Any]) -> tuple[Array, None]:
+    def one_period(x: Array, states: Sequence[Any]) -> tuple[Array, tuple[Array, ...]]:
+        taps = []
         for step, state in zip(steps, states, strict=True):
+            taps.append(x)
             x = step(state, x)
-        return x, None
+        # A loop would write them to memory, wanted or not.
+        return x, tuple(taps) if tapped else ()
 
     states = [state for _, state in split]
     if period == config.num_layers:
-        x, _ = one_period(inputs, states)
+        x, taps = one_period(inputs, states)
     else:
         stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *states[i::period]) for i in range(period)]
-        x, _ = jax.lax.scan(one_period, inputs, stacked)
-    return model.final_norm(x)
+        x, by_period = jax.lax.scan(one_period, inputs, stacked)
+        taps = tuple(by_period[i % period][i // period] for i in range(config.num_layers)) if tapped else ()
+    return model.final_norm(x), (*taps, x)
 
 
 def _period(kinds: Sequence[AttentionKind]) -> int:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.objectives import cross_entropy, summed_cross_entropy
+from jax_smash.objectives import cross_entropy, summed_cross_entropy, summed_divergence
 
 B, T, D, V = 2, 5, 8, 50
 
@@ -34,6 +34,20 @@ def test_any_chunk_gives_the_sum_in_nats(entries, chunk):
     total, count = loss(*entries, chunk)
     np.testing.assert_allclose(total, by_hand(*entries), rtol=1e-5)
     assert count == 7
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_the_divergence_is_summed_in_nats_by_the_weights(entries, chunk):
+    head, of, _, weights = entries
+    student_head, approximation = head * 0.9, of[..., ::-1]
+    total = summed_divergence(
+        lambda x: x @ head.T, of, lambda x: x @ student_head.T, approximation, weights, chunk=chunk
+    )
+    logits = (
+        np.asarray(h, np.float64) @ np.asarray(m, np.float64).T for h, m in ((of, head), (approximation, student_head))
+    )
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in logits)
+    np.testing.assert_allclose(total, ((p * np.log(p / q)).sum(-1) * weights).sum(), rtol=1e-5)
 
 
 def test_the_mean_is_the_sum_over_the_weights(entries):

@@ -61,3 +61,18 @@ def test_a_run_no_longer_than_its_warm_up_is_refused():
 def test_a_setting_out_of_range_is_refused(field):
     with pytest.raises(ValueError, match="expected learning_rate"):
         Optimiser(**field)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_groups_learn_at_their_shares_of_the_rate_and_one_of_none_stays(name):
+    group = {"w_down": jnp.ones((4, 4)), "embedding": jnp.ones((4, 4)), "scale": jnp.ones(4)}
+    # An embedder's w_o has other axes than a layer's.
+    params = {"all": group | {"w_o": jnp.ones((2, 2, 4))}, "half": group, "none": group}
+    gradients = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape) + 1, params)
+    optimiser = Optimiser(name=name, learning_rate=0.1, warmup=0).build_groups(10, {"all": 1, "half": 0.5, "none": 0})
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimiser.update(gradients, optimiser.init(params), params)
+    for field in group:
+        np.testing.assert_allclose(updates["half"][field], 0.5 * updates["all"][field], rtol=1e-5)
+        assert np.abs(updates["half"][field]).min() > 0
+        np.testing.assert_array_equal(updates["none"][field], np.zeros_like(group[field]))

@@ -12,7 +12,7 @@ from tests.tiny import tiny_config
 from train.data import Batch
 from train.objective import language_model_objective
 from train.optimiser import Optimiser
-from train.step import TrainState, make_evaluation, make_step, place_rows
+from train.step import Tally, TrainState, make_evaluation, make_step, place_rows
 
 ROWS, LENGTH = 8, 24
 MESHES = ["data=8", "fsdp=8", "fsdp=4,tp=2", "data=2,fsdp=2,tp=2", "data=4,tp=2"]
@@ -51,6 +51,28 @@ def test_a_step_equals_plain_gradient_descent(mesh):
     np.testing.assert_allclose(measured["loss"], value, rtol=1e-5)
     np.testing.assert_allclose(measured["gradient_norm"], optax.tree.norm(gradient), rtol=1e-5)
     assert state.step == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}])
+def test_what_is_measured_beside_the_loss_is_averaged_over_all_rows(options):
+    batch, params = linear_batch(), {"w": jnp.ones(3)}
+
+    def objective(params, batch):
+        total, count = squared_error(params, batch)
+        means = {"mean_target": (batch[1].sum(), jnp.float32(batch[1].size)), "none": (jnp.float32(0), jnp.float32(0))}
+        return total, Tally(count=count, means=means)
+
+    optimiser, mesh = optax.sgd(0.1), make_mesh("data=2")
+    _, plain = make_step(squared_error, optimiser, mesh)(state_of(optimiser, params), batch)
+    params = {"w": jnp.ones(3)}
+    _, measured = make_step(objective, optimiser, mesh, **options)(state_of(optimiser, params), batch)
+    np.testing.assert_allclose(measured.pop("mean_target"), batch[1].mean(), rtol=1e-5)
+    assert measured.pop("none") == 0
+    for name, value in plain.items():
+        np.testing.assert_allclose(measured[name], value, rtol=1e-5)
+    sets = {"a": [batch]}
+    evaluations = (make_evaluation(o, mesh)({"w": jnp.ones(3)}, sets) for o in (squared_error, objective))
+    np.testing.assert_allclose(*(loss for loss, _ in evaluations), rtol=1e-6)
 
 
 def test_an_evaluation_weighs_every_target_alike():

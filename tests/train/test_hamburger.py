@@ -1,0 +1,267 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_smash
+from jax_smash.checkpoints.huggingface import read_config
+from jax_smash.checkpoints.smasher import load_smasher, tokenizer_sha256
+from jax_smash.loading import ASSETS
+from jax_smash.sharding import make_mesh, place
+from tests.checkpoints import LLAMA, write_checkpoint
+from tests.train.corpus_files import make_packed, make_tokenizer
+from train.hamburger import main
+from train.metrics import read_metrics
+from train.segment import main as segment
+from train.settings import load_kind
+from train.slot_pieces import Segmented
+from train.slot_rows import held_out_slot_batches
+from train.smash_objective import smash_objective
+from train.smash_settings import SmashSettings
+from train.start import loaded_params
+from train.step import make_evaluation
+
+CONFIG = {
+    "micro_layers": 1,
+    "micro_steps": 3,
+    "optimiser": {"warmup": 1, "learning_rate": 0.003},
+    "batch_size": 8,
+    "length": 16,
+    "steps": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Packed and segmented shards, the base that segmented them, and a configuration."""
+    folder = tmp_path_factory.mktemp("hamburger")
+    _, tokenizer = make_packed(folder)
+    write_checkpoint(folder / "base", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1})
+    for file in tokenizer.iterdir():
+        shutil.copy(file, folder / "base")
+    segment(
+        folder / "packed", str(folder / "base"), folder / "segmented", rule="ratio", ratio=0.99, micro_steps=3,
+        prompt_share=0.5, batch_tokens=512,
+    )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "sources.md").write_text("Sentences about foxes, written for this test.")
+    return folder
+
+
+def begin(root, output, *options):
+    command = [sys.executable, "-m", "train.hamburger", "--config", root / "config.json"]
+    command += ["--segmented", root / "segmented", "--init-from", root / "base", "--output", output]
+    command += ["--devices", "2", "--save-every", "1", "--log-every", "2", "--evaluate-every", "4", *options]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(root / "cache")}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": ""}
+    return subprocess.Popen(
+        list(map(str, command)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process):
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors[-2000:]
+    return said
+
+
+@pytest.fixture(scope="module")
+def whole(root):
+    """A run that nothing disturbs, and what it said."""
+    return root / "whole", finish(begin(root, root / "whole", "--sources", root / "sources.md"))
+
+
+def newest(output):
+    steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdecimal()]
+    return max(steps, default=0)
+
+
+def modules_of(folder, base):
+    return load_smasher(folder, read_config(base)[0], tokenizer_sha256(base), dtype=jnp.float32)
+
+
+def test_the_export_loads_as_a_base_and_as_its_modules(root, whole):
+    folder = whole[0] / "hamburger"
+    model = jax_smash.load(folder, dtype=jnp.float32)
+    assert jax_smash.generate(model, ["Once there"], max_new_tokens=3)[0].new_tokens >= 1
+    found = modules_of(folder, folder)
+    assert (found.config.micro_steps, found.config.micro_layers) == (3, 1)
+    # Trained with the modules, it is the base that the segmentation knows still.
+    assert modules_of(folder, root / "base").config == found.config
+    before, after = loaded_params(root / "base"), loaded_params(folder)
+    assert before.sha256 != after.sha256
+
+
+def test_the_run_says_how_it_went(whole):
+    folder, said = whole
+    lines = read_metrics(folder / "metrics.jsonl")
+    measured = [line for line in lines if "cross_entropy" in line]
+    assert [line["step"] for line in measured] == [2, 4, 6, 8]
+    assert measured[-1]["loss"] < measured[0]["loss"]
+    assert 1 < measured[0]["tokens_a_slot"] < 3
+    assert all(line["further_loss"] > 0 and line["first_loss"] > 0 and line["stop_loss"] > 0 for line in measured)
+    for line in measured:
+        np.testing.assert_allclose(line["loss"], line["cross_entropy"] + 0.5 * line["stop_loss"], rtol=0.2)
+    assert {*next(line for line in lines if "held_out" in line)["held_out"]} == {"stories", "chats"}
+    tokens = int(said.split("trained on ")[1].split(" tokens")[0].replace(",", ""))
+    # Eight steps of eight rows of sixteen slots, some of them empty, some with several tokens.
+    assert 0.5 * 1024 < tokens < 2 * 1024
+    assert f"{tokens:,}" in (folder / "hamburger/README.md").read_text()
+    assert (folder / "loss.png").stat().st_size > 1000
+
+
+def test_the_card_states_the_losses_of_the_stored_weights(root, whole):
+    folder = whole[0] / "hamburger"
+    card = (folder / "README.md").read_text()
+    assert "Sentences about foxes" in card
+    settings = load_kind(SmashSettings, whole[0] / "settings.json").measured()
+    base, found = loaded_params(folder), modules_of(folder, folder)
+    objective = smash_objective(base.graphdef, found.definition.graphdef, settings)
+    rows = held_out_slot_batches(Segmented(root / "segmented", folder), room=settings.room, micro_steps=3, batch_size=8)
+    params = place({"base": base.params, "smasher": found.params}, make_mesh("data=8"))
+    loss, by_set = make_evaluation(objective, make_mesh("data=8"))(params, rows)
+    assert f"| {loss:.4f} nats" in card
+    assert f"stories {by_set['stories']:.2f}" in card
+
+
+def test_tokens_of_replies_are_counted(root, whole):
+    found = modules_of(whole[0] / "hamburger", root / "base")
+    index = json.loads((root / "segmented/index.json").read_text())
+    replies = sum(c["reply_tokens"] for n, c in index["segmentation"]["statistics"].items() if n.startswith("train-"))
+    assert found.token_counts.sum() == replies
+    assert found.token_counts.shape == (290,)
+
+
+def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, tmp_path):
+    process = begin(root, tmp_path / "run", "--sources", root / "sources.md")
+    while newest(tmp_path / "run") < 3 and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert 3 <= newest(tmp_path / "run") < 8
+    said = finish(begin(root, tmp_path / "run", "--resume", "--sources", root / "sources.md"))
+    assert said.replace(str(tmp_path / "run"), "") == whole[1].replace(str(whole[0]), "")
+    for name in ("smasher.safetensors", "smasher.json", "model.safetensors", "README.md"):
+        assert (tmp_path / "run/hamburger" / name).read_bytes() == (whole[0] / "hamburger" / name).read_bytes()
+
+
+def train_here(root, output, changes, **options):
+    """Trains in this process, with some fields of the configuration changed."""
+    file = output.parent / f"{output.name}.json"
+    file.write_text(json.dumps(CONFIG | changes))
+    main(file, root / "segmented", root / "base", output, **options)
+    return output / "hamburger"
+
+
+def test_a_frozen_base_is_not_exported_and_means_need_no_weights(root, tmp_path):
+    changes = {"base": "frozen", "embedder": "mean", "tapped_layers": [1], "steps": 2, "further_share": 0.5}
+    folder = train_here(root, tmp_path / "run", changes, mesh="data=2")
+    assert {file.name for file in folder.iterdir()} == {"README.md", "smasher.json", "smasher.safetensors"}
+    found = modules_of(folder, root / "base")
+    assert (found.config.embedder, found.config.tapped_layers) == ("mean", (1,))
+
+
+def test_low_rank_changes_are_exported_merged(root, tmp_path):
+    changes = {"base": "lora", "rank": 2, "steps": 2, "accumulate": 2}
+    folder = train_here(root, tmp_path / "run", changes, mesh="fsdp=2")
+    before, after = loaded_params(root / "base").params, loaded_params(folder).params
+    paths = jax.tree_util.tree_flatten_with_path(before)[0]
+    changed = {
+        jax.tree_util.keystr(path, simple=True, separator=".").split(".")[0]
+        for (path, a), b in zip(paths, jax.tree.leaves(after), strict=True)
+        if not np.array_equal(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
+    }
+    assert changed == {"layers"}
+
+
+def test_groups_follow_the_trained_modules(root, whole, tmp_path):
+    folder = whole[0] / "hamburger"
+    given = {"rule": "ratio", "ratio": 1.0, "micro_steps": 3, "modules": folder, "batch_tokens": 512}
+    segment(root / "packed", str(folder), tmp_path / "it", price=5.0, **given)
+    made = json.loads((tmp_path / "it/index.json").read_text())["segmentation"]
+    assert made["price"] == 5.0
+    assert len(made["modules_sha256"]) == 64
+    assert made["statistics"]["train-stories"]["tokens_a_group"] > 1.1
+    with pytest.raises(ValueError, match=r"micro_steps must be at most the 3 of .*hamburger; got 4"):
+        segment(root / "packed", str(folder), tmp_path / "out", **(given | {"micro_steps": 4}))
+    with pytest.raises(ValueError, match=r"price must be at least 0, beside modules; got 0\.5"):
+        segment(root / "packed", str(folder), tmp_path / "out", price=0.5)
+    with pytest.raises(FileNotFoundError, match=r"smasher\.json is missing"):
+        segment(root / "packed", str(folder), tmp_path / "out", **(given | {"modules": root / "base"}))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"micro_steps": 2}, {}, "micro_steps must be at least the 3 of .*segmented; got 2"),
+        ({"tapped_layers": [0, 2]}, {}, "tapped_layers must be layers of the base, 0 to 1; got 2"),
+        ({"base": "thawed"}, {}, "base must be one of trained, frozen, lora; got 'thawed'"),
+        ({"embedder": "sum"}, {}, "embedder must be one of attention, mean; got 'sum'"),
+        ({"kl_weight": -1}, {}, "stop_weight and kl_weight must be at least 0"),
+        ({"further_share": 0}, {}, r"further_share above 0 and at most 1; got 0\.5, 0\.0 and 0"),
+        ({"rank": 0}, {}, "rank must be at least 1"),
+        ({"own_rows": 1}, {}, r"recall and own_rows are settings of train\.base alone"),
+        ({"micro_stepps": 3}, {}, "unknown field 'micro_stepps'"),
+        ({"steps": 1}, {}, "steps must exceed the 1 steps of warm-up; got 1"),
+        ({}, {"segmented": Path("packed")}, r"packed must be segmented by train\.segment; it is packed alone"),
+        ({}, {"segmented": Path("nowhere")}, "nowhere cannot be read as packed data"),
+        ({}, {"init_from": Path("nowhere")}, "no model 'nowhere'|nowhere"),
+        ({}, {"tokenizer": Path("packed")}, r"tokenizer\.json is missing"),
+        ({}, {"sources": Path("nowhere.md")}, r"nowhere\.md must be a file on the text's sources; there is none"),
+        ({}, {"mesh": "data=3"}, "a batch must divide among 3 devices; got 8 rows"),
+        ({}, {"until": 9}, "until must be from 1 to the run's 8 steps; got 9"),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_written(root, tmp_path, changes, options, message):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
+    given = {"config": tmp_path / "config.json", "segmented": root / "segmented", "init_from": root / "base"}
+    found = {name: root / value if isinstance(value, Path) else value for name, value in options.items()}
+    with pytest.raises((ValueError, OSError), match=message):
+        main(**(given | {"output": tmp_path / "run"} | found))
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_of_another_base_or_tokenizer_is_refused(root, tmp_path):
+    shutil.copytree(root / "base", tmp_path / "other")
+    write_checkpoint(
+        tmp_path / "wider", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1, "intermediate_size": 104}
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(root / "base" / name, tmp_path / "wider")
+    make_tokenizer(tmp_path / "words")
+    text = (tmp_path / "words/tokenizer.json").read_text()
+    (tmp_path / "other/tokenizer.json").write_text(text.replace("<|pad|>", "<|fill|>"))
+    for base, message in (
+        ("wider", r"segmented was segmented by a base whose configuration has hash [0-9a-f]{64}; got [0-9a-f]{64}"),
+        ("other", r"segmented was packed with the tokenizer of hash [0-9a-f]{64}; .*other has [0-9a-f]{64}"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            main(root / "config.json", root / "segmented", tmp_path / base, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_with_its_own_settings_alone(root, whole, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"stop_weight": 1.0}))
+    before = {p.name: p.stat().st_mtime_ns for p in whole[0].rglob("*")}
+    with pytest.raises(ValueError, match=r"whole was begun with stop_weight 0\.5; got 1\.0"):
+        main(tmp_path / "config.json", root / "segmented", root / "base", whole[0], resume=True)
+    with pytest.raises(ValueError, match="holds a run; resume it or choose another folder"):
+        main(root / "config.json", root / "segmented", root / "base", whole[0])
+    assert before == {p.name: p.stat().st_mtime_ns for p in whole[0].rglob("*")}
+
+
+def test_the_shipped_configuration_fits_the_shipped_base(request):
+    file = request.config.rootpath / "train/configs/tiny-hamburger.json"
+    settings = load_kind(SmashSettings, file, model=read_config(ASSETS / "tiny")[0])
+    assert settings.smash.micro_steps == 4
+    assert settings.transformation()

@@ -1,0 +1,115 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tests.train.corpus_files import make_tokenizer
+from tests.train.segmented_files import write_segmented
+from train.slot_pieces import Room, Segmented
+from train.slot_rows import held_out_slot_batches, slot_batches, tokens_of
+
+FIRST = [[10], [11, 12], [-13, -14, -15], [16]]
+SECOND = [[20], [21], [22, 23]]
+ROOM = Room(slots=8, further=4, tokens=100)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "it")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory, tokenizer):
+    """Thirty documents of six to twelve groups of one to three tokens."""
+    rng = np.random.default_rng(0)
+    documents = [
+        [rng.integers(1, 200, size=rng.integers(1, 4)).tolist() for _ in range(rng.integers(6, 13))] for _ in range(30)
+    ]
+    documents = [[document[0][:1], *document[1:]] for document in documents]
+    folder = tmp_path_factory.mktemp("many") / "it"
+    return documents, Segmented(write_segmented(folder, tokenizer, documents), tokenizer)
+
+
+def rows_of(segmented, **options):
+    return slot_batches(segmented, **({"room": ROOM, "micro_steps": 3, "batch_size": 2, "seed": 1} | options))
+
+
+def take(batches, count):
+    return list(itertools.islice(iter(lambda: next(batches), None), count))
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for one, two in zip(a, b, strict=True) for x, y in zip(one, two, strict=True))
+
+
+def test_a_row_of_two_documents_matches_the_example_worked_by_hand(tmp_path, tokenizer):
+    data = Segmented(write_segmented(tmp_path / "it", tokenizer, [FIRST, SECOND]), tokenizer)
+    [batch] = held_out_slot_batches(data, room=ROOM, micro_steps=4, batch_size=1)["a"]
+    assert batch.count[0].tolist() == [1, 2, 3, 1, 1, 1, 2, 0]
+    # Of the group's last token: two, three and two tokens in one slot.
+    assert batch.position[0].tolist() == [0, 2, 5, 6, 0, 1, 3, 0]
+    assert batch.segments[0].tolist() == [1, 1, 1, 1, 2, 2, 2, 0]
+    assert batch.tokens[0, [1, 2, 6, 7]].tolist() == [[11, 12, 0, 0], [13, 14, 15, 0], [22, 23, 0, 0], [0, 0, 0, 0]]
+    assert batch.weights[0, 2].tolist() == [1, 1, 1, 0]
+    # [11, 12] follows slot 0, [13, 14, 15] slot 1, [22, 23] slot 5.
+    assert batch.further[0].tolist() == [0, 1, 5, -1]
+    assert batch.spoken[0].tolist() == [False, True, True, True, False, True, True, False]
+    assert tokens_of(batch) == 11
+
+
+def test_answers_weigh_what_they_are_told_to_and_circles_nothing(tmp_path, tokenizer):
+    folder = write_segmented(tmp_path / "it", tokenizer, [FIRST] * 9)
+    marks = np.load(folder / "train-a-00000.marks.npy")
+    marks[6::7] = -1  # Each document's last token says something again.
+    np.save(folder / "train-a-00000.marks.npy", marks)
+    batch = next(rows_of(Segmented(folder, tokenizer), answer_weight=4.0))
+    assert batch.weights[0, :4].tolist() == [[1, 0, 0], [1, 1, 0], [4, 4, 4], [0, 0, 0]]
+
+
+def test_rows_hold_documents_parts_whole_and_in_order(many):
+    documents, data = many
+    texts = [json.dumps(document)[1:-1] for document in documents]
+    for batch in take(rows_of(data), 12):
+        for row in range(2):
+            for number in range(1, batch.segments[row].max() + 1):
+                where = batch.segments[row] == number
+                count, tokens = batch.count[row][where], batch.tokens[row][where]
+                groups = [tokens[i, :n].tolist() for i, n in enumerate(count)]
+                assert any(json.dumps(groups)[1:-1] in text for text in texts)
+                np.testing.assert_array_equal(batch.position[row][where], np.cumsum(count) - 1)
+            several = np.flatnonzero((batch.count[row][1:] > 1) & (np.diff(batch.segments[row]) == 0))
+            further = batch.further[row]
+            assert further[further >= 0].tolist() == several.tolist()
+
+
+def test_little_of_a_row_is_padding(many):
+    batches = take(rows_of(many[1], room=Room(32, 32, 100)), 20)
+    assert np.mean([(batch.segments > 0).mean() for batch in batches]) > 0.85
+    assert [array.dtype for array in batches[0]] == [np.int32] * 4 + [np.float32, bool, np.int32]
+
+
+@pytest.mark.parametrize("done", [0, 3, 17])
+def test_batches_go_on_where_they_stood_and_count_on(many, done):
+    whole, resumed = rows_of(many[1]), rows_of(many[1])
+    read = sum(tokens_of(batch) for batch in take(whole, done))
+    assert whole.tokens == read
+    resumed.set_state(json.loads(json.dumps(whole.get_state())))
+    assert equal(take(whole, 6), take(resumed, 6))
+    assert whole.tokens == resumed.tokens > read
+
+
+def test_the_seed_decides_the_order_and_hosts_read_different_rows(many):
+    assert equal(take(rows_of(many[1]), 5), take(rows_of(many[1]), 5))
+    assert not equal(take(rows_of(many[1]), 5), take(rows_of(many[1], seed=2), 5))
+    assert not equal(take(rows_of(many[1], host=0, hosts=2), 5), take(rows_of(many[1], host=1, hosts=2), 5))
+
+
+def test_held_out_rows_come_once(many):
+    documents, data = many
+    batches = held_out_slot_batches(data, room=ROOM, micro_steps=3, batch_size=2)["a"]
+    predicted = sum(len(group) for document in documents for group in document[1:])
+    first = sum(batch.weights[:, 1:][np.diff(batch.segments, axis=1) == 0].sum() for batch in batches)
+    assert first == predicted
+    assert {batch.tokens.shape for batch in batches} == {(2, 8, 3)}
+    assert len(held_out_slot_batches(data, room=ROOM, micro_steps=3, batch_size=2, rows=3)["a"]) == 2

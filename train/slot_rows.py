@@ -1,0 +1,162 @@
+"""Batches of rows of slots, from segmented shards, in an order that a seed decides and a run can take up again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import numpy as np
+from jaxtyping import Bool, Float32, Int32
+
+from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
+from train.data import READ, filled_batches, mixed_pieces, packed_rows, weights_of
+from train.loop import Batches
+from train.slot_pieces import Room, Segmented, SlotPiece
+
+
+class SlotBatch(NamedTuple):
+    """Rows of slots ready for a training step; `jax_smash.smash.slots.Slots` says what most fields are.
+
+    `spoken` marks the groups of replies, which a model says. `further` lists each row's slots that a group of two or
+    more tokens follows, -1 behind them: what the micro-step decoder is trained on.
+    """
+
+    count: Int32[np.ndarray, "B S"]
+    tokens: Int32[np.ndarray, "B S J"]
+    position: Int32[np.ndarray, "B S"]
+    segments: Int32[np.ndarray, "B S"]
+    weights: Float32[np.ndarray, "B S J"]
+    spoken: Bool[np.ndarray, "B S"]
+    further: Int32[np.ndarray, "B M"]
+
+
+def tokens_of(batch: SlotBatch) -> int:
+    """Returns how many tokens a batch's slots hold."""
+    return int(batch.count.sum())
+
+
+@dataclasses.dataclass
+class CountedBatches:
+    """Batches that also know how many tokens they have given, of all hosts if each gives as many.
+
+    Attributes:
+      batches: a `Batches` of `SlotBatch`.
+      tokens: given so far.
+    """
+
+    batches: Batches
+    tokens: int = 0
+
+    def __next__(self) -> SlotBatch:
+        """Returns the next batch."""
+        batch = next(self.batches)
+        self.tokens += tokens_of(batch) * jax.process_count()
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns where the batches stand and how many tokens they have given."""
+        return {"batches": self.batches.get_state(), "tokens": self.tokens}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to where they stood."""
+        self.batches.set_state(state["batches"])
+        self.tokens = state["tokens"]
+
+
+def slot_batches(
+    segmented: Segmented,
+    *,
+    room: Room,
+    micro_steps: int,
+    batch_size: int,
+    seed: int,
+    answer_weight: float = 1.0,
+    host: int = 0,
+    hosts: int = 1,
+) -> CountedBatches:
+    """Returns batches without end, drawn as `train.data.training_batches` draws them.
+
+    Args:
+      segmented: the shards.
+      room: of a row.
+      micro_steps: J, places of a slot.
+      batch_size: rows a batch; of each host, where there are several.
+      seed: of the order.
+      answer_weight: what a target counts that belongs to a document's answer; others count 1, and what goes in circles
+        nothing.
+      host, hosts: each host draws other documents.
+
+    Raises:
+      ValueError: there is nothing to train on.
+    """
+    mixed = mixed_pieces(segmented, segmented.slot_pieces(TRAIN_SPLIT, room), seed)[host::hosts]
+    features = mixed.map(functools.partial(_features, micro_steps=micro_steps, answer=answer_weight))
+    rows = packed_rows(features.to_iter_dataset(READ), _lengths(room), seed)
+    return CountedBatches(iter(rows.batch(batch_size, drop_remainder=True).map(_batch)))
+
+
+def held_out_slot_batches(
+    segmented: Segmented, *, room: Room, micro_steps: int, batch_size: int, rows: int = 0
+) -> dict[str, list[SlotBatch]]:
+    """Returns each source's held-out rows in batches, the last one filled with padding.
+
+    Args:
+      segmented: the shards.
+      room: of a row.
+      micro_steps: J, places of a slot.
+      batch_size: rows a batch.
+      rows: at most so many of each source; 0 for all.
+    """
+    batches = {}
+    for name, pieces in segmented.slot_pieces(HELD_OUT_SPLIT, room).items():
+        documents = grain.MapDataset.source(pieces).map(
+            functools.partial(_features, micro_steps=micro_steps, answer=1.0)
+        )
+        found = packed_rows(documents.to_iter_dataset(), _lengths(room), seed=0)
+        batches[name] = [_batch(batch) for batch in filled_batches(found, batch_size, rows)]
+    return batches
+
+
+def _features(piece: SlotPiece, *, micro_steps: int, answer: float) -> dict[str, np.ndarray]:
+    """Returns a piece as slots, and the slots of it that a group of several tokens follows."""
+    begins = piece.places == 0
+    slot = np.cumsum(begins) - 1
+    count = np.bincount(slot).astype(np.int32)
+    tokens = np.zeros((len(count), micro_steps), np.int32)
+    weights = np.zeros((len(count), micro_steps), np.float32)
+    tokens[slot, piece.places] = piece.tokens
+    weights[slot, piece.places] = weights_of(piece.marks, answer=answer, circle=0.0)
+    return {
+        "tokens": tokens,
+        "count": count,
+        # Of a group's last token.
+        "position": np.cumsum(count, dtype=np.int32) - 1,
+        "weights": weights,
+        "spoken": piece.replies[begins],
+        "further": np.flatnonzero(count[1:] > 1).astype(np.int32),
+    }
+
+
+def _lengths(room: Room) -> dict[str, int]:
+    slots = ("tokens", "count", "position", "weights", "spoken")
+    return dict.fromkeys(slots, room.slots) | {"further": room.further}
+
+
+def _batch(rows: dict[str, np.ndarray]) -> SlotBatch:
+    segments, of_further = rows["tokens_segment_ids"], rows["further_segment_ids"]
+    row, column = np.nonzero((rows["tokens_positions"] == 0) & (segments > 0))
+    begins = np.zeros((len(segments), segments.max(initial=0) + 1), np.int32)
+    begins[row, segments[row, column]] = column
+    further = rows["further"] + np.take_along_axis(begins, of_further, axis=1)
+    return SlotBatch(
+        count=rows["count"],
+        tokens=rows["tokens"],
+        position=rows["position"],
+        segments=segments,
+        weights=rows["weights"],
+        spoken=rows["spoken"],
+        further=np.where(of_further > 0, further, -1).astype(np.int32),
+    )

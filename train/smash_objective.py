@@ -1,0 +1,186 @@
+"""What a base and the modules grafted on it are trained on, together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jax_smash.cache import Block
+from jax_smash.models.depth import hidden_without_cache, tapped_without_cache
+from jax_smash.models.transformer import Transformer
+from jax_smash.objectives import summed_cross_entropy, summed_divergence
+from jax_smash.pytree import pytree
+from jax_smash.smash.slots import Slots, group_vectors
+from jax_smash.smash.smasher import Smasher
+from train.objective import CHUNK
+from train.slot_rows import SlotBatch
+from train.smash_settings import SmashSettings
+from train.smash_start import base_params
+from train.step import Objective, Tally
+
+
+@pytree
+class Said:
+    """Tokens, and the vectors that they are read from.
+
+    Attributes:
+      hidden: after the base's final norm, or behind the micro-step decoder's last layer.
+      tokens: the targets.
+      weights: what each counts; 0 where there is none.
+      ends: the stop head's target: 1 at a group's last token.
+      stop_weights: what it counts.
+    """
+
+    hidden: Float[Array, "B N D"]
+    tokens: Int[Array, "B N"]
+    weights: Float[Array, "B N"]
+    ends: Float[Array, "B N"]
+    stop_weights: Float[Array, "B N"]
+
+
+def smash_objective(
+    base: nnx.GraphDef, smasher: nnx.GraphDef, settings: SmashSettings, *, chunk: int = CHUNK
+) -> Objective:
+    """Returns the loss of every token of the group that follows each slot, in nats, over rows of slots.
+
+    The first token of a group is read from the base's hidden vector of the slot before it, the others from the
+    micro-step decoder's, through the base's own head. To a token's cross-entropy comes, in replies, the binary
+    cross-entropy of whether the group ends with it and, if asked for, how far its prediction lies from that of the base
+    that the run began with, which reads every token in a slot of its own. A token's weight is that of all three.
+
+    Source: Liu and Zhang 2025, HAMburger, section 3. Differs: prompts do not count for the stop head, since a model
+    says none; a group's tokens weigh what they would in `train.base`.
+
+    Args:
+      base: structure of the base.
+      smasher: structure of the modules.
+      settings: of the run.
+      chunk: tokens whose logits are in memory at once.
+    """
+
+    def objective(params: Any, batch: SlotBatch) -> tuple[Array, Tally]:
+        params = jax.tree.map(lambda x: x.astype(jnp.dtype(settings.dtype)), params)
+        model: Transformer = nnx.merge(base, base_params(settings, params))
+        modules: Smasher = nnx.merge(smasher, params["smasher"])
+        slots = Slots(
+            tokens=batch.tokens,
+            count=batch.count,
+            position=batch.position,
+            segments=batch.segments,
+            weights=batch.weights,
+        )
+        parts = said(model, modules, slots, batch, settings)
+        entropies = [summed_cross_entropy(model.unembed, p.hidden, p.tokens, p.weights, chunk=chunk) for p in parts]
+        stops = [_stop_loss(modules, p) for p in parts]
+        cross_entropy, stop = ([sum(column) for column in zip(*pairs, strict=True)] for pairs in (entropies, stops))
+        total = cross_entropy[0] + jnp.float32(settings.stop_weight) * stop[0]
+        means = {
+            "cross_entropy": (cross_entropy[0], cross_entropy[1]),
+            "stop_loss": (stop[0], stop[1]),
+            "first_loss": entropies[0],
+            "tokens_a_slot": tuple(x.sum(dtype=jnp.float32) for x in (batch.count, batch.count > 0)),
+        }
+        means |= {"further_loss": entropies[1]} if len(parts) > 1 else {}
+        if settings.kl_weight:
+            teacher: Transformer = nnx.merge(base, jax.lax.stop_gradient(params.get("teacher", params["base"])))
+            lost = _divergence(teacher, model, slots, batch, parts, settings, chunk)
+            total += jnp.float32(settings.kl_weight) * lost
+            means["divergence"] = (lost, cross_entropy[1])
+        return total, Tally(count=cross_entropy[1], means=means)
+
+    return objective
+
+
+def said(
+    model: Transformer, modules: Smasher, slots: Slots, batch: SlotBatch, settings: SmashSettings
+) -> tuple[Said, ...]:
+    """Returns the first tokens of the groups that follow, one a slot, and the others of those that have several."""
+    vectors = group_vectors(model, slots.tokens)
+    inputs = modules.fuse(vectors, slots.count)
+    hidden, taps = tapped_without_cache(
+        model, inputs, slots.position, slots.block, remat=settings.remat, scan=settings.scan
+    )
+    following = slots.following()
+    spoken = jnp.pad(batch.spoken[:, 1:], ((0, 0), (0, 1))).astype(jnp.float32)
+    ends, stop_weights = following.ends(), following.weights * spoken[:, :, None]
+    first = Said(
+        hidden=hidden,
+        tokens=following.tokens[:, :, 0],
+        weights=following.weights[:, :, 0],
+        ends=ends[:, :, 0],
+        stop_weights=stop_weights[:, :, 0],
+    )
+    if slots.tokens.shape[2] == 1:
+        return (first,)
+    # Of groups of one token nothing is left to say, so that the micro-step decoder need not read them.
+    given = (batch.further >= 0).astype(jnp.float32)[:, :, None]
+    prefix = _picked(modules.prefix(taps, hidden), batch.further)
+    before = _picked(vectors, batch.further + 1)[:, :, :-1]
+    others = modules.micro_decoder.taught(prefix, before, remat=settings.remat)
+
+    def flat(x: Array) -> Array:
+        """The group's tokens behind its first."""
+        return _flat(_picked(x, batch.further)[:, :, 1:])
+
+    further = Said(
+        hidden=_flat(others),
+        tokens=flat(following.tokens),
+        weights=flat(following.weights) * _flat(jnp.broadcast_to(given, before.shape[:3])),
+        ends=flat(ends),
+        stop_weights=flat(stop_weights) * _flat(jnp.broadcast_to(given, before.shape[:3])),
+    )
+    return first, further
+
+
+def _stop_loss(modules: Smasher, said: Said) -> tuple[Array, Array]:
+    """Returns the weighted sum of the stop head's binary cross-entropies, in nats, and of the weights."""
+    logits = modules.stop_logits(said.hidden)
+    return jnp.sum(said.stop_weights * (jax.nn.softplus(logits) - said.ends * logits)), said.stop_weights.sum()
+
+
+def _divergence(
+    teacher: Transformer,
+    model: Transformer,
+    slots: Slots,
+    batch: SlotBatch,
+    parts: tuple[Said, ...],
+    settings: SmashSettings,
+    chunk: int,
+) -> Array:
+    """Returns the weighted sum of what is lost of the teacher's predictions, in nats."""
+    hidden = _teacher_hidden(teacher, slots, settings)
+    last = jnp.maximum(slots.count - 1, 0)[:, :, None, None]
+    before = [jnp.take_along_axis(hidden, last, axis=2)[:, :, 0]]
+    before += [_flat(_picked(hidden, batch.further + 1)[:, :, :-1])] if len(parts) > 1 else []
+    pairs = zip(before, parts, strict=True)
+    return sum(
+        (summed_divergence(teacher.unembed, of, model.unembed, p.hidden, p.weights, chunk=chunk) for of, p in pairs),
+        start=jnp.zeros((), jnp.float32),
+    )
+
+
+def _teacher_hidden(teacher: Transformer, slots: Slots, settings: SmashSettings) -> Float[Array, "B S J D"]:
+    """Returns the hidden vector of every token, read in a slot of its own."""
+    rows, _, places = slots.tokens.shape
+    place = jnp.arange(places, dtype=jnp.int32)[None, None]
+    inside = place < slots.count[:, :, None]
+    position = jnp.where(inside, (slots.position - slots.count + 1)[:, :, None] + place, 0).reshape(rows, -1)
+    segments = jnp.where(inside, slots.segments[:, :, None], 0).reshape(rows, -1)
+    inputs = teacher.embed(slots.tokens.reshape(rows, -1))
+    block = Block.causal(segments > 0, segments)
+    hidden = hidden_without_cache(teacher, inputs, position, block, remat=settings.remat, scan=settings.scan)
+    return hidden.reshape(*slots.tokens.shape, -1)
+
+
+def _picked(x: Array, slot: Int[Array, "B M"]) -> Array:
+    """Returns what stands at each row's slots; anything where there is no such slot."""
+    return jax.vmap(lambda values, index: values[index])(x, jnp.clip(slot, 0, x.shape[1] - 1))
+
+
+def _flat(x: Array) -> Array:
+    """Lays the tokens of groups side by side."""
+    return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -1,0 +1,107 @@
+"""The settings of a run that grafts modules on a base."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import optax
+
+from jax_smash.smash.config import SmashConfig
+from train.settings import Settings
+from train.slot_pieces import Room
+
+BASES = ("trained", "frozen", "lora")
+"""What becomes of the base: its weights learn too, stay as they are, or learn low-rank changes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SmashSettings(Settings):
+    """What decides the weights that a run on given segmented rows ends with; `length` counts a row's slots.
+
+    The learning rate of `optimiser` is that of the modules.
+
+    Attributes:
+      tapped_layers, micro_layers, micro_steps, embedder, embedder_heads: as in `SmashConfig.for_base`.
+      tokenizer_sha256: of the base's `tokenizer.json`.
+      base: one of `BASES`.
+      base_rate: the learning rate of the base, or of its changes, as a share of the modules'.
+      rank, alpha: of low-rank changes; they are scaled by alpha / rank.
+      stop_weight: what the stop head's loss counts.
+      kl_weight: what it counts how far predictions lie from those of the base that the run began with.
+      further_share: groups of several tokens that a row has room for, as a share of its slots. The micro-step decoder
+        works on as many entries, used or not; where groups of one token are common, less than 1 is faster.
+    """
+
+    tapped_layers: tuple[int, ...] | None = None
+    micro_layers: int = 4
+    micro_steps: int = 4
+    embedder: str = "attention"
+    embedder_heads: int | None = None
+    tokenizer_sha256: str = ""
+    base: str = "trained"
+    base_rate: float = 0.5
+    rank: int = 8
+    alpha: float = 16.0
+    stop_weight: float = 0.5
+    kl_weight: float = 0.0
+    further_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tapped_layers is not None:
+            object.__setattr__(self, "tapped_layers", tuple(self.tapped_layers))
+        if self.base not in BASES:
+            raise ValueError(f"base must be one of {', '.join(BASES)}; got {self.base!r}")
+        if self.recall or self.own_rows:
+            raise ValueError("recall and own_rows are settings of train.base alone")
+        if self.rank < 1 or self.alpha <= 0 or self.base_rate <= 0:
+            raise ValueError(
+                f"rank must be at least 1, alpha and base_rate above 0; got {self.rank}, {self.alpha}, {self.base_rate}"
+            )
+        if self.stop_weight < 0 or self.kl_weight < 0 or not 0 < self.further_share <= 1:
+            raise ValueError(
+                f"stop_weight and kl_weight must be at least 0, further_share above 0 and at most 1; got "
+                f"{self.stop_weight}, {self.kl_weight} and {self.further_share}"
+            )
+        if self.model.max_positions < 2 * self.micro_steps:
+            raise ValueError(f"micro_steps must be at most half the base's {self.model.max_positions} positions")
+        _ = self.smash, self.room  # Refuses what does not fit the base.
+
+    @property
+    def smash(self) -> SmashConfig:
+        """The modules' sizes."""
+        return SmashConfig.for_base(
+            self.model,
+            tapped_layers=self.tapped_layers,
+            micro_layers=self.micro_layers,
+            micro_steps=self.micro_steps,
+            embedder=self.embedder,
+            embedder_heads=self.embedder_heads,
+            tokenizer_sha256=self.tokenizer_sha256,
+        )
+
+    @property
+    def room(self) -> Room:
+        """What a row has room for."""
+        return Room(self.length, math.ceil(self.further_share * self.length), self.model.max_positions)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the weights that the base began with are kept beside those that it learns."""
+        return bool(self.kl_weight) and self.base == "trained"
+
+    def measured(self) -> SmashSettings:
+        """Returns the settings under which exported weights are measured: in float32, without the divergence."""
+        return dataclasses.replace(self, base="trained", dtype="float32", kl_weight=0.0)
+
+    def transformation(self) -> optax.GradientTransformation:
+        """Returns the optimiser of `train.smash_start.first_smash_params`.
+
+        Raises:
+          ValueError: the run is no longer than its warm-up.
+        """
+        shares = {"base": self.base_rate if self.base == "trained" else 0.0, "smasher": 1.0}
+        shares |= {"lora": self.base_rate} if self.base == "lora" else {}
+        shares |= {"teacher": 0.0} if self.has_teacher else {}
+        return self.optimiser.build_groups(self.steps, shares)
