@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 import jax_smash
 from eval.report import progress
+from eval.smashing import Compression
 from jax_smash.generation import Completion
 from jax_smash.loading import Model
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session, TokenLogProb
 from jax_smash.shapes import bucket
+from jax_smash.smash.options import SmashOptions
 
 LEAST_SLOTS = 64
 """Shorter texts share the programs of this length."""
@@ -40,9 +42,18 @@ class Engine:
       context: tokens that a text may have at most, new ones included.
       beginning: tokens that stand before every text; the end-of-text token where the tokenizer has no other; may be
         empty.
+      compression: of what was decoded since it was set.
     """
 
-    def __init__(self, model: Model, *, method: str = "ar", batch_size: int = 8, context: int | None = None):
+    def __init__(
+        self,
+        model: Model,
+        *,
+        method: str = "ar",
+        smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
+        batch_size: int = 8,
+        context: int | None = None,
+    ):
         """Checks that method, model and context go together; allocates nothing.
 
         Raises:
@@ -55,7 +66,8 @@ class Engine:
             raise ValueError(f"{model.name} does not tell its context: give one")
         self.model, self.method, self.batch_size = model, method, batch_size
         self.context: int = context or longest or 0
-        self._made = make_method(model, method)
+        self.smash, self.compression = smash, Compression()
+        self._made = make_method(model, method, smash=smash)
         self._own_beginning = model.encode("")
         tokenizer = model.tokenizer
         spare = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -117,11 +129,13 @@ class Engine:
                 self.model,
                 [prompts[i] for i in order],
                 method=self.method,
+                smash=self.smash,
                 max_new_tokens=max_new_tokens,
                 stop=tuple(stop),
                 batch_size=self.batch_size,
                 on_completion=lambda completion: advance(),
             )
+        self.compression.add((len(prompts[i]), made.smashed) for i, made in zip(order, completions, strict=True))
         found = dict(zip(order, completions, strict=True))
         return [found[i] for i in range(len(prompts))]
 

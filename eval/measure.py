@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eval.smashing import Compression
+from jax_smash.decode.groups import smashed_rows
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.generation import QUIET_STEPS, Drafted, drafted_rows
@@ -20,6 +22,7 @@ from jax_smash.plan import step_bytes, tree_bytes
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
 from jax_smash.sharding import put
+from jax_smash.smash.options import SmashOptions
 
 MEGABYTE = 1e6
 
@@ -87,6 +90,7 @@ class Ours:
         batch_size: int,
         weights: str = "plain",
         draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
+        smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
     ):
         """Makes the strategy; allocates nothing.
 
@@ -98,16 +102,19 @@ class Ours:
           batch_size: rows.
           weights: how the model holds them; named with the method where they are not plain.
           draft: options of drafting.
+          smash: options of HAMburger; a group length that all groups have is named with the method.
         """
         self.name = name if weights == "plain" else f"{name} {weights}"
+        self.name += f", groups of {smash.group_length}" if smash.group_length else ""
         self.model, self.slots = model, slots
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.draft = draft
-        self.method = make_method(model, name, draft=draft, batch=batch_size, slots=slots)
+        self.draft, self.smash = draft, smash
+        self.method = make_method(model, name, draft=draft, smash=smash, batch=batch_size, slots=slots)
         self._compile_s = 0.0
         self._peak_mb: float | None = None
         self._program_mb: float | None = None
         self._drafts: list[Drafted] = []
+        self._compression = Compression()
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
         """Compiles a prefill for each length that occurs, and the loop."""
@@ -142,6 +149,7 @@ class Ours:
             raise RuntimeError(f"{self.name} compiled a program while it was timed: warm-up missed a shape")
         forwards = np.asarray(session.state.rows.forwards)
         self._drafts += drafted_rows(session, self.draft.tree) or []
+        self._compression.add(zip(map(len, prompts), smashed_rows(session.state) or (), strict=False))
         return Sample(
             tokens=session.outputs(),
             first_token_s=first - began,
@@ -152,12 +160,15 @@ class Ours:
 
     def facts(self) -> dict[str, Any]:
         """Returns compile time, memory and what a step reads."""
-        return self._drafted() | {
+        facts: dict[str, Any] = {
             "compile_s": self._compile_s,
             "peak_memory_mb": self._peak_mb,
             "program_memory_mb": self._program_mb,
             "bytes_per_step": self.bytes_per_step(),
         }
+        if self.smash.group_length is not None:
+            facts["group_length"] = self.smash.group_length
+        return self._drafted() | self._compression.figures() | facts
 
     def _drafted(self) -> dict[str, Any]:
         """Returns tree, nodes and acceptance by depth of all runs; nothing in plain decoding."""

@@ -4,6 +4,7 @@
     python -m eval.quality --model DIR --tasks coreference,key_value --lengths 128,512 --json recall.json
     python -m eval.quality --model DIR --tasks piqa --data piqa=valid.jsonl --json piqa.json --details piqa.jsonl
     python -m eval.quality --model tiny --weights plain,int8 --tasks coreference --count 5000 --json int8.json
+    python -m eval.quality --model DIR --methods ar,hamburger --confidence 0.5,0.7,0.9 --json groups.json
 
 Decoding is greedy. Every score has a 95% interval. Where several methods, weights or models are measured, each row
 after the baseline's has its difference from the baseline on the same examples, with a 95% interval of its own;
@@ -21,15 +22,19 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from eval.engine import Engine
-from eval.options import Names, Numbers
+from eval.options import Decimals, Names, Numbers
 from eval.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
 from eval.report import check_output, heading, print_table, run_program, write_json, write_whole
+from eval.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
-from jax_smash.loading import find, load, load_tokenizer
-from jax_smash.methods import check_method
+from jax_smash.loading import find, find_modules, load, load_tokenizer
+from jax_smash.methods import check_method, check_smash
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices
+from jax_smash.smash.options import SmashOptions
+
+HAMBURGER = "hamburger"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,11 @@ class Settings:
       dtype: of the weights.
       weights: plain, int8 (every matrix as 8-bit integers), or both.
       mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
+      modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
+        trained with them, every method decodes with that one, and `base` names another to compare with.
+      confidence: of hamburger: a group goes on where the modules are at least so sure that it does; a row each.
+      smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
+        decoded as it is alone.
       json: file to write.
       details: file for the score of every example, one JSON object a line.
       plot: picture to write, a PNG.
@@ -80,6 +90,12 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: Names = ("plain",)
     mesh: str | None = None
+    modules: str | None = None
+    confidence: Decimals = (0.7,)
+    smash_mode: str = "blind"
+    micro_steps: int | None = None
+    micro_head: str = "full"
+    least_rows: int = 1
     json: Path | None = None
     details: Path | None = None
     plot: Path | None = None
@@ -93,11 +109,17 @@ class Settings:
           FileExistsError, FileNotFoundError: an output file cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        for name in ("methods", "lengths", "weights"):
+        for name in ("methods", "lengths", "weights", "confidence"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one; got none")
         for method in self.methods:
             check_method(method)
+        for smash in self._smashes():
+            check_smash(HAMBURGER, smash)
+        if HAMBURGER not in self.methods and (names := self._given()):
+            raise ValueError(f"{names[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
+        if HAMBURGER in self.methods:
+            find_modules(self.model, self.modules or "auto")
         for weights in self.weights:
             check_weights(weights)
         least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "batch_size": 1}
@@ -132,11 +154,23 @@ class Settings:
 
     def contenders(self) -> list[Contender]:
         """Returns what is measured, the baseline first, those that share weights side by side."""
-        wanted = [Contender(self.model, w, m) for w in self.weights for m in self.methods]
-        usual = Contender(self.base or self.model, "plain", "ar")
+        modules = (self.modules or "auto") if HAMBURGER in self.methods else None
+        wanted = [
+            Contender(self.model, weights, method, modules, smash)
+            for weights in self.weights
+            for method in self.methods
+            for smash in (self._smashes() if method == HAMBURGER else [None])
+        ]
+        usual = Contender(self.base or self.model, "plain", "ar", None if self.base else modules)
         baseline = usual if self.base is not None or usual in wanted else wanted[0]
-        loaded = (baseline.model, baseline.weights)
-        return sorted(dict.fromkeys([baseline, *wanted]), key=lambda c: ((c.model, c.weights) != loaded, c != baseline))
+        return sorted(dict.fromkeys([baseline, *wanted]), key=lambda c: (c.loaded != baseline.loaded, c != baseline))
+
+    def _smashes(self) -> list[SmashOptions]:
+        return [smash_options(self, confidence=confidence) for confidence in dict.fromkeys(self.confidence)]
+
+    def _given(self) -> list[str]:
+        names = ("modules", "confidence", "smash_mode", "micro_steps", "micro_head", "least_rows")
+        return [f.name for f in dataclasses.fields(self) if f.name in names and getattr(self, f.name) != f.default]
 
 
 def read_sets(settings: Settings) -> list[TaskSet]:
@@ -190,7 +224,7 @@ def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def _alike(contenders: list[Contender]) -> Iterator[list[Contender]]:
     """Yields those that share weights together, so that one model at a time is in memory."""
-    for _, alike in itertools.groupby(contenders, key=lambda c: (c.model, c.weights)):
+    for _, alike in itertools.groupby(contenders, key=lambda c: c.loaded):
         yield list(alike)
 
 
@@ -198,11 +232,24 @@ def _asked(
     alike: list[Contender], sets: list[TaskSet], settings: Settings
 ) -> Iterator[tuple[Contender, list[Outcome]]]:
     """Loads the weights that some contenders share; yields what each of them was found to do."""
-    name, weights = alike[0].model, alike[0].weights
-    model = load(name, dtype=jnp.dtype(settings.dtype), weights=weights, mesh=settings.mesh)
+    name, weights, modules = alike[0].loaded
+    model = load(name, dtype=jnp.dtype(settings.dtype), weights=weights, mesh=settings.mesh, modules=modules)
     for contender in alike:
-        engine = Engine(model, method=contender.method, batch_size=settings.batch_size, context=settings.context)
-        yield contender, [outcome for item in sets for outcome in item.measure(engine)]
+        engine = Engine(
+            model,
+            method=contender.method,
+            smash=contender.smash or SmashOptions(),
+            batch_size=settings.batch_size,
+            context=settings.context,
+        )
+        yield contender, [outcome for item in sets for outcome in _measured(item, engine)]
+
+
+def _measured(item: TaskSet, engine: Engine) -> list[Outcome]:
+    """Returns what a set of examples found, with the slots that its answers took."""
+    engine.compression = Compression()
+    found = item.measure(engine)
+    return [dataclasses.replace(one, more=one.more | engine.compression.figures()) for one in found]
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:

@@ -17,6 +17,8 @@ SECOND = ("acc_norm", "distinct_4grams")
 def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
     """Draws the rows of a quality report: shares in one panel, perplexities in another.
 
+    Where tokens shared slots, a third has the shares against the tokens a slot.
+
     Args:
       rows: of the report.
       title: of the picture.
@@ -30,13 +32,17 @@ def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
     ]
     panels = [(label, chosen) for label, chosen in panels if chosen]
     widths = [max(2, len({_name(row) for row in chosen})) for _, chosen in panels]
+    fused = any("output_compression" in row for row in rows)
+    widths += [6] if fused else []
     figure = Figure(figsize=(2.5 + 0.6 * sum(widths), 5), layout="constrained")
-    axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)[0]
-    for axis, (label, chosen) in zip(axes, panels, strict=True):
+    axes = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    for axis, (label, chosen) in zip(axes, panels, strict=False):
         _draw(axis, chosen)
         axis.set_ylabel(f"{label}, 95% interval")
         axis.set_ylim(0, HIGHEST.get(chosen[0]["metric"], 1))
     axes[0].legend(fontsize="small")
+    if fused:
+        _draw_compression(axes[-1], [row for row in rows if row["metric"] not in HIGHEST])
     figure.suptitle(title, fontsize="medium")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=120)
@@ -61,11 +67,25 @@ def _draw(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
     axis.grid(axis="y", alpha=0.3)
 
 
+def _draw_compression(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draws a line a task; what has a slot a token stands at 1."""
+    for name in dict.fromkeys(_name(row) for row in rows):
+        points = sorted((row.get("output_compression", 1.0), row["score"]) for row in rows if _name(row) == name)
+        axis.plot(*zip(*points, strict=True), marker="o", label=name)
+    axis.set_xlabel("output tokens a slot")
+    axis.set_ylim(0, 1)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+
+
 def _labels(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns who was measured in each row: the method, and of model and weights what is not the same in all."""
-    told = [(row["method"], row["settings"]["weights"], row["model"]) for row in rows]
-    kept = [0] + [i for i in (1, 2) if len({parts[i] for parts in told}) > 1]
-    return [", ".join(parts[i] for i in kept) for parts in told]
+    """Returns who was measured in each row: the method, and of its settings what is not the same in all."""
+    told = [
+        (row["method"], str(row["settings"].get("confidence", "")), row["settings"]["weights"], row["model"])
+        for row in rows
+    ]
+    kept = [0] + [i for i in (1, 2, 3) if len({parts[i] for parts in told}) > 1]
+    return [", ".join(parts[i] for i in kept if parts[i]) for parts in told]
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from eval.paired import Difference
 from eval.tasks.outcome import Outcome
+from jax_smash.smash.options import SmashOptions
 
 COLUMNS = (
     "model",
@@ -18,10 +19,11 @@ COLUMNS = (
     "low",
     "high",
     "difference",
+    "output_compression",
     "truncated",
 )
-OPTIONAL = ("model", "weights", "difference")
-SHOWN = ("length", "shots", "file")
+OPTIONAL = ("model", "weights", "difference", "output_compression")
+SHOWN = ("length", "shots", "file", "confidence")
 """Settings that tell the rows of a table apart."""
 
 
@@ -33,11 +35,34 @@ class Contender:
       model: a shipped model's name, a directory or a hub id.
       weights: how they are kept.
       method: name of our decoding method.
+      modules: HAMburger modules that the model is loaded with; None for none.
+      smash: options of HAMburger; None for other methods.
     """
 
     model: str
     weights: str
     method: str
+    modules: str | None = None
+    smash: SmashOptions | None = None
+
+    @property
+    def loaded(self) -> tuple[str, str, str | None]:
+        """What those that share weights have in common."""
+        return self.model, self.weights, self.modules
+
+    def fields(self) -> dict[str, Any]:
+        """Returns what tells it apart, as JSON holds it."""
+        return {"model": self.model, "weights": self.weights, "method": self.method} | self.told()
+
+    def told(self) -> dict[str, Any]:
+        """Returns the settings that tell its rows apart from others of the method."""
+        if self.smash is None:
+            return {}
+        return {"modules": self.modules} | {("smash_mode" if k == "mode" else k): v for k, v in _given(self.smash)}
+
+
+def _given(smash: SmashOptions) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in dataclasses.asdict(smash).items() if value is not None]
 
 
 def row(
@@ -53,11 +78,11 @@ def row(
     """
     difference = None
     if against is not None:
-        difference = {"baseline": dataclasses.asdict(against[0]), **dataclasses.asdict(against[1])}
+        difference = {"baseline": against[0].fields(), **dataclasses.asdict(against[1])}
     return {
         "model": contender.model,
         "method": contender.method,
-        "settings": outcome.settings | {"dtype": dtype, "weights": contender.weights},
+        "settings": outcome.settings | {"dtype": dtype, "weights": contender.weights} | contender.told(),
         "task": outcome.task,
         "metric": outcome.metric,
         "n": outcome.n,
@@ -71,7 +96,7 @@ def row(
 def detail(contender: Contender, outcome: Outcome, example: dict[str, Any]) -> dict[str, Any]:
     """Returns the line of one example."""
     told = {k: v for k, v in outcome.settings.items() if k in SHOWN}
-    return {**dataclasses.asdict(contender), "task": outcome.task, "metric": outcome.metric, **told, **example}
+    return {**contender.fields(), "task": outcome.task, "metric": outcome.metric, **told, **example}
 
 
 def shown(found: dict[str, Any]) -> dict[str, Any]:

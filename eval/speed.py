@@ -20,19 +20,22 @@ import numpy as np
 from eval.bandwidth import Bandwidth, read_bandwidth
 from eval.contest import rows, take_turns
 from eval.measure import Contender, Ours
+from eval.options import Numbers
 from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
+from eval.smashing import smash_options, with_caps, with_random_modules
 from jax_smash.loading import Model, load, quantised, random_model
-from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method
+from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, check_smash
 from jax_smash.plan import tree_bytes
 from jax_smash.prompts import FilePrompt, read_prompts
 from jax_smash.quantise import check_weights
 from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
 from jax_smash.sharding import add_virtual_devices, mesh_of
+from jax_smash.smash.options import SmashOptions
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
-BASELINE = "ar"
+BASELINE, HAMBURGER = "ar", "hamburger"
 RANDOM_PROMPT_TOKENS = 64
 COLUMNS = (
     "method",
@@ -40,7 +43,9 @@ COLUMNS = (
     "ms_per_step",
     "nodes",
     "mean_accepted_tokens",
+    "output_compression",
     "speedup",
+    "cap",
     "ours_over_peer",
     "time_to_first_token_ms",
     "compile_s",
@@ -73,6 +78,12 @@ class Settings:
       draft_model: what draft-model drafts with, a model's name or int8.
       stored_probabilities: recycling grows its trees by stored probabilities.
       verify: how sampled drafts are checked, as in `jax-smash generate --verify`.
+      modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
+        trained with them, every method decodes with that one.
+      smash_mode, confidence, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`.
+      group_lengths: measures hamburger with groups that all have so many tokens too, whatever the stop head says, and
+        from them the cost of a micro-step and the speed-up that it allows. A random model gets random modules.
+      micro_layers: of random modules.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -100,6 +111,14 @@ class Settings:
     draft_model: str | None = None
     stored_probabilities: bool = False
     verify: str = "coupling"
+    modules: str | None = None
+    smash_mode: str = "blind"
+    confidence: float = 0.7
+    micro_steps: int | None = None
+    micro_head: str = "full"
+    least_rows: int | None = None
+    group_lengths: Numbers = ()
+    micro_layers: int = 4
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
@@ -129,9 +148,18 @@ class Settings:
         for method in self.methods:
             check_method(method)
             check_draft(method, self.draft(method))
+            check_smash(method, self.smash(method))
         for name in self._given():
             if not any(name in OPTIONS.get(method, ()) for method in self.methods):
                 raise ValueError(f"{name} goes with none of the methods {', '.join(self.methods)}")
+        if not self.smashes and smash_options(self) != SmashOptions():
+            raise ValueError(f"options of {HAMBURGER} go with none of the methods {', '.join(self.methods)}")
+        if HAMBURGER in self.methods and self.random_init is not None:
+            raise ValueError(f"random_init has no trained modules for {HAMBURGER}: give group_lengths in its place")
+        if (least := min(*self.group_lengths, self.micro_layers, 1)) < 1:
+            raise ValueError(f"group_lengths and micro_layers must be at least 1; got {least}")
+        if self.group_lengths and self.weights != "plain":
+            raise ValueError(f"group_lengths goes with plain weights; got {self.weights}")
         if self.peers:
             require_torch()
         check_output(self.json, overwrite=self.overwrite)
@@ -140,6 +168,15 @@ class Settings:
         """Returns those options of drafting that a method takes."""
         taken = OPTIONS.get(method, ())
         return DraftOptions(**{name: getattr(self, name) for name in self._given() if name in taken})
+
+    @property
+    def smashes(self) -> bool:
+        """Whether HAMburger is measured, and needs modules."""
+        return HAMBURGER in self.methods or bool(self.group_lengths)
+
+    def smash(self, method: str) -> SmashOptions:
+        """Returns the options of HAMburger, which no other method takes."""
+        return smash_options(self) if method == HAMBURGER else SmashOptions()
 
     def _given(self) -> list[str]:
         fields = [f for f in dataclasses.fields(DraftOptions) if hasattr(self, f.name)]
@@ -180,7 +217,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "prompt_tokens": [len(prompt) for batch in batches for prompt in batch],
         "host_load_average": {"before": load_before, "after": os.getloadavg()[0]},
         "notes": _notes(model),
-        "rows": rows(contenders, runs, batch_size=settings.batch_size, bytes_per_second=speed),
+        "rows": with_caps(rows(contenders, runs, batch_size=settings.batch_size, bytes_per_second=speed)),
     }
 
 
@@ -197,8 +234,12 @@ def _load(settings: Settings) -> Model:
     dtype = jnp.dtype(settings.dtype)
     if settings.random_init is not None:
         model = random_model(settings.random_init, dtype=dtype, mesh=settings.mesh)
+        if settings.group_lengths:
+            steps = max(settings.group_lengths)
+            model = with_random_modules(model, dtype, micro_layers=settings.micro_layers, micro_steps=steps)
     else:
-        model = load(str(settings.model), dtype=dtype, mesh=settings.mesh)
+        modules = (settings.modules or "auto") if settings.smashes else None
+        model = load(str(settings.model), dtype=dtype, mesh=settings.mesh, modules=modules)
     return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
 
 
@@ -234,10 +275,14 @@ def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
     sizes = {"slots": slots, "max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size}
     if settings.weights == "plain":
         names = dict.fromkeys((BASELINE, *settings.methods))
-        return [Ours(name, model, **sizes, draft=settings.draft(name)) for name in names]
+        forced = [smash_options(settings, group_length=n) for n in dict.fromkeys(settings.group_lengths)]
+        return [
+            *(Ours(name, model, **sizes, draft=settings.draft(name), smash=settings.smash(name)) for name in names),
+            *(Ours(HAMBURGER, model, **sizes, smash=smash) for smash in forced),
+        ]
     other = quantised(model)
     methods = [
-        Ours(name, other, **sizes, weights=settings.weights, draft=settings.draft(name))
+        Ours(name, other, **sizes, weights=settings.weights, draft=settings.draft(name), smash=settings.smash(name))
         for name in dict.fromkeys(settings.methods)
     ]
     return [Ours(BASELINE, model, **sizes), *methods]

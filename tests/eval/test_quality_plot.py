@@ -46,3 +46,8 @@ def test_other_weights_stand_beside_the_plain_ones():
 def test_two_metrics_of_a_task_stand_apart():
     both = [row("ar", "variety", 0.5, metric="varied"), row("ar", "variety", 0.2, metric="distinct_4grams")]
     assert not np.array_equal(pixels(both), pixels([both[0], both[1] | {"metric": "varied"}]))
+
+
+def test_shares_stand_against_tokens_a_slot_where_tokens_shared_slots():
+    fused = row("hamburger", "state", 0.4, length=128, confidence=0.5) | {"output_compression": 1.8}
+    assert pixels([*ROWS, fused]).shape[1] > pixels([*ROWS, row("hamburger", "state", 0.4, length=128)]).shape[1]

@@ -12,7 +12,8 @@ from tests.model_directory import write_model
 from tests.tiny import tiny_model
 
 FAST = {"repeats": 1, "settle_seconds": 0.0, "bandwidth_mebibytes": 2}
-SIZES = {"slots": 64, "max_new_tokens": 12, "batch_size": 2}
+# A capacity that no other test has: programs are kept, and one of the tests is of a program that is not there yet.
+SIZES = {"slots": 52, "max_new_tokens": 12, "batch_size": 2}
 TOKENS = [[10, 20, 30], [40, 50]]
 
 
@@ -138,6 +139,30 @@ def test_the_peer_ends_where_we_end(stopping):
     assert (theirs.steps, theirs.forwards) == (mine.steps, mine.forwards)
 
 
+def test_groups_of_one_length_are_measured_beside_their_cap(config):
+    settings = Settings(
+        random_init=config,
+        prompt_tokens=5,
+        batch_size=2,
+        max_new_tokens=14,
+        group_lengths=(1, 3),
+        micro_layers=1,
+        **FAST,
+    )
+    plain, ones, threes = measure(settings)["rows"]
+    assert [row["method"] for row in (plain, ones, threes)] == [
+        "ar",
+        "hamburger, groups of 1",
+        "hamburger, groups of 3",
+    ]
+    assert "cap" not in plain
+    # The first group of 3 comes with the prompt; 11 tokens are left, the last group of 2.
+    assert (ones["mean_accepted_tokens"], threes["mean_accepted_tokens"]) == (1, 13 / 4)
+    assert (ones["output_compression"], threes["output_compression"]) == (1, 14 / 5)
+    assert ones["cap"] == 1
+    assert threes["share_of_cap"] == pytest.approx(threes["speedup"] / threes["cap"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -148,6 +173,10 @@ def test_the_peer_ends_where_we_end(stopping):
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"max_new_tokens": 1000}, "1005 are more than the model's context of 256"),
         ({"random_init": "no-such-shape"}, "no-such-shape"),
+        ({"methods": ("hamburger",)}, "random_init has no trained modules for hamburger: give group_lengths"),
+        ({"confidence": 0.5}, "options of hamburger go with none of the methods ar"),
+        ({"group_lengths": (0, 2)}, "group_lengths and micro_layers must be at least 1; got 0"),
+        ({"group_lengths": (2,), "weights": "int8"}, "group_lengths goes with plain weights; got int8"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(config, changes, message):

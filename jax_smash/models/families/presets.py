@@ -53,6 +53,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_sizes(32, 4096, 32, 14_336),
         "rope_parameters": _LLAMA_3_ROPE | {"factor": 8.0},
     },
+    "llama-3.1-70b": {
+        **_LLAMA_3,
+        **_sizes(80, 8192, 64, 28_672),
+        "rope_parameters": _LLAMA_3_ROPE | {"factor": 8.0},
+    },
     "qwen2.5-0.5b": {
         **_QWEN,
         **_sizes(24, 896, 14, 4864),

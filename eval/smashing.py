@@ -1,0 +1,104 @@
+"""Options of HAMburger that measuring programs share, and how many slots of the cache a text took."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from jax_smash.checkpoints.smasher import SmashModules
+from jax_smash.decode.groups import Smashed
+from jax_smash.loading import Model, grafted
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
+from jax_smash.smash.smasher import SmasherDef, random_smasher
+
+
+def smash_options(settings: Any, **more: Any) -> SmashOptions:
+    """Returns the options that a program's settings have fields for; the field of `mode` is `smash_mode`.
+
+    Args:
+      settings: a dataclass.
+      more: options in place of its fields.
+    """
+    fields = {f.name: "smash_mode" if f.name == "mode" else f.name for f in dataclasses.fields(SmashOptions)}
+    given = {name: getattr(settings, field) for name, field in fields.items() if hasattr(settings, field)}
+    return SmashOptions(**given | more)
+
+
+@dataclasses.dataclass
+class Compression:
+    """Counts of texts whose tokens share slots.
+
+    Attributes:
+      prompt: tokens of the prompts, each in a slot of its own.
+      tokens: that were fused, groups of one included.
+      slots: that they took.
+      micro_steps: that ran meanwhile.
+    """
+
+    prompt: int = 0
+    tokens: int = 0
+    slots: int = 0
+    micro_steps: int = 0
+
+    def add(self, rows: Iterable[tuple[int, Smashed | None]]) -> None:
+        """Counts texts: of each the tokens of its prompt, and what became of its output."""
+        for prompt, smashed in rows:
+            if smashed is not None:
+                self.prompt += prompt
+                self.tokens += smashed.tokens
+                self.slots += smashed.slots
+                self.micro_steps += smashed.micro_steps
+
+    def figures(self) -> dict[str, float]:
+        """Returns tokens a slot, of the output and of the whole cache, and micro-steps a slot; nothing where none was.
+
+        A slot has the same bytes whatever it holds: `cache_compression` is the whole cache's, in bytes.
+        """
+        if not self.slots:
+            return {}
+        return {
+            "output_compression": self.tokens / self.slots,
+            "cache_compression": (self.prompt + self.tokens) / (self.prompt + self.slots),
+            "micro_steps_a_slot": self.micro_steps / self.slots,
+        }
+
+
+def with_random_modules(model: Model, dtype: Any, *, micro_layers: int, micro_steps: int) -> Model:
+    """Returns a model with untrained modules on it, to measure speed; all tokens are equally common.
+
+    Raises:
+      ValueError: the model is not one of this package's, or a size is out of range.
+    """
+    if model.config is None:
+        raise ValueError(f"modules need a model of this package; {model.name} is none")
+    config = SmashConfig.for_base(model.config, micro_layers=micro_layers, micro_steps=micro_steps)
+    graphdef, params = random_smasher(model.config, config, dtype=dtype)
+    counts = np.ones(model.vocab_size, np.int64)
+    return grafted(model, SmashModules(config, SmasherDef(graphdef), params, counts))
+
+
+def with_caps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a speed report's rows with the speed-up that the measured cost of a micro-step allows.
+
+    With groups of r tokens and micro-steps that cost c forwards of the base, decoding is at most r / (1 + (r − 1) · c)
+    times as fast. c is measured by rows whose groups all have as many tokens, two of them or more; without, rows stay
+    as they are. The first row is plain decoding.
+    """
+    forced = {row["group_length"]: row["ms_per_step"] for row in rows if "group_length" in row}
+    if len(forced) < 2:
+        return rows
+    least, most = min(forced), max(forced)
+    cost = (forced[most] - forced[least]) / (most - least) / rows[0]["ms_per_step"]
+
+    def capped(row: dict[str, Any]) -> dict[str, Any]:
+        if "output_compression" not in row:
+            return row
+        r = row["mean_accepted_tokens"]
+        cap = r / (1 + (r - 1) * cost)
+        return row | {"micro_step_cost": cost, "cap": cap, "share_of_cap": row["speedup"] / cap}
+
+    return [capped(row) for row in rows]

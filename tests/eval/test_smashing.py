@@ -1,0 +1,47 @@
+"""Options and figures of HAMburger in measuring programs."""
+
+import dataclasses
+
+import pytest
+
+from eval.smashing import Compression, smash_options, with_caps
+from jax_smash.decode.groups import Smashed
+
+
+@dataclasses.dataclass
+class Given:
+    smash_mode: str = "checked"
+    confidence: float = 0.9
+    unrelated: int = 3
+
+
+def test_options_come_from_the_fields_that_a_program_has():
+    options = smash_options(Given(), group_length=2)
+    assert (options.mode, options.confidence, options.group_length, options.micro_head) == ("checked", 0.9, 2, "full")
+
+
+def test_compression_of_output_and_of_the_whole_cache():
+    tally = Compression()
+    assert tally.figures() == {}
+    # 4 + 2 · 3 tokens in 6 slots behind 10 of the prompt; the second text has a slot a token and is left out.
+    tally.add([(10, Smashed(lengths=[4, 0, 2], micro_steps=5)), (7, None)])
+    assert tally.figures() == {
+        "output_compression": 10 / 6,
+        "cache_compression": 20 / 16,
+        "micro_steps_a_slot": 5 / 6,
+    }
+
+
+def test_the_cap_by_a_measured_micro_step():
+    plain = {"ms_per_step": 10.0, "speedup": 1.0, "mean_accepted_tokens": 1.0}
+    forced = [
+        {"group_length": n, "ms_per_step": 11.0 + 4 * (n - 1), "speedup": 1.1, "mean_accepted_tokens": float(n)}
+        | {"output_compression": float(n)}
+        for n in (1, 2, 4)
+    ]
+    first, *rest = with_caps([plain, *forced])
+    assert first == plain
+    assert rest[0]["micro_step_cost"] == pytest.approx(0.4)
+    assert [row["cap"] for row in rest] == pytest.approx([1.0, 2 / 1.4, 4 / 2.2])
+    assert rest[2]["share_of_cap"] == pytest.approx(1.1 / (4 / 2.2))
+    assert with_caps([plain, forced[0]]) == [plain, forced[0]]
