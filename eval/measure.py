@@ -33,6 +33,7 @@ class Sample:
 
     Attributes:
       tokens: new tokens of each row.
+      started: of them, those that came with the prompts: a token a row, or a group.
       first_token_s: from the start of prefill to the first token of every row on the host.
       decode_s: from then to the last token of the batch.
       steps: decode forwards of the batch.
@@ -40,6 +41,7 @@ class Sample:
     """
 
     tokens: list[list[int]]
+    started: int
     first_token_s: float
     decode_s: float
     steps: int
@@ -47,8 +49,8 @@ class Sample:
 
     @property
     def decoded(self) -> int:
-        """Tokens that decoding emitted: all but the first of each row."""
-        return sum(len(row) - 1 for row in self.tokens)
+        """Tokens that decoding emitted: all but those that came with the prompts."""
+        return sum(map(len, self.tokens)) - self.started
 
 
 class Contender(Protocol):
@@ -140,7 +142,7 @@ class Ours:
         compiled = PROGRAMS.compiled
         began = time.perf_counter()
         session.read(prompts)
-        np.asarray(session.state.rows.pending)
+        started = int(np.asarray(session.state.rows.output_length).sum())
         first = time.perf_counter()
         while session.run(QUIET_STEPS):
             pass
@@ -152,6 +154,7 @@ class Ours:
         self._compression.add(zip(map(len, prompts), smashed_rows(session.state) or (), strict=False))
         return Sample(
             tokens=session.outputs(),
+            started=started,
             first_token_s=first - began,
             decode_s=ended - first,
             steps=int(forwards.max()),

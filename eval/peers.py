@@ -171,6 +171,7 @@ class Transformers:
         rows = [_until(row, self.stop_tokens) for row in tokens.tolist()]
         return Sample(
             tokens=rows,
+            started=len(rows),
             first_token_s=first - began,
             decode_s=ended - first,
             steps=max(map(len, rows)) - 1,

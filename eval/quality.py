@@ -28,6 +28,7 @@ from eval.report import check_output, heading, print_table, run_program, write_j
 from eval.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
+from jax_smash.checkpoints.smasher import read_smasher_config
 from jax_smash.loading import find, find_modules, load, load_tokenizer
 from jax_smash.methods import check_method, check_smash
 from jax_smash.quantise import check_weights
@@ -119,7 +120,9 @@ class Settings:
         if HAMBURGER not in self.methods and (names := self._given()):
             raise ValueError(f"{names[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
         if HAMBURGER in self.methods:
-            find_modules(self.model, self.modules or "auto")
+            config = read_smasher_config(find_modules(self.model, self.modules or "auto"))
+            for smash in self._smashes():
+                check_smash(HAMBURGER, smash, config)
         for weights in self.weights:
             check_weights(weights)
         least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "batch_size": 1}
@@ -234,14 +237,18 @@ def _asked(
     """Loads the weights that some contenders share; yields what each of them was found to do."""
     name, weights, modules = alike[0].loaded
     model = load(name, dtype=jnp.dtype(settings.dtype), weights=weights, mesh=settings.mesh, modules=modules)
-    for contender in alike:
-        engine = Engine(
+    # All before the first is asked: what one refuses is told at once.
+    engines = [
+        Engine(
             model,
             method=contender.method,
             smash=contender.smash or SmashOptions(),
             batch_size=settings.batch_size,
             context=settings.context,
         )
+        for contender in alike
+    ]
+    for contender, engine in zip(alike, engines, strict=True):
         yield contender, [outcome for item in sets for outcome in _measured(item, engine)]
 
 

@@ -81,10 +81,14 @@ def _draw_compression(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
 def _labels(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Returns who was measured in each row: the method, and of its settings what is not the same in all."""
     told = [
-        (row["method"], str(row["settings"].get("confidence", "")), row["settings"]["weights"], row["model"])
+        (
+            row["method"],
+            *(str(row["settings"].get(name, "")) for name in ("confidence", "weights", "modules")),
+            row["model"],
+        )
         for row in rows
     ]
-    kept = [0] + [i for i in (1, 2, 3) if len({parts[i] for parts in told}) > 1]
+    kept = [0] + [i for i in range(1, 5) if len({parts[i] for parts in told}) > 1]
     return [", ".join(parts[i] for i in kept if parts[i]) for parts in told]
 
 

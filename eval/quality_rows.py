@@ -23,7 +23,7 @@ COLUMNS = (
     "truncated",
 )
 OPTIONAL = ("model", "weights", "difference", "output_compression")
-SHOWN = ("length", "shots", "file", "confidence")
+SHOWN = ("length", "shots", "file", "confidence", "modules")
 """Settings that tell the rows of a table apart."""
 
 
@@ -56,9 +56,10 @@ class Contender:
 
     def told(self) -> dict[str, Any]:
         """Returns the settings that tell its rows apart from others of the method."""
+        modules = {} if self.modules is None else {"modules": self.modules}
         if self.smash is None:
-            return {}
-        return {"modules": self.modules} | {("smash_mode" if k == "mode" else k): v for k, v in _given(self.smash)}
+            return modules
+        return modules | {("smash_mode" if k == "mode" else k): v for k, v in _given(self.smash)}
 
 
 def _given(smash: SmashOptions) -> list[tuple[str, Any]]:

@@ -160,6 +160,12 @@ class Settings:
             raise ValueError(f"group_lengths and micro_layers must be at least 1; got {least}")
         if self.group_lengths and self.weights != "plain":
             raise ValueError(f"group_lengths goes with plain weights; got {self.weights}")
+        if self.group_lengths and self.smash_mode != "blind":
+            raise ValueError(f"group_lengths goes with smash_mode blind; got {self.smash_mode}")
+        for length in self.group_lengths:
+            smash_options(self, group_length=length).check()
+        if self.modules is not None and (self.random_init is not None or not self.smashes):
+            raise ValueError(f"modules goes with {HAMBURGER} and with trained modules alone; got {self.modules}")
         if self.peers:
             require_torch()
         check_output(self.json, overwrite=self.overwrite)

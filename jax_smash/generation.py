@@ -239,6 +239,7 @@ class _Turn:
         self.decoders = [StreamDecoder(model.token_bytes, request.stop) for _ in decoding]
         self.texts = [""] * self.rows
         self.shown = [0] * self.rows
+        self.started: list[int] = []
         self.first_token_s = self.decode_s = 0.0
 
     def run(self, steps: int) -> None:
@@ -247,6 +248,8 @@ class _Turn:
         began, compiled = time.perf_counter(), PROGRAMS.seconds
         self.session.read(prompts + [[]] * (self.session.prompts - len(prompts)))
         self._show()
+        # Of a group that comes with the prompt no token was decoded.
+        self.started = self.shown
         self.first_token_s = time.perf_counter() - began - (PROGRAMS.seconds - compiled)
         running = True
         while running:
@@ -266,7 +269,7 @@ class _Turn:
         drafted, smashed = drafted_rows(self.session, self.tree), smashed_rows(self.session.state)
         for row in range(self.rows):
             prompt, sample = divmod(row, self.session.samples)
-            after_first = len(outputs[row]) - 1
+            decoded = len(outputs[row]) - self.started[row]
             yield Completion(
                 prompt=self.request.prompts[self.batch[prompt]],
                 text=self.texts[row],
@@ -275,8 +278,8 @@ class _Turn:
                 new_tokens=len(outputs[row]),
                 finish_reason=FINISH_REASONS[finish[row]],
                 target_forwards=int(forwards[row]),
-                mean_accepted_tokens=after_first / int(forwards[row]) if forwards[row] else None,
-                tokens_per_second=after_first / self.decode_s if after_first else None,
+                mean_accepted_tokens=decoded / int(forwards[row]) if forwards[row] else None,
+                tokens_per_second=decoded / self.decode_s if decoded else None,
                 time_to_first_token_s=self.first_token_s,
                 sample=sample,
                 log_probs=None if log_probs is None else log_probs[row],

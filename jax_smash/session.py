@@ -122,7 +122,7 @@ class Session:
         return len(self._sampling) * self.samples
 
     def read(self, prompts: TokenLists, *, limits: Sequence[int] | None = None) -> None:
-        """Reads a prompt into each row, behind what the row holds, and emits each row's first token.
+        """Reads a prompt into each row, behind what the row holds, and emits each row's first token, or group.
 
         Args:
           prompts: tokens of each row; an empty prompt makes a row sit out this turn. The first turn of a session with

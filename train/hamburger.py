@@ -91,6 +91,9 @@ def main(
     init_from = resolve(init_from)
     tokenizer = tokenizer or init_from
     check_tokenizer(tokenizer)
+    own = init_from / "tokenizer.json"
+    if own.is_file() and file_sha256(own) != file_sha256(tokenizer / "tokenizer.json"):
+        raise ValueError(f"tokenizer must be that of {init_from}: modules are loaded for it alone; got {tokenizer}")
     rows = Segmented(segmented, tokenizer)
     began = loaded_params(init_from)
     changes = {"steps": steps, "batch_size": batch_size, "seed": seed}

@@ -18,6 +18,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 
 from jax_smash.checkpoints.directory import check_new
+from jax_smash.checkpoints.huggingface import CONFIG
 from jax_smash.checkpoints.smasher import WEIGHTS, load_smasher, tokenizer_sha256
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model, find, load
@@ -69,8 +70,8 @@ def main(
       reply_ends: text that a reply ends with.
       length: tokens that the model reads at once; by default 1024, or as many as it was trained for.
       batch_tokens: tokens of a batch, about.
-      modules: folder of trained modules for this model: of the groups that the rule allows, those are made that their
-        embedder loses least by.
+      modules: folder of trained modules for this model, the model itself where the folder holds a base: of the groups
+        that the rule allows, those are made that their embedder loses least by.
       price: beside `modules`, nats that a slot less is worth; by default 0.1.
       resume: go on with a run that was cut off.
     """
@@ -124,6 +125,8 @@ def _segmenter(
         return ByEntropy(base.definition, rule, micro_steps), base.params, {}
     config = cast(ModelConfig, base.config)
     found = load_smasher(modules, config, tokenizer_sha256(base.path), dtype=jnp.float32)
+    if (modules / CONFIG).is_file() and base.path is not None and modules.resolve() != base.path.resolve():
+        raise ValueError(f"{modules} holds the base that its modules were trained with: give it as the model too")
     if micro_steps > found.config.micro_steps:
         raise ValueError(f"micro_steps must be at most the {found.config.micro_steps} of {modules}; got {micro_steps}")
     price = PRICE if price is None else price

@@ -200,7 +200,8 @@ def summary(completions: list["Completion"], seconds: float, compiled: float) ->
     if rates:
         parts.append(f"{sum(rates) / len(rates):.1f} tokens/s a text")
     if forwards:
-        parts.append(f"{(tokens - len(completions)) / forwards:.2f} accepted a forward")
+        accepted = sum((c.mean_accepted_tokens or 0) * c.target_forwards for c in completions)
+        parts.append(f"{accepted / forwards:.2f} accepted a forward")
     parts += _drafts([c.drafted for c in completions if c.drafted is not None])
     parts += _slots([c.smashed for c in completions if c.smashed is not None])
     parts.append(f"first token after {1e3 * max(c.time_to_first_token_s for c in completions):.0f} ms")

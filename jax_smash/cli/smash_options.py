@@ -31,7 +31,8 @@ class SmashFlags:
     micro_steps: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "(default: as trained)")] = None
     """Tokens of a group at most."""
     micro_head: Annotated[str, _flag("full|int8|N", "(default: full)")] = "full"
-    """What tokens behind a group's first are read with: the model's head, its int8 copy, or its N likeliest tokens."""
+    """What tokens behind a group's first are read with: the model's head, its int8 copy, or the
+    N tokens that were said most often in training."""
     least_rows: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "(default: by what a step costs)")] = None
     """All groups end when fewer rows of a batch would go on; with 1, a text does not depend on its batch."""
 

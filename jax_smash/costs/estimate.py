@@ -40,10 +40,11 @@ ROOFLINES = {
 """Data-sheet figures of dense products by a part of the device's kind; the first that fits counts."""
 
 CPU = "cpu"
-CPU_BYTES_PER_SECOND = 27e9
-CPU_OPERATIONS_PER_CORE = 10e9
-"""Of products of few rows, as drafts are, in float32: 5 to 9 GFLOP/s a core were seen at 2 to 16 rows of a model of 5M
-parameters, 14 at 81, and 38 at 64 rows of one of 100M."""
+CPU_BYTES_PER_SECOND = 50e9
+CPU_OPERATIONS_PER_CORE = 5e9
+"""Of products of a few rows, as small drafts are, in float32: 5 to 9 GFLOP/s a core were seen at 2 to 16 rows of a
+model of 5M parameters, 14 at 81, and 38 at 64 rows of one of 100M. The least is taken: an unmeasured CPU should not
+draft where it does not pay."""
 
 
 def estimate_costs(

@@ -43,7 +43,7 @@ class Rows:
     """The rows of a batch: every leaf is `[B, …]`, so that a row can be taken out, put in or sharded.
 
     Attributes:
-      cache: the target's cache; everything but the pending token is in it.
+      cache: the target's cache; everything but the last `unread` tokens is in it.
       pending: the last emitted token, not yet in the cache.
       unread: how many of the last emitted tokens are not in the cache: the pending one, or the group that it ends.
       token_length: tokens of the sequence so far: prompt and emitted, those that are unread included.

@@ -67,7 +67,8 @@ def int8_head(base: Transformer) -> MicroHead:
 
 
 def reduced_head(base: Transformer, token_counts: np.ndarray, size: int, *, always: Sequence[int] = ()) -> MicroHead:
-    """Makes a head of the tokens that were seen most often. What it cannot say begins the next group.
+    """Makes a head of the tokens that were seen most often. Where it cannot say
+    the token that it should, it says another: the base corrects that in the exact and checked modes alone.
 
     Args:
       base: whose rows it takes.

@@ -66,6 +66,10 @@ class SmashOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
+        if self.group_length and self.micro_steps and self.group_length > self.micro_steps:
+            raise ValueError(
+                f"group_length must be at most the micro_steps of {self.micro_steps}; got {self.group_length}"
+            )
         if config is None:
             return
         for name in ("micro_steps", "group_length"):

@@ -21,6 +21,7 @@ class Clockwork:
         self.seen.append(prompts)
         return Sample(
             tokens=[list(row) for row in self.tokens],
+            started=len(self.tokens),
             first_token_s=0.25,
             decode_s=next(self.decode_s),
             steps=self.forwards,

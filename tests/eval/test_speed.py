@@ -156,8 +156,8 @@ def test_groups_of_one_length_are_measured_beside_their_cap(config):
         "hamburger, groups of 3",
     ]
     assert "cap" not in plain
-    # The first group of 3 comes with the prompt; 11 tokens are left, the last group of 2.
-    assert (ones["mean_accepted_tokens"], threes["mean_accepted_tokens"]) == (1, 13 / 4)
+    # The first group of 3 comes with the prompt and was not decoded; of 11 tokens the last 2 are a group.
+    assert (ones["mean_accepted_tokens"], threes["mean_accepted_tokens"]) == (1, 11 / 4)
     assert (ones["output_compression"], threes["output_compression"]) == (1, 14 / 5)
     assert ones["cap"] == 1
     assert threes["share_of_cap"] == pytest.approx(threes["speedup"] / threes["cap"])
@@ -177,6 +177,11 @@ def test_groups_of_one_length_are_measured_beside_their_cap(config):
         ({"confidence": 0.5}, "options of hamburger go with none of the methods ar"),
         ({"group_lengths": (0, 2)}, "group_lengths and micro_layers must be at least 1; got 0"),
         ({"group_lengths": (2,), "weights": "int8"}, "group_lengths goes with plain weights; got int8"),
+        ({"group_lengths": (2,), "smash_mode": "checked"}, "group_lengths goes with smash_mode blind; got checked"),
+        ({"group_lengths": (2,), "confidence": 2.0}, "confidence must be over 0 and at most 1; got 2.0"),
+        ({"group_lengths": (1, 4), "micro_steps": 2}, "group_length must be at most the micro_steps of 2; got 4"),
+        ({"modules": "x"}, "modules goes with hamburger and with trained modules alone"),
+        ({"group_lengths": (1, 2), "modules": "x"}, "modules goes with hamburger and with trained modules alone"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(config, changes, message):

@@ -191,8 +191,13 @@ def test_groups_follow_the_trained_modules(root, whole, tmp_path):
     assert made["price"] == 5.0
     assert len(made["modules_sha256"]) == 64
     assert made["statistics"]["train-stories"]["tokens_a_group"] > 1.1
+    segment(root / "packed", str(folder), tmp_path / "dear", price=0.0, **given)
+    made = json.loads((tmp_path / "dear/index.json").read_text())["segmentation"]
+    assert made["statistics"]["train-stories"]["tokens_a_group"] < 1.1  # What costs anything is not fused.
     with pytest.raises(ValueError, match=r"micro_steps must be at most the 3 of .*hamburger; got 4"):
         segment(root / "packed", str(folder), tmp_path / "out", **(given | {"micro_steps": 4}))
+    with pytest.raises(ValueError, match=r"holds the base that its modules were trained with"):
+        segment(root / "packed", str(root / "base"), tmp_path / "out", **given)
     with pytest.raises(ValueError, match=r"price must be at least 0, beside modules; got 0\.5"):
         segment(root / "packed", str(folder), tmp_path / "out", price=0.5)
     with pytest.raises(FileNotFoundError, match=r"smasher\.json is missing"):
@@ -247,6 +252,10 @@ def test_data_of_another_base_or_tokenizer_is_refused(root, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             main(root / "config.json", root / "segmented", tmp_path / base, tmp_path / "run")
+    with pytest.raises(
+        ValueError, match=r"tokenizer must be that of .*base: modules are loaded for it alone; got .*other"
+    ):
+        main(root / "config.json", root / "segmented", root / "base", tmp_path / "run", tokenizer=tmp_path / "other")
     assert not (tmp_path / "run").exists()
 
 

@@ -41,7 +41,7 @@ def test_more_than_was_trained_is_refused(name):
         ({}, 0.7, 3, [1, 2, 3]),
         ({"confidence": 1, "micro_steps": 2, "least_rows": 5}, 1.0, 2, [5, 5, 5]),
         ({"group_length": 2}, 0.0, 2, [1, 1, 1]),
-        ({"group_length": 3, "micro_steps": 2, "least_rows": 2}, 0.0, 2, [2, 2, 2]),
+        ({"group_length": 2, "micro_steps": 3, "least_rows": 2}, 0.0, 2, [2, 2, 2]),
     ],
 )
 def test_settings_say_what_options_ask(options, confidence, limit, least):
