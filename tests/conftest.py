@@ -26,7 +26,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 # Every compiled program holds a dozen memory mappings for as long as it is cached. Linux grants a process 65,530; the
 # suite needs more, and XLA crashes without them.
-MAPPINGS = 20_000
+MAPPINGS = 15_000
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,4 +35,7 @@ def _few_programs():
     yield
     mappings = pathlib.Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > MAPPINGS:
+        from jax_smash.decode.programs import PROGRAMS
+
+        PROGRAMS.forget()
         jax.clear_caches()

@@ -61,6 +61,10 @@ class Programs:
             self.compiled += 1
         return self._programs[key]
 
+    def forget(self) -> None:
+        """Gives up all programs; what is called again is compiled again."""
+        self._programs.clear()
+
     def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event in COMPILATION and not self._compiling:
             self.seconds += duration_secs

@@ -95,3 +95,12 @@ def test_other_prompts_and_settings_of_a_bucket_compile_nothing():
     generate(model, ["other text", "and more"], **options, seed=3)
     assert PROGRAMS.compiled == compiled
     assert not heard
+
+
+def test_what_was_forgotten_is_compiled_again():
+    model = tiny_model()
+    first = generate(model, "a first prompt", max_new_tokens=3)[0].text
+    compiled = PROGRAMS.compiled
+    PROGRAMS.forget()
+    assert generate(model, "a first prompt", max_new_tokens=3)[0].text == first
+    assert PROGRAMS.compiled > compiled
