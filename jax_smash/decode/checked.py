@@ -1,27 +1,26 @@
 """HAMburger, checked: the base reads a group's tokens and their fusions at once, and keeps what it agrees with."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import Block, after
-from jax_smash.decode.groups import SmashRows
+from jax_smash.decode.groups import FusedDecoding
 from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
 from jax_smash.draft.micro import drafted_group
 from jax_smash.draft.tree import pack
-from jax_smash.protocols import CausalLM, ModelDef, Params
+from jax_smash.protocols import CausalLM, Params
 from jax_smash.pytree import replace
 from jax_smash.sampling import choose, log_probabilities
 from jax_smash.sharding import constrain
-from jax_smash.smash.entry import chosen_entry, entry_at, last_entry
+from jax_smash.smash.entry import chosen_entry, entry_at
 from jax_smash.smash.macro_step import Group
-from jax_smash.smash.smasher import Smasher, SmasherDef
+from jax_smash.smash.smasher import Smasher
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckedDecoding:
+class CheckedDecoding(FusedDecoding):
     """The strategy that fuses only what the base itself would have said behind the slots that it has.
 
     Of each group, one forward reads the J tokens, one behind the other, and the J − 1 fusions of their prefixes, each
@@ -33,31 +32,7 @@ class CheckedDecoding:
     The text is not plain decoding's, for the base reads fused slots. What the rows share is `SmashSettings`.
 
     Differs from Liu and Zhang 2025, HAMburger, section 3: there nothing checks a group.
-
-    Attributes:
-      target: the base.
-      smasher: the grafted modules; their parameters stand under `smasher`.
-      sampled: some row may sample; False compiles a loop without noise.
-      log_probs: likeliest tokens to record beside each emitted one, by the base; None records nothing.
     """
-
-    target: ModelDef
-    smasher: SmasherDef
-    sampled: bool = False
-    log_probs: int | None = None
-
-    block = 1
-    """Entries that one step commits at most."""
-
-    def init(self, params: Params, batch: int, slots: int) -> SmashRows:
-        """Makes what is kept of rows that have read nothing."""
-        return SmashRows.empty(*self._bound(params), batch)
-
-    def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
-        """Keeps the last entry of the prompt, which the first group is said from."""
-        kept = state.rows.draft
-        entry = last_entry(self._bound(params)[1], kept.entry, chunk.valid, taps, hidden)
-        return replace(state, rows=replace(state.rows, draft=replace(kept, entry=entry)))
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
         """Emits the token after the prompt."""
@@ -94,9 +69,6 @@ class CheckedDecoding:
             draft=replace(rows.draft, entry=entry).counted(count, group.count, running),
         )
         return replace(emitted, rows=rows)
-
-    def _bound(self, params: Params) -> tuple[CausalLM, Smasher]:
-        return self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
 
     def _choice(
         self, state: DecodeState, logits: Float[Array, "B P V"], path: Int[Array, "B P levels"]

@@ -1,17 +1,18 @@
 """What decoding with fused slots keeps of each row, and what is told of it at the end."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jax_smash.decode.state import DecodeState
-from jax_smash.protocols import CausalLM
+from jax_smash.protocols import CausalLM, ModelDef, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.smash.entry import Entry, empty_entry
+from jax_smash.smash.entry import Entry, empty_entry, last_entry
 from jax_smash.smash.macro_step import Group
-from jax_smash.smash.smasher import Smasher
+from jax_smash.smash.smasher import Smasher, SmasherDef
 
 
 @pytree
@@ -56,6 +57,39 @@ class SmashRows:
             lengths=self.lengths + (fused[:, None] == length).astype(jnp.int32),
             micro_steps=self.micro_steps + jnp.where(running, steps, 0),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedDecoding:
+    """What the strategies whose tokens share slots have in common; each makes `start` and `step` of it.
+
+    Attributes:
+      target: the base.
+      smasher: the grafted modules; their parameters stand under `smasher`.
+      sampled: some row may sample; False compiles a loop without noise.
+      log_probs: likeliest tokens to record beside each emitted one, by whichever said it; None records nothing.
+    """
+
+    target: ModelDef
+    smasher: SmasherDef
+    sampled: bool = False
+    log_probs: int | None = None
+
+    block = 1
+    """Entries that one step commits at most."""
+
+    def init(self, params: Params, batch: int, slots: int) -> SmashRows:
+        """Makes what is kept of rows that have read nothing."""
+        return SmashRows.empty(*self._bound(params), batch)
+
+    def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
+        """Keeps the last entry of the prompt, which the first group is said from."""
+        kept = state.rows.draft
+        entry = last_entry(self._bound(params)[1], kept.entry, chunk.valid, taps, hidden)
+        return replace(state, rows=replace(state.rows, draft=replace(kept, entry=entry)))
+
+    def _bound(self, params: Params) -> tuple[CausalLM, Smasher]:
+        return self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,21 +8,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, after
-from jax_smash.decode.groups import SmashRows
+from jax_smash.decode.groups import FusedDecoding
 from jax_smash.decode.state import DecodeState, Rows, emit, processed_logits, running_rows
-from jax_smash.protocols import CausalLM, ModelDef, Params
+from jax_smash.protocols import Params
 from jax_smash.pytree import replace
 from jax_smash.sampling import choose, log_probabilities
 from jax_smash.sharding import constrain
-from jax_smash.smash.entry import Entry, entry_at, last_entry
+from jax_smash.smash.entry import Entry, entry_at
 from jax_smash.smash.macro_step import macro_step
 from jax_smash.smash.micro_head import micro_logits
 from jax_smash.smash.options import SmashSettings
-from jax_smash.smash.smasher import Smasher, SmasherDef
 
 
 @dataclasses.dataclass(frozen=True)
-class SmashedDecoding:
+class SmashedDecoding(FusedDecoding):
     """The strategy that trusts the modules: each row says groups of its own length, and a group takes one slot.
 
     What is emitted is the base's choice for a group's first token, the micro-step decoder's for the others; nothing
@@ -31,31 +30,7 @@ class SmashedDecoding:
 
     Source: Liu and Zhang 2025, "HAMburger: Accelerating LLM Inference via Token Smashing", section 3.
     Differs: rows of a batch have groups of their own length, and end a macro-step together when few would go on.
-
-    Attributes:
-      target: the base.
-      smasher: the grafted modules; their parameters stand under `smasher`.
-      sampled: some row may sample; False compiles a loop without noise.
-      log_probs: likeliest tokens to record beside each emitted one, by whichever said it; None records nothing.
     """
-
-    target: ModelDef
-    smasher: SmasherDef
-    sampled: bool = False
-    log_probs: int | None = None
-
-    block = 1
-    """Entries that one step commits at most."""
-
-    def init(self, params: Params, batch: int, slots: int) -> SmashRows:
-        """Makes what is kept of rows that have read nothing."""
-        return SmashRows.empty(*self._bound(params), batch)
-
-    def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
-        """Keeps the last entry of the prompt, which the first group is said from."""
-        kept = state.rows.draft
-        entry = last_entry(self._bound(params)[1], kept.entry, chunk.valid, taps, hidden)
-        return replace(state, rows=replace(state.rows, draft=replace(kept, entry=entry)))
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
         """Emits the first group behind the prompt."""
@@ -74,9 +49,6 @@ class SmashedDecoding:
         said = self._said(params, state, entry_at(smasher, out.taps, out.hidden, jnp.zeros_like(running)))
         cache = rows.cache.commit(out.block_kv, position, after(running, said.rows.pending))
         return replace(said, rows=replace(said.rows, cache=cache, forwards=rows.forwards + running))
-
-    def _bound(self, params: Params) -> tuple[CausalLM, Smasher]:
-        return self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
 
     def _said(self, params: Params, state: DecodeState, entry: Entry) -> DecodeState:
         """Emits each running row's next group, token by token: nothing is said behind one that ends a text."""
