@@ -76,7 +76,7 @@ def attend(inputs: Inputs, options: Options, *, interpret: bool = False) -> Floa
     groups = batch * kv_heads * (rows // TILE)
     parts = max(1, min(MULTIPROCESSORS // groups, order.shape[1]))
     part = (parts, batch, kv_heads, rows)
-    call = plgpu.kernel(
+    call = plgpu.kernel(  # type: ignore[call-arg]
         functools.partial(_kernel, options=options, parts=parts, kv_heads=kv_heads),
         out_type=(
             jax.ShapeDtypeStruct((*part, head_width), jnp.float32),
