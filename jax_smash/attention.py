@@ -19,7 +19,7 @@ QUERIES_AT_ONCE = 64
 
 
 def attend(
-    query: Float[Array, "B T N H"],
+    query: Float[Array, "B Q N H"],
     key: Float[Array, "B T K H"],
     value: Float[Array, "B T K H"],
     position: Int[Array, "B T"],
@@ -29,13 +29,14 @@ def attend(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B Q N H"]:
     """Returns attention of each entry over the committed slots before it and the block's entries it may see.
 
     Equivalent formula: softmax(cap(scale · q kᵀ) + mask) v over the concatenation of cache and block, in float32.
 
     Args:
-      query, key, value: of the new entries, the rotary embedding already in.
+      query: of the last Q of the T new entries, the rotary embedding already in.
+      key, value: of all of them.
       position: position of each new entry.
       cache: what the layer has committed; None where there is nothing.
       block: which new entries see which.
@@ -51,17 +52,18 @@ def attend(
         scores = scores.astype(jnp.float32) * scale
         return softcap * jnp.tanh(scores / softcap) if softcap else scores
 
-    seen = block.mask()
+    asking = position[:, -width:]
+    seen = block.mask()[:, -width:]
     if window:
-        seen &= position[:, None, :] > position[:, :, None] - window
+        seen &= position[:, None, :] > asking[:, :, None] - window
     if cache is None:
         out = _attend_without_past(query, key, value, seen, capped)
         return out.reshape(batch, width, heads, head_width)
 
     # An empty slot's position is after every query's, so one comparison hides empty slots too.
-    visible = cache.position[:, None, :] <= position[:, :, None]
+    visible = cache.position[:, None, :] <= asking[:, :, None]
     if window:
-        visible &= cache.position[:, None, :] > position[:, :, None] - window
+        visible &= cache.position[:, None, :] > asking[:, :, None] - window
     # A KV head's queries side by side, token by token: R = T · G rows.
     query = query.transpose(0, 2, 1, 3, 4).reshape(batch, kv_heads, -1, head_width)
     past = _hide(capped(_products("BKRH,BKSH->BKRS", query, cache.keys)), visible)
@@ -118,12 +120,12 @@ def _own_mix(weights: Float[Array, "B K R T"], value: Float[Array, "B T K H"]) -
 
 
 def _attend_without_past(
-    query: Float[Array, "B T K G H"],
+    query: Float[Array, "B Q K G H"],
     key: Float[Array, "B T K H"],
     value: Float[Array, "B T K H"],
-    seen: Bool[Array, "B T T"],
+    seen: Bool[Array, "B Q T"],
     capped: Callable[[Array], Array],
-) -> Float[Array, "B T K G H"]:
+) -> Float[Array, "B Q K G H"]:
     """Attends within a block, some queries at a time.
 
     A block's entries see no later ones, so a piece of queries meets only the keys up to its end. The backward pass
@@ -137,10 +139,11 @@ def _attend_without_past(
         weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, MASKED), axis=-1).astype(value.dtype)
         return jnp.einsum("BKGTU,BKUH->BKGTH", weights, value)
 
-    pieces = []
+    pieces, before = [], key.shape[2] - query.shape[3]
     for start in range(0, query.shape[3], QUERIES_AT_ONCE):
         end = min(start + QUERIES_AT_ONCE, query.shape[3])
+        to = before + end
         pieces.append(
-            attend_piece(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], seen[:, start:end, :end])
+            attend_piece(query[:, :, :, start:end], key[:, :, :to], value[:, :, :to], seen[:, start:end, :to])
         )
     return jnp.concatenate(pieces, axis=3).transpose(0, 3, 1, 2, 4)

@@ -90,8 +90,9 @@ class Attention(nnx.Module):
         angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
         cache: LayerCache | None,
         block: Block,
-    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
-        """Returns the layer's output and the new entries' keys (rotated) and values."""
+        asked: int | None = None,
+    ) -> tuple[Float[Array, "B Q D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+        """Returns the output of the last `asked` entries, and the new entries' keys (rotated) and values."""
         config = self.config
         qkv = constrain(project(x, self.w_qkv[...]), "batch", None, "kv_heads")
         if self.b_qkv is not None:
@@ -102,7 +103,7 @@ class Attention(nnx.Module):
             rotated = jnp.concatenate([query, key], axis=-2)
         rotated = rotate(rotated, angles)
         query, key = rotated[..., :-1, :], rotated[..., -1, :]
-        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)
+        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(asked or x.shape[1]) :]
         out = attend(
             query,
             key,
@@ -114,10 +115,10 @@ class Attention(nnx.Module):
             window=self.window,
             softcap=config.attention_softcap,
         )
-        out = constrain(out.reshape(*x.shape[:2], config.num_kv_heads, -1), rows_axis(cache), None, "kv_heads")
+        out = constrain(out.reshape(*out.shape[:2], config.num_kv_heads, -1), rows_axis(cache), None, "kv_heads")
         # As one matrix product over all heads: contracted head by head, XLA copies w_o at every step.
         out = project(
-            out.reshape(*x.shape[:2], -1), self.w_o[...].reshape(config.num_heads * config.head_width, config.d_model)
+            out.reshape(*out.shape[:2], -1), self.w_o[...].reshape(config.num_heads * config.head_width, config.d_model)
         )
         if self.b_o is not None:
             out += self.b_o[...][None, None]
@@ -168,11 +169,24 @@ class Layer(nnx.Module):
         angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
         cache: LayerCache | None,
         block: Block,
-    ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
-        """Returns the residual after the layer and the new entries' keys and values."""
+        asked: int | None = None,
+    ) -> tuple[Float[Array, "B Q D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+        """Returns the residual after the layer and the new entries' keys and values.
+
+        Args:
+          x: the residual before it.
+          position: of each new entry.
+          angles: of the rotary embedding there.
+          cache: what the layer has committed; None where there is nothing.
+          block: which new entries see which.
+          asked: returns the residual of the last so many entries alone, as is enough behind a last layer; by default of
+            all.
+        """
         rows = rows_axis(cache)
-        out, key_value = self.attention(self.attention_norm(x), position, angles, cache, block)
+        out, key_value = self.attention(self.attention_norm(x), position, angles, cache, block, asked)
         out = constrain(out, rows, None, "embed")
-        x = x + (out if self.attention_post_norm is None else self.attention_post_norm(out))
+        x = x[:, -(asked or x.shape[1]) :] + (
+            out if self.attention_post_norm is None else self.attention_post_norm(out)
+        )
         out = constrain(self.mlp(self.mlp_norm(x)), rows, None, "embed")
         return x + (out if self.mlp_post_norm is None else self.mlp_post_norm(out)), key_value

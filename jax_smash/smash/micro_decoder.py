@@ -78,14 +78,17 @@ class MicroDecoder(nnx.Module):
         angles = rotation(self.config.rope, self.config.head_width, position)
         block = Block.causal(jnp.ones(rows.shape[:2], bool))
 
-        def run(graphdef: nnx.GraphDef, state: Any, x: Array) -> Array:
-            layer: Layer = nnx.merge(graphdef, state)
-            return layer(x, position, angles, None, block)[0]
+        given = vectors.shape[-2]
 
-        for layer in self.layers:
+        def run(graphdef: nnx.GraphDef, asked: int | None, state: Any, x: Array) -> Array:
+            layer: Layer = nnx.merge(graphdef, state)
+            return layer(x, position, angles, None, block, asked)[0]
+
+        for i, layer in enumerate(self.layers):
             graphdef, state = nnx.split(layer)
-            rows = (jax.checkpoint(run, static_argnums=0) if remat else run)(graphdef, state, rows)
-        return rows.reshape(entries.shape)[..., prefix.shape[-2] :, :].astype(vectors.dtype)
+            asked = given if i == len(self.layers) - 1 else None
+            rows = (jax.checkpoint(run, static_argnums=(0, 1)) if remat else run)(graphdef, asked, state, rows)
+        return rows.reshape(vectors.shape).astype(vectors.dtype)
 
     def init_cache(self, batch: int) -> MicroCache:
         """Makes the empty cache of a macro-step."""
@@ -97,7 +100,8 @@ class MicroDecoder(nnx.Module):
         """Reads entries behind those in the cache; returns the hidden vector behind the last, and the cache with them.
 
         The first call of a macro-step reads the tapped vectors and the group's first token at once, so that the
-        weights are read no more often than there are micro-steps; each later one a token.
+        weights are read no more often than there are micro-steps; each later one a token. Behind the last layer nothing
+        but the last entry is read, so that layer gives the others keys and values alone.
 
         Args:
           entries: vectors; there must be room for them among the taps + J − 1 slots.
@@ -110,7 +114,8 @@ class MicroDecoder(nnx.Module):
         block = Block.causal(jnp.ones(entries.shape[:2], bool))
         keys, values = [], []
         for i, layer in enumerate(self.layers):
-            x, (key, value) = layer(x, position, angles, cache.layer(i), block)
+            asked = 1 if i == len(self.layers) - 1 else None
+            x, (key, value) = layer(x, position, angles, cache.layer(i), block, asked)
             keys.append(_written(cache.keys[i], key, cache.entries))
             values.append(_written(cache.values[i], value, cache.entries))
         filled = MicroCache(keys=tuple(keys), values=tuple(values), entries=cache.entries + width)
