@@ -16,8 +16,8 @@ class Replies:
     Attributes:
       begins: tokens that stand before each reply of a chat; empty where no document is one.
       ends: tokens that a reply ends with; they are part of it.
-      prompt_share: of a document without these, up to this share stands for its prompt. How much is drawn anew for
-        each document, so that groups begin behind prompts of any length.
+      prompt_share: of a document without these and without a marked answer, up to this share stands for its prompt.
+        How much is drawn anew for each document, so that groups begin behind prompts of any length.
     """
 
     begins: tuple[int, ...] = ()
@@ -28,18 +28,25 @@ class Replies:
         if not 0 <= self.prompt_share <= 1:
             raise ValueError(f"prompt_share must be from 0 to 1; got {self.prompt_share}")
 
-    def marks(self, tokens: UInt[np.ndarray, "n"], seed: Sequence[int]) -> Bool[np.ndarray, "n"]:
+    def marks(
+        self, tokens: UInt[np.ndarray, "n"], answers: Bool[np.ndarray, "n"], seed: Sequence[int]
+    ) -> Bool[np.ndarray, "n"]:
         """Marks a document's tokens that belong to a reply. Its first token never does.
+
+        What stands before a chat's replies is a prompt; else what stands before the first answer that is marked; else a
+        share of the text.
 
         Args:
           tokens: of the document.
+          answers: marks the tokens of answers that the text before them tells.
           seed: numbers that decide how much of a text without replies is its prompt.
         """
         count = len(tokens)
         inside = np.zeros(count, bool)
         starts = _ends_of(tokens, self.begins)
         if not len(starts):
-            prompt = int(np.random.default_rng(seed).random() * self.prompt_share * count)
+            drawn = int(np.random.default_rng(seed).random() * self.prompt_share * count)
+            prompt = int(np.argmax(answers)) if answers.any() else drawn
             inside[max(prompt, 1) :] = True
             return inside
         stops = np.append(_ends_of(tokens, self.ends), count)

@@ -65,7 +65,7 @@ def main(
       ratio: of decreasing and ratio: share of the group's largest entropy below which a token joins.
       confidence: of sliding and upper-bound: tokens join below the entropy that leaves the likeliest so probable.
       micro_steps: tokens of a group at most.
-      prompt_share: of a text without replies, up to this share stands for a prompt and is not fused.
+      prompt_share: of a text without replies and marked answers, up to this share stands for a prompt and is not fused.
       reply_begins: text before each reply of a chat.
       reply_ends: text that a reply ends with.
       length: tokens that the model reads at once; by default 1024, or as many as it was trained for.

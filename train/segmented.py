@@ -21,7 +21,7 @@ from jax_smash.checkpoints.directory import check_new
 from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
 from train.data import Packed
 from train.group_counts import GroupCounts, plot_groups
-from train.pack import INDEX
+from train.pack import ANSWER, INDEX
 from train.replies import Replies, document_seed, may_join
 from train.segmenter import ByEntropy, segment_rows
 from train.windows import WindowBatch, batches_of, document_chunks, windows_of
@@ -31,8 +31,8 @@ PLACES = "places"
 """Ending of the files that hold, a byte a token, its place in its group."""
 
 PROGRESS, PLOT = "progress.json", "groups.png"
-CHUNK_TOKENS = 2**16
-"""Tokens after which a run that is cut off goes on, about."""
+CHUNK_TOKENS = 2**18
+"""Tokens after which a run that is cut off goes on, about. The fewer, the more batches are filled up with padding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,16 +164,20 @@ class _Shard:
 
     def segment(self, run: _Run, counts: GroupCounts, key: str) -> Iterator[int]:
         """Segments the documents that are left, a chunk at a time; yields the tokens of each, those done before too."""
-        tokens = np.load(self.folder / f"{self.name}.tokens.npy", mmap_mode="r")
+        tokens, marks = (
+            np.load(self.folder / f"{self.name}.{kind}.npy", mmap_mode="r") for kind in ("tokens", "marks")
+        )
         ends = np.load(self.folder / f"{self.name}.documents.npy")
-        if tokens.shape != (int(ends[-1]),):
-            raise ValueError(f"{self.folder / self.name} must hold {int(ends[-1])} tokens; got {tokens.shape}")
+        if not tokens.shape == marks.shape == (int(ends[-1]),):
+            raise ValueError(
+                f"{self.folder / self.name} must hold {int(ends[-1])} tokens and marks: {tokens.shape}, {marks.shape}"
+            )
         places = run.places(self.name, len(tokens))
         for first, last in document_chunks(ends, self.reading.chunk_tokens):
             begin, end = int(ends[first - 1]) if first else 0, int(ends[last - 1])
             if first >= run.done[self.name]:
                 edges = [begin, *ends[first:last].tolist()]
-                part, entropy, replies = self._chunk(tokens, edges, first)
+                part, entropy, replies = self._chunk(tokens, marks, edges, first)
                 places[begin:end] = part
                 counts.add(part, entropy, replies)
                 places.flush()
@@ -182,14 +186,15 @@ class _Shard:
             yield end - begin
 
     def _chunk(
-        self, tokens: np.ndarray, edges: list[int], first: int
+        self, tokens: np.ndarray, marks: np.ndarray, edges: list[int], first: int
     ) -> tuple[UInt8[np.ndarray, "n"], Float32[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
         """Returns places, entropies and marks of replies of some documents side by side."""
         begin, documents = edges[0], list(itertools.pairwise(edges))
+        seeds = [document_seed(self.number, self.name, first + i) for i in range(len(documents))]
         replies = np.concatenate(
             [
-                self.reading.replies.marks(np.asarray(tokens[a:b]), document_seed(self.number, self.name, first + i))
-                for i, (a, b) in enumerate(documents)
+                self.reading.replies.marks(np.asarray(tokens[a:b]), np.asarray(marks[a:b]) == ANSWER, seed)
+                for (a, b), seed in zip(documents, seeds, strict=True)
             ]
         )
         joins = may_join(replies)

@@ -15,6 +15,7 @@ from jax_smash.config import ModelConfig
 from jax_smash.smash.config import SmashConfig, base_sha256
 from train.corpus import TRAIN_SPLIT
 from train.data import Packed
+from train.pack import ANSWER
 from train.program import reason
 from train.replies import Replies, document_seed
 from train.segmented import PLACES
@@ -96,8 +97,8 @@ class SlotPieces:
     def _replies(self, shard: int, document: int) -> tuple[int, Bool[np.ndarray, "n"]]:
         """Returns where a document begins, and marks its replies as they were marked when it was segmented."""
         begin, end = int(self.ends[shard][document - 1]) if document else 0, int(self.ends[shard][document])
-        tokens = np.asarray(self.tokens[shard][begin:end])
-        return begin, self.replies.marks(tokens, document_seed(shard, self.shards[shard], document))
+        tokens, marks = (np.asarray(arrays[shard][begin:end]) for arrays in (self.tokens, self.marks))
+        return begin, self.replies.marks(tokens, marks == ANSWER, document_seed(shard, self.shards[shard], document))
 
     @property
     def mean_targets(self) -> float:
