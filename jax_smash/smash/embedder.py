@@ -19,7 +19,13 @@ MASKED = -1e30
 class MeanPooling(nnx.Module):
     """The mean of a group's vectors: what the embedder is compared with. Holds no weights."""
 
-    def __call__(self, vectors: Float[Array, "*batch J D"], count: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
+    def places(self) -> None:
+        """A mean has no places."""
+        return
+
+    def __call__(
+        self, vectors: Float[Array, "*batch J D"], count: Int[Array, "*batch"], places: None = None
+    ) -> Float[Array, "*batch D"]:
         """Returns each group's mean. See `CompositionalEmbedder.__call__`."""
         mean, _ = group_mean(vectors, count)
         return alone_or(vectors, count, mean)
@@ -48,7 +54,16 @@ class CompositionalEmbedder(nnx.Module):
         self.b_kv = weight(rngs, (2, n, h), (None, "kv_heads", None), dtype, zeros)
         self.b_o = weight(rngs, (d,), ("embed",), dtype, zeros)
 
-    def __call__(self, vectors: Float[Array, "*batch J D"], count: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
+    def places(self) -> Float[Array, "J C N H"]:
+        """Returns what the place in its group adds to a vector's key and value."""
+        return jnp.einsum("JP,PCNH->JCNH", self.place[...], self.w_kv_place[...]) + self.b_kv[...][None]
+
+    def __call__(
+        self,
+        vectors: Float[Array, "*batch J D"],
+        count: Int[Array, "*batch"],
+        places: Float[Array, "most C N H"] | None = None,
+    ) -> Float[Array, "*batch D"]:
         """Returns the input vector of each group's slot.
 
         A group of one token is that token's vector, unchanged.
@@ -57,15 +72,16 @@ class CompositionalEmbedder(nnx.Module):
           vectors: of a group's tokens, from `CausalLM.embed`; anything behind the first `count`. There may be fewer
             places than the modules' micro-steps, not more.
           count: tokens of each group, at least 1; a group of 0 (padding) gives zeros.
+          places: from `places`, for a caller that has made them.
         """
+        places = self.places() if places is None else places
         dtype = self.b_o[...].dtype
         groups = vectors.reshape(-1, *vectors.shape[-2:]).astype(dtype)
         flat = count.reshape(-1)
         mean, inside = group_mean(groups, flat)
         groups = jnp.where(inside[:, :, None], groups, jnp.zeros((), dtype))
-        places = jnp.einsum("JP,PCNH->JCNH", self.place[...], self.w_kv_place[...])[: groups.shape[1]]
         query = project(mean[:, None], self.w_q[...])[:, 0] + self.b_q[...][None]
-        key_value = project(groups, self.w_kv[...]) + (places + self.b_kv[...][None])[None]
+        key_value = project(groups, self.w_kv[...]) + places[None, : groups.shape[1]]
         key, value = key_value[:, :, 0], key_value[:, :, 1]
         scores = jnp.einsum("RNH,RJNH->RNJ", query, key, preferred_element_type=jnp.float32)
         scores = jnp.where(inside[:, None], scores * query.shape[-1] ** -0.5, MASKED)
@@ -92,6 +108,11 @@ def alone_or(
     """Returns the first vector of groups that have no other, zeros for those that have none, and else the fused one."""
     alone = jnp.where(count[..., None] == 1, vectors[..., 0, :], fused)
     return jnp.where(count[..., None] == 0, jnp.zeros((), vectors.dtype), alone)
+
+
+def alone(vectors: Float[Array, "*batch J D"], count: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
+    """Returns the input vectors of groups of one token or none."""
+    return alone_or(vectors, count, jnp.zeros_like(vectors[..., 0, :]))
 
 
 def make_embedder(

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_smash.config import ModelConfig
 from jax_smash.smash.config import SmashConfig
-from jax_smash.smash.embedder import make_embedder
+from jax_smash.smash.embedder import alone, make_embedder
 from jax_smash.smash.micro_decoder import MicroDecoder, tap_prefix
 from jax_smash.smash.stop_head import StopHead
 
@@ -36,6 +37,13 @@ class Smasher(nnx.Module):
           count: tokens of each group; 0 (padding) gives zeros.
         """
         return self.embedder(vectors, count)
+
+    def fuse_some(self, vectors: Float[Array, "B J D"], count: Int[Array, "B"]) -> Float[Array, "B D"]:
+        """Returns what `fuse` does. Where no group has several tokens, as is common, none of its weights are read."""
+        embedder = self.embedder
+        # Out here, they are made once for all steps of a loop.
+        places: Any = embedder.places()
+        return jax.lax.cond((count > 1).any(), lambda x, n: embedder(x, n, places), alone, vectors, count)
 
     def prefix(
         self, taps: tuple[Float[Array, "B T D"], ...], hidden: Float[Array, "B T D"]

@@ -58,6 +58,14 @@ def test_a_token_alone_passes_unchanged(kind, dtype):
     assert not np.array_equal(fused[1], x[1, 0])
 
 
+@pytest.mark.parametrize("kind", ["attention", "mean"])
+@pytest.mark.parametrize("counts", [(1, 3, 2, 1), (1, 1, 1, 1), (0, 1, 0, 4), (0, 0, 0, 0)])
+def test_what_is_skipped_where_no_group_has_several_tokens_changes_nothing(kind, counts):
+    smasher, x, count = smasher_of(embedder=kind), vectors(4, 4), jnp.array(counts, jnp.int32)
+    some = jax.jit(lambda x, count: smasher.fuse_some(x, count))(x, count)
+    np.testing.assert_allclose(some, smasher.fuse(x, count), rtol=1e-6, atol=1e-7)
+
+
 def test_mean_pooling_is_the_mean():
     fused = MeanPooling()(vectors(2, 3, 4), jnp.array([[1, 2, 3], [4, 3, 0]], jnp.int32))
     x = np.asarray(vectors(2, 3, 4))
