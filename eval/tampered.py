@@ -46,6 +46,11 @@ class Tampered(abc.ABC):
         """Lets the drafter learn from the verified tree."""
         return self.drafter.observe(params, state, self.restore(verified))
 
+    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+        """Lets the drafter learn from what was read without a draft."""
+        drafter: Any = self.drafter
+        return drafter.follow(params, state, token, count)
+
     @abc.abstractmethod
     def change(self, tree: DraftTree) -> DraftTree:
         """Returns the changed tree."""

@@ -1,6 +1,6 @@
 """What the parts of a decoder ask of each other. Every protocol of the project stands here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
@@ -145,14 +145,26 @@ class Drafter(Protocol):
         ...
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns what `observe` needs of a checked tree beside its tokens, or None.
-
-        Every leaf is `[B, M + n, …]` for some n of the drafter's own: M differs between the budgets of a ladder.
-        """
+        """Returns what `observe` needs of a checked tree beside its tokens, or None."""
         ...
 
     def observe(self, params: Params, state: State, verified: Any) -> State:
         """Learns from a verified tree. The state already holds what was emitted."""
+        ...
+
+
+@runtime_checkable
+class LateLearner(Drafter, Protocol):
+    """A drafter that need not be there when nothing is drafted. Trees can be sized while decoding for no other."""
+
+    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+        """Learns from tokens that were read without a draft.
+
+        Args:
+          state: its pending token is the one behind the last of them.
+          token: in order, a row.
+          count: how many of them there are; 0 for a row that missed nothing.
+        """
         ...
 
 
@@ -184,4 +196,18 @@ class Strategy(Protocol):
 
     def step(self, params: Params, state: Any) -> Any:
         """Emits at least one token for every running row."""
+        ...
+
+
+@runtime_checkable
+class InRounds(Strategy, Protocol):
+    """A strategy with steps of several kinds, which it makes in loops of its own."""
+
+    def round(self, params: Params, unfinished: Callable[[Any], Any], carry: Any) -> Any:
+        """Makes at least one step, and goes on while `unfinished(carry)` says so, or stops before.
+
+        Args:
+          unfinished: says whether there is another step to make.
+          carry: the state, and the steps made.
+        """
         ...

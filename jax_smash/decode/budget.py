@@ -1,18 +1,23 @@
 """Which budget of a ladder of trees decodes fastest, decided on the device while it decodes."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.acceptance import Acceptance, best_rung, likeliest_tree
 from jax_smash.draft.tree import DraftTree, Topology
-from jax_smash.pytree import pytree, replace
+from jax_smash.pytree import pytree
 
-RESIZE_STEPS = 16
-"""Steps after which trees and budget are chosen anew."""
+Carried = TypeVar("Carried")
 
-SHADOW_STEPS = 8
-"""Steps without drafts after which one is made and compared with the next token, without being checked."""
+ROUND_STEPS = 16
+"""Steps after which trees and budget are chosen anew.
+
+Where none of them drafted, one draft is made then and compared with the token that came, without being checked.
+"""
 
 
 @pytree
@@ -34,10 +39,10 @@ class Sizing:
 
 def resized(
     ladder: tuple[Topology, ...], choice: Int[Array, ""], sizing: Sizing
-) -> tuple[tuple[Topology, ...], Int[Array, ""], Sizing]:
-    """Counts a step, and every `RESIZE_STEPS` of them makes the likeliest trees and chooses the fastest."""
+) -> tuple[tuple[Topology, ...], Int[Array, ""]]:
+    """Returns the likeliest trees and the fastest of them, at the end of every round."""
 
-    def anew() -> tuple[tuple[Topology, ...], Int[Array, ""]]:
+    def anew(_: Any) -> tuple[tuple[Topology, ...], Int[Array, ""]]:
         rates = sizing.known.rates()
         trees = tuple(
             likeliest_tree(rates[: tree.levels], nodes=tree.nodes, levels=tree.levels) if tree.levels else tree
@@ -45,8 +50,16 @@ def resized(
         )
         return trees, best_rung(rates, trees, sizing.seconds)
 
-    ladder, choice = jax.lax.cond(sizing.steps % RESIZE_STEPS == 0, anew, lambda: (ladder, choice))
-    return ladder, choice, replace(sizing, steps=sizing.steps + 1, used=sizing.used.at[choice].add(1))
+    return once(sizing.steps % ROUND_STEPS == 0, anew, (ladder, choice))
+
+
+def once(due: Bool[Array, ""], change: Callable[[Carried], Carried], carried: Carried) -> Carried:
+    """Applies a change where it is due, in place: a conditional copies what it may leave as it was."""
+
+    def changed(turn: tuple[Carried, Array]) -> tuple[Carried, Array]:
+        return change(turn[0]), jnp.zeros_like(due)
+
+    return jax.lax.while_loop(lambda turn: turn[1], changed, (carried, due))[0]
 
 
 def seen_in_shadow(

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.cache import Block, after
 from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
-from jax_smash.protocols import Params, Strategy
+from jax_smash.protocols import InRounds, Params, Strategy
 from jax_smash.pytree import pytree, replace
 from jax_smash.sharding import constrain
 
@@ -130,10 +130,11 @@ def decode(strategy: Strategy, params: Params, state: DecodeState, steps: Int[Ar
         state, done = carry
         return running_rows(state).any() & (done < steps)
 
-    def body(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
+    def step(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
         state, done = carry
         return lay_out(strategy.step(params, state), constrain), done + 1
 
+    body = functools.partial(strategy.round, params, unfinished) if isinstance(strategy, InRounds) else step
     return jax.lax.while_loop(unfinished, body, (state, jnp.zeros_like(steps)))[0]
 
 

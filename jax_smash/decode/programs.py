@@ -49,17 +49,19 @@ class Programs:
         """Returns the compiled program for these arguments."""
         leaves, structure = jax.tree.flatten(args)
         key = (function, strategy, structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves))
-        if key not in self._programs:
+        # Once: to compare a key takes as long as to make it.
+        program = self._programs.get(key)
+        if program is None:
             began, self._compiling = time.perf_counter(), True
             try:
                 kind = next(iter(leaves[0].sharding.device_set)).device_kind
                 with on_mesh(mesh_of(args)):
-                    self._programs[key] = compile_lowered(function.lower(strategy, *args), kind)
+                    program = self._programs[key] = compile_lowered(function.lower(strategy, *args), kind)
             finally:
                 self.seconds += time.perf_counter() - began
                 self._compiling = False
             self.compiled += 1
-        return self._programs[key]
+        return program
 
     def forget(self) -> None:
         """Gives up all programs; what is called again is compiled again."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,16 +10,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import after
-from jax_smash.decode.budget import SHADOW_STEPS, Sizing, resized, seen_in_shadow
-from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
+from jax_smash.decode.budget import ROUND_STEPS, Sizing, once, resized, seen_in_shadow
+from jax_smash.decode.state import DecodeState, Shared, emit, lay_out, processed_logits, running_rows
 from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
-from jax_smash.draft.tree import WORD, DraftTree, Topology
+from jax_smash.draft.tree import DraftTree, Topology, grow
 from jax_smash.draft.verification import COUPLING, Verification
 from jax_smash.draft.verify import Accepted
-from jax_smash.protocols import Drafter, ModelDef, Params
+from jax_smash.protocols import Drafter, LateLearner, ModelDef, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import choose, log_probabilities
 from jax_smash.sharding import constrain
+
+NOTHING = -1
+"""Token that was not missed."""
+
+Steps = tuple[DecodeState, Int[Array, ""]]
+"""What a loop of steps carries: the state, and the steps made."""
 
 
 @pytree
@@ -29,11 +36,14 @@ class DraftRows:
       drafter: the drafter's own.
       tried: steps in which a node of this depth, 1 first, hung below a kept one; since the rows were made.
       kept: steps in which one was kept.
+      missed: tokens that were read while nothing was drafted and that the drafter has not learned from, in order; −1
+        behind the last of them.
     """
 
     drafter: Any
     tried: Int[Array, "B levels"]
     kept: Int[Array, "B levels"]
+    missed: Int[Array, "B P"]
 
 
 @pytree
@@ -74,10 +84,10 @@ class Checked:
 
 @pytree
 class Verified:
-    """What became of a tree, in the same shapes for every budget of a ladder: M is that of the largest.
+    """What became of a tree.
 
     Attributes:
-      tree: what was proposed; nodes past the budget are not valid.
+      tree: what was proposed.
       target: the token that the target chose at each node; as `Verification.check` returns it.
       accepted: the path that was kept, before a stop cut it.
       lesson: what the drafter kept of `Checked`.
@@ -91,34 +101,6 @@ class Verified:
     lesson: Any
     count: Int[Array, "B"]
     running: Bool[Array, "B"]
-
-
-@pytree
-class Step:
-    """What a budget leaves to be written: the same shapes for every budget, so that none writes into a cache itself.
-
-    A compiler copies what several branches could write into.
-
-    Attributes:
-      tree, target, accepted, lesson: as in `Verified`.
-      token: what may be emitted.
-      logit: the target's of each.
-      log_probs: of each, where they are recorded.
-      entries: keys and values of the kept nodes.
-      position: of the kept nodes.
-      known: what is known of acceptance; None where the budget is fixed.
-    """
-
-    tree: DraftTree
-    target: Int[Array, "B M"]
-    accepted: Accepted
-    lesson: Any
-    token: Int[Array, "B P"]
-    logit: Float[Array, "B P"]
-    log_probs: tuple[Float[Array, "B P"], Float[Array, "B P n"], Int[Array, "B P n"]] | None
-    entries: Any
-    position: Int[Array, "B P"]
-    known: Acceptance | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,10 +134,14 @@ class Speculative:
             drafter=self.drafter.init(params, batch, slots),
             tried=jnp.zeros((batch, self.levels), jnp.int32),
             kept=jnp.zeros((batch, self.levels), jnp.int32),
+            missed=jnp.full((batch, ROUND_STEPS), NOTHING, jnp.int32),
         )
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
-        """Lets the drafter learn from a chunk of the prompt."""
+        """Lets the drafter learn from a chunk of the prompt, behind what it missed of the turn before."""
+        if state.shared.memory.sizing is not None:
+            missed = (state.rows.draft.missed != NOTHING).any()
+            state = once(missed, functools.partial(self._caught_up, params), state)
         return self.drafter.prefill(params, state, chunk, hidden, taps)
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
@@ -170,20 +156,49 @@ class Speculative:
         return self._emit(state, target, logits)
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
-        """Drafts a tree of the chosen budget, checks it and emits what was agreed on, and one token more."""
-        memory = state.shared.memory
-        if memory.sizing is not None:
-            ladder, choice, sizing = resized(memory.ladder, memory.choice, memory.sizing)
-            memory = replace(memory, ladder=ladder, choice=choice, sizing=sizing)
-            state = replace(state, shared=replace(state.shared, memory=memory))
-        budgets = [functools.partial(self._check, rung) for rung in range(len(memory.ladder))]
-        return self._written(params, state, jax.lax.switch(memory.choice, budgets, params, state))
+        """Drafts the first tree of the ladder, checks it and emits what was agreed on, and one token more."""
+        return self._step(0, params, state)
 
-    def _check(self, rung: int, params: Params, state: DecodeState) -> Step:
-        rows, topology = state.rows, state.shared.memory.ladder[rung]
-        running = running_rows(state)
+    def round(self, params: Params, unfinished: Callable[[Steps], Bool[Array, ""]], carry: Steps) -> Steps:
+        """Makes steps with the tree in use, at least one, to the end of a round; then sees whether another would pay.
+
+        Each tree of the ladder has a loop of its own. So a step without drafts is one of plain decoding: it has no
+        array as wide as the widest tree, and copies nothing that it leaves as it was, as the branch of a conditional
+        does.
+
+        Args:
+          unfinished: says whether there is another step to make.
+        """
+        (state, began), memory = carry, carry[0].shared.memory
+        if memory.sizing is None:
+            return self._turn(0, params, carry)
+
+        def goes_on(rung: int, carry: Steps) -> Bool[Array, ""]:
+            return unfinished(carry) & (memory.choice == rung) & (carry[1] < end)
+
+        end = began + ROUND_STEPS - memory.sizing.steps % ROUND_STEPS
+        pending, length = state.rows.pending, state.rows.output_length
+        for rung, tree in enumerate(memory.ladder):
+            turn = functools.partial(self._turn, rung, params)
+            carry = jax.lax.while_loop(functools.partial(goes_on, rung), turn, carry)
+            if not tree.levels:
+                carry = _missed(carry[0], pending, length), carry[1]
+        state = replace(carry[0], shared=_used(carry[0].shared, carry[1] - began))
+        return lay_out(self._reviewed(params, state), constrain), carry[1]
+
+    def _turn(self, rung: int, params: Params, carry: Steps) -> Steps:
+        return lay_out(self._step(rung, params, carry[0]), constrain), carry[1] + 1
+
+    def _step(self, rung: int, params: Params, state: DecodeState) -> DecodeState:
+        rows, memory, running = state.rows, state.shared.memory, running_rows(state)
+        topology = memory.ladder[rung]
+        # Where nothing is drafted for a while, the drafter learns later what it needs for the next draft.
+        quiet = memory.sizing is not None and not topology.levels
+        if quiet:
+            tree, made = grow(topology, rows.pending[:, None]), None
+        else:
+            tree, made = self.drafter.propose(params, state, topology)
         model = self.target.bind(params["target"])
-        tree, made = self.drafter.propose(params, state, topology)
         position = rows.token_length[:, None] - 1 + tree.depth
         out = model.forward(model.embed(tree.token), position, rows.cache, tree.block)
         # The vocabulary in one place: what follows is every row's own affair.
@@ -191,127 +206,128 @@ class Speculative:
         processed = processed_logits(state, logits, tree.paths())
         accepted, target = self.verification.check(tree, processed, rows.key, rows.token_length, sampled=self.sampled)
         path = accepted.path
-        token = jnp.take_along_axis(target, path, axis=1)
-        token_logits = jnp.take_along_axis(logits, path[:, :, None], axis=1)
-        lesson = self.drafter.lesson(
-            params, state, Checked(tree=tree, made=made, logits=logits, hidden=out.hidden, taps=out.taps)
+        emitted = self._emit(
+            state,
+            jnp.take_along_axis(target, path, axis=1),
+            jnp.take_along_axis(logits, path[:, :, None], axis=1),
+            accepted.count,
         )
-        room = max(tree.token.shape[1], *(t.nodes for t in state.shared.memory.ladder))
-        space = self.block
-        return Step(
-            tree=_widened_tree(tree, room, self.levels),
-            target=_widened(target, room),
-            accepted=Accepted(path=_widened(path, space), count=accepted.count),
-            lesson=jax.tree.map(lambda leaf: _widened(leaf, leaf.shape[1] + room - tree.token.shape[1]), lesson),
-            token=_widened(token, space),
-            logit=_widened(jnp.take_along_axis(token_logits, token[:, :, None], axis=2)[:, :, 0], space),
-            log_probs=None
-            if self.log_probs is None
-            else jax.tree.map(
-                lambda leaf: _widened(leaf, space), log_probabilities(token_logits, token, self.log_probs)
-            ),
-            entries=tuple(
-                tuple(_widened(jnp.take_along_axis(x, path[:, :, None, None], axis=1), space) for x in pair)
-                for pair in out.block_kv
-            ),
-            position=_widened(jnp.take_along_axis(position, path, axis=1), space),
-            known=self._known(rung, params, state, tree, accepted, target[:, 0], running),
+        count = emitted.rows.output_length - rows.output_length
+        written = after(count, emitted.rows.pending)
+        kept = replace(
+            emitted.rows,
+            cache=rows.cache.commit(out.block_kv, position, written, None if tree.token.shape[1] == 1 else path),
+            forwards=rows.forwards + running.astype(jnp.int32),
+        )
+        emitted = replace(emitted, rows=kept)
+        if quiet:
+            return emitted
+        checked = Checked(tree=tree, made=made, logits=logits, hidden=out.hidden, taps=out.taps)
+        lesson = self.drafter.lesson(params, state, checked)
+        return self._learned(
+            params,
+            emitted,
+            Verified(tree=tree, target=target, accepted=accepted, lesson=lesson, count=count, running=running),
         )
 
-    def _written(self, params: Params, state: DecodeState, step: Step) -> DecodeState:
-        rows, running = state.rows, running_rows(state)
-        emitted = emit(state, step.token, step.logit, step.accepted.count, log_probs=step.log_probs)
-        count = emitted.rows.output_length - rows.output_length
-        verified = Verified(
-            tree=step.tree,
-            target=step.target,
-            accepted=step.accepted,
-            lesson=step.lesson,
-            count=count,
-            running=running,
-        )
-        memory = state.shared.memory
-        if step.known is not None:
-            memory = replace(memory, sizing=replace(memory.sizing, known=step.known))
-        state = replace(
-            emitted,
-            rows=replace(
-                emitted.rows,
-                cache=rows.cache.commit(step.entries, step.position, after(count, emitted.rows.pending)),
-                forwards=rows.forwards + running.astype(jnp.int32),
-                draft=self._counted(emitted.rows.draft, verified),
-            ),
-            shared=replace(emitted.shared, memory=memory),
-        )
+    def _learned(self, params: Params, state: DecodeState, verified: Verified) -> DecodeState:
+        memory, tree = state.shared.memory, verified.tree
+        if memory.sizing is not None:
+            known = observe(memory.sizing.known, tree, verified.accepted, _ranks(tree), verified.running)
+            memory = replace(memory, sizing=replace(memory.sizing, known=known))
+        rows = replace(state.rows, draft=_counted(state.rows.draft, verified))
+        state = replace(state, rows=rows, shared=replace(state.shared, memory=memory))
         return self.drafter.observe(params, state, verified)
 
-    def _known(
+    def _reviewed(self, params: Params, state: DecodeState) -> DecodeState:
+        """Learns from what was read without a draft, and chooses anew what to draft; each in its time."""
+        memory, missed = state.shared.memory, state.rows.draft.missed
+        due = (memory.sizing.steps % ROUND_STEPS == 0) & (missed != NOTHING).any()
+        if len(memory.ladder) > 1:
+            known = once(due, functools.partial(self._in_shadow, params, state), memory.sizing.known)
+            memory = replace(memory, sizing=replace(memory.sizing, known=known))
+            # Always so, but known only once the drafter's arrays were read: else they would be copied to be written.
+            due &= (known.trials >= 0).all()
+        ladder, choice = resized(memory.ladder, memory.choice, memory.sizing)
+        memory = replace(memory, ladder=ladder, choice=choice)
+        state = replace(state, shared=replace(state.shared, memory=memory))
+        return once(due, functools.partial(self._caught_up, params), state)
+
+    def _in_shadow(self, params: Params, state: DecodeState, known: Acceptance) -> Acceptance:
+        """Returns what is known after a draft that nobody checked, behind the first token that the drafter missed."""
+        rows, missed = state.rows, state.rows.draft.missed
+        before = replace(state, rows=replace(rows, pending=jnp.maximum(missed[:, 0], 0)))
+        shadow, _ = self.drafter.propose(params, before, state.shared.memory.ladder[1])
+        then = jnp.where(missed[:, 1] == NOTHING, rows.pending, missed[:, 1])
+        return seen_in_shadow(known, shadow, _ranks(shadow), then, missed[:, 0] != NOTHING)
+
+    def _caught_up(self, params: Params, state: DecodeState) -> DecodeState:
+        """Lets the drafter learn from what it missed."""
+        missed = state.rows.draft.missed
+        if not isinstance(self.drafter, LateLearner):
+            raise TypeError(
+                f"trees of {type(self.drafter).__name__} cannot be sized: it learns from checked trees alone"
+            )
+        state = self.drafter.follow(params, state, jnp.maximum(missed, 0), (missed != NOTHING).sum(1, dtype=jnp.int32))
+        draft = replace(state.rows.draft, missed=jnp.full_like(missed, NOTHING))
+        return replace(state, rows=replace(state.rows, draft=draft))
+
+    def _emit(
         self,
-        rung: int,
-        params: Params,
         state: DecodeState,
-        tree: DraftTree,
-        accepted: Accepted,
-        target: Int[Array, "B"],
-        running: Bool[Array, "B"],
-    ) -> Acceptance | None:
-        """Returns what is known of acceptance after this step; of a draft that nobody checked, where none was made."""
-        memory = state.shared.memory
-        if memory.sizing is None:
-            return None
-        known = memory.sizing.known
-        if tree.levels:
-            return observe(known, tree, accepted, _ranks(tree), running)
-        if rung + 1 == len(memory.ladder):
-            return known
-        smallest = memory.ladder[rung + 1]
-
-        def in_shadow() -> Acceptance:
-            shadow, _ = self.drafter.propose(params, state, smallest)
-            return seen_in_shadow(known, shadow, _ranks(shadow), target, running)
-
-        return jax.lax.cond(memory.sizing.steps % SHADOW_STEPS == 0, in_shadow, lambda: known)
-
-    def _emit(self, state: DecodeState, token: Int[Array, "B P"], logits: Float[Array, "B P V"]) -> DecodeState:
+        token: Int[Array, "B P"],
+        logits: Float[Array, "B P V"],
+        count: Int[Array, "B"] | None = None,
+    ) -> DecodeState:
         chosen = jnp.take_along_axis(logits, token[:, :, None], axis=2)[:, :, 0]
         log_probs = None if self.log_probs is None else log_probabilities(logits, token, self.log_probs)
-        return emit(state, token, chosen, log_probs=log_probs)
+        return emit(state, token, chosen, count, log_probs=log_probs)
 
-    def _counted(self, draft: DraftRows, verified: Verified) -> DraftRows:
-        tree = verified.tree
-        if not tree.levels:
-            return draft
-        depth = jnp.arange(1, tree.levels + 1, dtype=jnp.int32)[None]
-        # A child was tried at this depth if one hangs below the node kept at the depth before.
-        parent = verified.accepted.path[:, :-1]
-        below = (tree.parent[:, None] == parent[:, :, None]) & tree.valid[:, None]
-        has_child = (below & (tree.depth[:, None] == depth[:, :, None])).any(-1)
-        reached = (depth <= verified.accepted.count[:, None]) & verified.running[:, None]
-        kept = (depth < verified.accepted.count[:, None]) & verified.running[:, None]
-        return replace(
-            draft,
-            tried=draft.tried + (has_child & reached).astype(jnp.int32),
-            kept=draft.kept + kept.astype(jnp.int32),
-        )
+
+def _used(shared: Shared, made: Int[Array, ""]) -> Shared:
+    """Counts steps with the chosen tree."""
+    memory = shared.memory
+    used = memory.sizing.used.at[memory.choice].add(made)
+    return replace(
+        shared, memory=replace(memory, sizing=replace(memory.sizing, steps=memory.sizing.steps + made, used=used))
+    )
+
+
+def _missed(state: DecodeState, pending: Int[Array, "B"], length: Int[Array, "B"]) -> DecodeState:
+    """Puts down what was read without a draft, for the drafter to learn from later.
+
+    Args:
+      state: after some steps.
+      pending, length: before them, the pending token and the emitted tokens.
+    """
+    rows, missed = state.rows, state.rows.draft.missed
+    before = (missed != NOTHING).sum(1, keepdims=True, dtype=jnp.int32)
+    place = jnp.arange(missed.shape[1], dtype=jnp.int32)[None] - before
+    # The last emitted token is pending.
+    index = jnp.clip(length[:, None] + place - 1, 0, rows.output.shape[1] - 1)
+    token = jnp.where(place == 0, pending[:, None], jnp.take_along_axis(rows.output, index, axis=1))
+    read = (place >= 0) & (place < (rows.output_length - length)[:, None])
+    return replace(state, rows=replace(rows, draft=replace(rows.draft, missed=jnp.where(read, token, missed))))
+
+
+def _counted(draft: DraftRows, verified: Verified) -> DraftRows:
+    """Counts at which depths a node was tried, and kept."""
+    tree = verified.tree
+    if not tree.levels:
+        return draft
+    depth = jnp.arange(1, tree.levels + 1, dtype=jnp.int32)[None]
+    # A child was tried at this depth if one hangs below the node kept at the depth before.
+    parent = verified.accepted.path[:, :-1]
+    below = (tree.parent[:, None] == parent[:, :, None]) & tree.valid[:, None]
+    has_child = (below & (tree.depth[:, None] == depth[:, :, None])).any(-1)
+    reached = (depth <= verified.accepted.count[:, None]) & verified.running[:, None]
+    kept = (depth < verified.accepted.count[:, None]) & verified.running[:, None]
+    return replace(
+        draft,
+        tried=draft.tried.at[:, : tree.levels].add((has_child & reached).astype(jnp.int32)),
+        kept=draft.kept.at[:, : tree.levels].add(kept.astype(jnp.int32)),
+    )
 
 
 def _ranks(tree: DraftTree) -> Int[Array, "B M"]:
     return sibling_ranks(tree) if tree.rank is None else tree.rank
-
-
-def _widened(leaf: Array, width: int) -> Array:
-    return jnp.pad(leaf, [(0, 0), (0, width - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2))
-
-
-def _widened_tree(tree: DraftTree, nodes: int, levels: int) -> DraftTree:
-    """Returns a tree with room for more nodes and levels; the new nodes are not valid."""
-    words = -(-nodes // WORD)
-    ancestors = jnp.pad(_widened(tree.ancestors, nodes), ((0, 0), (0, 0), (0, words - tree.ancestors.shape[2])))
-    return DraftTree(
-        token=_widened(tree.token, nodes),
-        parent=_widened(tree.parent, nodes),
-        depth=_widened(tree.depth, nodes),
-        valid=_widened(tree.valid, nodes),
-        ancestors=ancestors,
-        levels=levels,
-    )

@@ -111,6 +111,10 @@ class Corpus:
         """Keeps what was committed."""
         return with_rows(state, state.rows.draft.drafter.then(kept_tokens(verified), verified.count))
 
+    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+        """Keeps what was read."""
+        return with_rows(state, state.rows.draft.drafter.then(token, count))
+
 
 def index_corpus(texts: Sequence[str], tokenizer: Any) -> CorpusIndex:
     """Makes the index of some texts.

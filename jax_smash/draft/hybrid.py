@@ -4,9 +4,10 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from jax_smash.draft.tree import DraftTree, Topology, chain, pack, tree_of, unpack
-from jax_smash.protocols import Drafter, Params
+from jax_smash.protocols import LateLearner, Params
 from jax_smash.pytree import replace
 
 
@@ -26,8 +27,8 @@ class Hybrid:
       part: one node of so many belongs to the chain.
     """
 
-    tree: Drafter
-    line: Drafter
+    tree: LateLearner
+    line: LateLearner
     part: int = 4
 
     def init(self, params: Params, batch: int, slots: int) -> tuple[Any, Any]:
@@ -63,6 +64,12 @@ class Hybrid:
         for i, drafter in enumerate((self.tree, self.line)):
             seen = replace(verified, lesson=verified.lesson[i])
             state = _whole(state, drafter.observe(params, _view(state, i), seen), i)
+        return state
+
+    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+        """Lets both learn from what was read meanwhile."""
+        for i, drafter in enumerate((self.tree, self.line)):
+            state = _whole(state, drafter.follow(params, _view(state, i), token, count), i)
         return state
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from jax_smash.draft.continuations import tree_of_continuations
 from jax_smash.draft.text import Text, kept_tokens, with_rows
@@ -67,3 +68,7 @@ class Lookup:
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Keeps what was committed."""
         return with_rows(state, state.rows.draft.drafter.then(kept_tokens(verified), verified.count))
+
+    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+        """Keeps what was read."""
+        return with_rows(state, state.rows.draft.drafter.then(token, count))

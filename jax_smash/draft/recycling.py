@@ -165,6 +165,18 @@ class Recycling:
         known = self._each(_written, self._known(state), tree.token, verified.lesson, seen)
         return self._with(state, self._each(_counted, known, emitted, kept))
 
+    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+        """Puts the token that followed each first among its successors, as if it were the likeliest, and counts it.
+
+        Of greedy text that is what a lesson would put there; the other successors are those known before.
+        """
+        place = jnp.arange(token.shape[1], dtype=jnp.int32)[None]
+        then = jnp.pad(token[:, 1:], ((0, 0), (0, 1)))
+        then = jnp.where(place == count[:, None] - 1, state.rows.pending[:, None], then)
+        seen = place < count[:, None]
+        known = self._each(_followed, self._known(state), token, then, seen)
+        return self._with(state, self._each(_counted, known, then, seen))
+
     def _successor(self, known: Successors, token: Int[Array, "B M"], rank: Int[Array, "M"]) -> Int[Array, "B M"]:
         # A topology made for a wider matrix has ranks that nothing is known of.
         place = jnp.minimum(rank, self.width - 1)[None]
@@ -221,6 +233,27 @@ def _written(known: Successors, token: Int[Array, "n"], lesson: Lesson, seen: Bo
     tables, rows = (known.matrix, known.probability), (lesson.token, lesson.probability)
     # Most entries are a budget's padding: a CPU takes less time over the few others than over finding the last of each.
     matrix, probability = jax.lax.platform_dependent(tables, rows, token, seen, cpu=_in_order, default=_last_ones)
+    return replace(known, matrix=matrix, probability=probability)
+
+
+def _followed(known: Successors, token: Int[Array, "n"], then: Int[Array, "n"], seen: Bool[Array, "n"]) -> Successors:
+    """Writes each seen token's successors with the one that followed it first."""
+    index = jnp.where(seen, token, 0)
+    held = known.matrix[index]
+    width = held.shape[1]
+    place = jnp.arange(width, dtype=jnp.int32)[None]
+    # Where it stood before, else last: those that stood before it move on by one place.
+    stood = jnp.where(held == then[:, None], place, width - 1).min(1, keepdims=True)
+    source = jnp.where(place <= stood, jnp.maximum(place - 1, 0), place)
+    moved = jnp.where(place == 0, then[:, None], jnp.take_along_axis(held, source, axis=1))
+    probability = None
+    if known.probability is not None:
+        old = known.probability[index]
+        first = jnp.take_along_axis(old, stood, axis=1)
+        fresh = (held != then[:, None]).all(1, keepdims=True)
+        first = jnp.where(fresh, jnp.float32(RANK_FIRST), first)
+        probability = jnp.where(place == 0, first, jnp.take_along_axis(old, source, axis=1))
+    matrix, probability = _last_ones((known.matrix, known.probability), (moved, probability), token, seen)
     return replace(known, matrix=matrix, probability=probability)
 
 

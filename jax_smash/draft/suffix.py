@@ -100,6 +100,10 @@ class Suffix:
         index = state.rows.draft.drafter.then(kept_tokens(verified), verified.count)
         return with_rows(state, index)
 
+    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+        """Reads what was read meanwhile."""
+        return with_rows(state, state.rows.draft.drafter.then(token, count))
+
 
 def weights(agreeing: Int[Array, "B R"]) -> Int[Array, "B R"]:
     """Returns what places weigh: twice as much for each further token that agrees, nothing where none does."""

@@ -31,6 +31,9 @@ def accept(tree: DraftTree, target: Int[Array, "B M"]) -> Accepted:
       tree: the drafted nodes.
       target: the token that the target chose at each node.
     """
+    if tree.token.shape[1] == 1:
+        # Nothing was drafted.
+        return Accepted(path=jnp.zeros_like(tree.token), count=jnp.ones_like(tree.token[:, 0]))
     wanted = jnp.take_along_axis(target, tree.parent, axis=1)
     agrees = (tree.valid & (tree.token == wanted)).at[:, 0].set(True)
     kept = all_ancestors(agrees, tree.ancestors)

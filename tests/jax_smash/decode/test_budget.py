@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.decode.budget import RESIZE_STEPS, Sizing, resized, seen_in_shadow
+from jax_smash.decode.budget import ROUND_STEPS, Sizing, once, resized, seen_in_shadow
 from jax_smash.draft.acceptance import acceptance
 from jax_smash.draft.sizing import best_tree
 from jax_smash.draft.tree import grow, tree_from_ranks
@@ -56,18 +56,23 @@ def test_each_row_tells_its_own_ranks_and_ended_rows_nothing():
 
 
 @pytest.mark.parametrize(("seconds", "best"), [((1.0, 1.1, 1.2), 2), ((1.0, 1.1, 9.0), 1), ((1.0, 2.5, 9.0), 0)])
-def test_the_fastest_rung_is_chosen_now_and_then_and_every_step_counted(seconds, best):
+def test_the_fastest_rung_is_chosen_at_the_end_of_a_round(seconds, best):
     ladder = tuple(best_tree(RATES, n, levels=min(n, 2)) for n in (0, 1, 8))
-    sizing = Sizing(
-        known=acceptance(RATES),
-        seconds=jnp.asarray(seconds, jnp.float32),
-        steps=jnp.zeros((), jnp.int32),
-        used=jnp.zeros((3,), jnp.int32),
-    )
-    step = jax.jit(lambda ladder, choice, sizing: resized(ladder, choice, sizing))
-    choice = jnp.int32(1)
-    for _ in range(RESIZE_STEPS + 3):
-        ladder, choice, sizing = step(ladder, choice, sizing)
-    assert int(choice) == best
-    assert int(sizing.steps) == RESIZE_STEPS + 3
-    assert int(sizing.used[best]) == int(sizing.used.sum()) == RESIZE_STEPS + 3
+    choose = jax.jit(resized)
+    for steps in range(ROUND_STEPS - 1, 2 * ROUND_STEPS + 1):
+        sizing = Sizing(
+            known=acceptance(RATES),
+            seconds=jnp.asarray(seconds, jnp.float32),
+            steps=jnp.asarray(steps, jnp.int32),
+            used=jnp.zeros((3,), jnp.int32),
+        )
+        before = jnp.int32((best + 1) % 3)
+        trees, choice = choose(ladder, before, sizing)
+        assert int(choice) == (best if steps % ROUND_STEPS == 0 else before)
+        assert [tree.nodes for tree in trees] == [1, 2, 9]
+
+
+def test_a_change_is_made_once_and_only_where_it_is_due():
+    change = jax.jit(lambda due, number: once(due, lambda x: x + 1, number))
+    assert int(change(jnp.bool_(True), jnp.int32(4))) == 5
+    assert int(change(jnp.bool_(False), jnp.int32(4))) == 4

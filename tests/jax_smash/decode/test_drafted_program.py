@@ -10,7 +10,7 @@ import pytest
 from eval.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
 from jax_smash.costs import CostCurve
-from jax_smash.decode.budget import Sizing
+from jax_smash.decode.budget import ROUND_STEPS, Sizing
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.draft.acceptance import acceptance, prior_rates
@@ -33,25 +33,27 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-def with_ladder(method, cost):
-    """Returns a method that chooses among three budgets by a cost curve."""
+def with_ladder(method, cost, ladder=LADDER):
+    """Returns a method that chooses among budgets by a cost curve."""
     rates = prior_rates(LEVELS, 8)
     sizing = Sizing(
         known=acceptance(rates),
-        seconds=jnp.asarray([cost.at(n + 1) for n in LADDER], jnp.float32),
+        seconds=jnp.asarray([cost.at(n + 1) for n in ladder], jnp.float32),
         steps=jnp.zeros((), jnp.int32),
-        used=jnp.zeros((len(LADDER),), jnp.int32),
+        used=jnp.zeros((len(ladder),), jnp.int32),
     )
-    trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in LADDER)
+    trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in ladder)
     memory = replace(method.memory, ladder=trees, choice=jnp.asarray(0, jnp.int32), sizing=sizing)
     return dataclasses.replace(method, memory=memory, strategy=dataclasses.replace(method.strategy, levels=LEVELS))
 
 
-def session(name, cost, *, batch=2, new_tokens=48):
+def session(name, cost, *, batch=2, new_tokens=48, ladder=LADDER):
+    """Returns a session that has read its prompts; it chooses among budgets, or drafts nothing where `cost` is None."""
     model = tiny_model(layer_kinds=("full", "full"))
-    made = with_ladder(make_method(model, name), cost)
+    made = make_method(model, name, draft=DraftOptions(tree="chain-1" if cost else "off"))
+    made = with_ladder(made, cost, ladder) if cost else made
     rows = Session(
-        model, made, slots=96, max_new_tokens=new_tokens, sampling=[SamplingOptions()] * batch, seeds=[0] * batch
+        model, made, slots=128, max_new_tokens=new_tokens, sampling=[SamplingOptions()] * batch, seeds=[0] * batch
     )
     rows.read([model.encode("a b a b a b and so on") for _ in range(batch)])
     return rows
@@ -64,18 +66,21 @@ def test_no_budget_copies_the_cache_or_reaches_the_host(name):
     steps = jnp.asarray(8, jnp.int32)
     compiled = PROGRAMS.program(decode, rows.method.strategy, rows.method.params, rows.state, steps)
     everything = list(Program.of(compiled).instructions())
-    assert any(x.opcode == "conditional" for x in everything)
+    # The loop of each tree stands in the loop of rounds.
+    assert sum(x.opcode == "while" for x in everything) > len(LADDER)
     assert not host_traffic(everything)
     assert not copies(everything, {x.shape for x in rows.state.rows.cache.keys})
 
 
 @pytest.mark.parametrize(("cost", "most"), [(FLAT, 2), (STEEP, 0)])
 def test_the_budget_that_pays_is_used(cost, most):
-    rows = session("recycling", cost)
+    # Of the first round, nothing is drafted by either.
+    rows = session("recycling", cost, new_tokens=72)
     while rows.run(16):
         pass
     used = np.asarray(rows.state.shared.memory.sizing.used)
     assert used.argmax() == most
+    assert used[0] == ROUND_STEPS or not most
     assert used.sum() == int(rows.state.shared.memory.sizing.steps)
 
 
@@ -93,12 +98,51 @@ def test_acceptance_is_learned_also_while_nothing_is_drafted():
 
 def test_the_text_does_not_depend_on_the_budget():
     texts = []
-    for cost in (FLAT, STEEP):
-        rows = session("recycling", cost)
+    for cost, ladder in ((None, LADDER), (FLAT, LADDER), (STEEP, LADDER), (STEEP, (0,))):
+        rows = session("recycling", cost, ladder=ladder)
         while rows.run(5):
             pass
         texts.append(rows.outputs())
-    assert texts[0] == texts[1]
+    assert texts[1:] == texts[:1] * 3
+
+
+@pytest.mark.parametrize("steps", [16, 40])
+def test_a_call_makes_as_many_steps_as_it_is_told_to(steps):
+    rows = session("recycling", STEEP)
+    for part in (1, 9, steps - 10):
+        rows.run(part)
+    assert rows.state.rows.forwards.tolist() == [steps] * 2
+
+
+def learned(name, rows):
+    """Returns what a drafter has learned that does not depend on when it did."""
+    kept, shared = rows.state.rows.draft.drafter, rows.state.shared.memory.drafter
+    if name == "recycling":
+        return shared.matrix[:, 0].tolist(), shared.count.tolist()
+    text = kept if name == "lookup" else kept.text
+    return [row[:length] for row, length in zip(text.token.tolist(), text.length.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("name", ["recycling", "lookup", "suffix"])
+def test_a_drafter_catches_up_with_one_that_saw_every_step(name):
+    # One row, for of two that read one token, the last step's and the last row's are different things to keep.
+    late, always = (session(name, cost, batch=1) for cost in (STEEP, None))
+    seen = []
+    for rows in (late, always):
+        rows.run(ROUND_STEPS)
+        seen.append(learned(name, rows))
+        rows.run(ROUND_STEPS - 5)
+        seen.append(learned(name, rows))
+        rows.read([[7, 8, 9]], limits=[8])
+        seen.append(learned(name, rows))
+    assert (seen[0], seen[2]) == (seen[3], seen[5])
+    # Between the looks at it, it is behind.
+    assert seen[1] != seen[4]
+
+
+def test_a_drafter_that_cannot_catch_up_is_not_sized():
+    with pytest.raises(TypeError, match="trees of Lookahead cannot be sized"):
+        session("lookahead", STEEP)
 
 
 def test_other_prompts_compile_nothing():

@@ -8,9 +8,10 @@ import pytest
 from jax_smash import SamplingOptions
 from jax_smash.cache import Block
 from jax_smash.draft.acceptance import prior_rates
-from jax_smash.draft.recycling import RANK_FALL, RANK_FIRST, TRUST, Lesson, Recycling, _written
+from jax_smash.draft.recycling import RANK_FALL, RANK_FIRST, TRUST, Lesson, Recycling, _followed, _written
 from jax_smash.draft.templates import named_tree
 from jax_smash.methods import DraftOptions, make_method
+from jax_smash.pytree import replace
 from jax_smash.session import Session
 from tests.drafting import proposed
 from tests.tiny import tiny_model
@@ -86,6 +87,27 @@ def test_of_several_entries_of_a_token_the_last_seen_is_written(stored):
     assert after.matrix[9].tolist() == [3, 4]
     assert after.matrix[11].tolist() == [-1, -1]
     assert not stored or after.probability[9].tolist() == [np.float32(0.6), np.float32(0.2)]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_followed_a_token_moves_to_the_front_of_its_successors(stored):
+    drafter = Recycling(target=tiny_model().definition, width=3, probabilities=stored)
+    memory = drafter.empty(tiny_model().params)
+    memory = replace(memory, matrix=memory.matrix.at[9].set(jnp.asarray([5, 6, 7], jnp.int32)))
+    if stored:
+        memory = replace(memory, probability=memory.probability.at[9].set(jnp.asarray([0.5, 0.25, 0.125])))
+
+    def follow(*pairs):
+        token, then, seen = (jnp.asarray(x) for x in zip(*pairs, strict=True))
+        after = _followed(memory, token.astype(jnp.int32), then.astype(jnp.int32), seen)
+        kept = after.probability[9].tolist() if stored else None
+        return after.matrix[9].tolist(), kept, after.matrix[11].tolist()
+
+    known_one, new_one = follow((9, 6, True), (11, 4, True), (11, 3, False)), follow((9, 4, True), (9, 8, True))
+    assert known_one == ([6, 5, 7], [0.25, 0.5, 0.125] if stored else None, [4, -1, -1])
+    # The last one of a token counts.
+    first = float(np.float32(RANK_FIRST))
+    assert new_one == ([8, 5, 6], [first, 0.5, 0.25] if stored else None, [-1, -1, -1])
 
 
 def test_a_chain_is_the_same_chain_with_probabilities():
