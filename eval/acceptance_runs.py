@@ -11,8 +11,9 @@ import numpy as np
 from eval.intervals import ratio_bootstrap
 from eval.question_sets import Question, turn_tokens
 from eval.tasks.variety import RUN, VARIED, distinct_share
+from jax_smash.decode.drafted import drafted_rows
 from jax_smash.draft.tree import Topology
-from jax_smash.generation import QUIET_STEPS, drafted_rows
+from jax_smash.generation import QUIET_STEPS
 from jax_smash.loading import Model
 from jax_smash.methods import Method
 from jax_smash.pytree import replace
@@ -130,7 +131,7 @@ class Asking:
 
     def _read(self, session: Session, questions: Sequence[Question]) -> list[tuple[int, Answer]]:
         outputs, forwards = session.outputs(), jax.device_get(session.state.rows.forwards)
-        drafted = drafted_rows(session, "")
+        drafted = drafted_rows(session.state, tree="", source="")
         found = []
         for row, question in enumerate(questions):
             counts = (

@@ -21,10 +21,9 @@ from eval.options import Names
 from eval.program import Program, collectives, copies, estimated_cycles, host_traffic, tally
 from eval.report import check_output, heading, print_table, run_program, write_json
 from eval.topology import check_chip, devices, memory_bytes
-from jax_smash.checkpoints import huggingface
+from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
-from jax_smash.models.families.presets import preset
 from jax_smash.plan import prefill_chunk, tree_bytes
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices, make_mesh, mesh_of, on_mesh
@@ -105,8 +104,7 @@ class Settings:
         Raises:
           ValueError: there is no such shape, or it has fewer layers.
         """
-        folder = Path(self.shape)
-        config = huggingface.read_config(folder)[0] if folder.exists() else preset(self.shape)
+        config = shape_config(self.shape)
         layers = self.num_layers or config.num_layers
         if layers > config.num_layers:
             raise ValueError(f"num_layers must be at most the shape's {config.num_layers}; got {layers}")

@@ -2,6 +2,7 @@
 
     python -m eval.exactness --model tiny --methods recycling --json exactness.json
     python -m eval.exactness --model tiny --methods recycling --trees chain-4 tree.json --batch-sizes 8 --json OUT
+    python -m eval.exactness --model DIR --methods hamburger --modules FOLDER --json OUT
 
 Every text is compared with plain decoding of the same seed and batch size, and every emitted token with a plain forward
 over the whole text, processors applied: it must lie within rounding of the best. Rounding is 1e-5 of the largest
@@ -24,17 +25,21 @@ import jax.numpy as jnp
 from eval.conditions import REGEX, STOP, Condition
 from eval.divergence import ROUNDING
 from eval.exactness_report import Clock, earlier_rows, totals
-from eval.exactness_rows import AS_IT_IS, DRAFT_MODEL, Case, Study
+from eval.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, Case, Study
 from eval.options import Names, Numbers
 from eval.report import check_output, heading, print_table, run_program, write_json
 from eval.shipped_prompts import shipped_prompts
+from eval.smashing import smash_options
 from jax_smash.loading import Model, load
-from jax_smash.methods import check_method
+from jax_smash.methods import check_method, fitting_modules
 from jax_smash.prompts import read_prompts
 from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
 
 Row = dict[str, Any]
+
+SMASHING = ("modules", "smash_mode", "confidence", "micro_steps", "micro_head")
+"""Settings of method hamburger alone."""
 
 COLUMNS = (
     "way",
@@ -61,7 +66,12 @@ class Settings:
       model: a shipped model's name, a directory or a hub id.
       methods: names of methods that draft.
       draft_model: what method draft-model drafts with, a model's name or int8; it has no tree off.
-      trees: auto, off, chain-N, a template's name or a .json file, each under every method.
+      trees: auto, off, chain-N, a template's name or a .json file, each under every method but hamburger, whose groups
+        are chains.
+      modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
+        trained with them, every method decodes with that one.
+      smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
+      confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`.
       batch_sizes: prompts that decode together.
       processors: none, all (every processor, stop strings, a grammar, log-probabilities), or both.
       choices: greedy, sampled, or both.
@@ -83,6 +93,11 @@ class Settings:
     methods: Names = ("recycling",)
     draft_model: str = "int8"
     trees: Names = ("off", "chain-4", "recycling-80")
+    modules: str | None = None
+    smash_mode: str = "exact"
+    confidence: float = 0.7
+    micro_steps: int | None = None
+    micro_head: str = "full"
     batch_sizes: Numbers = (1, 3, 8)
     processors: Names = ("none", "all")
     choices: Names = ("greedy", "sampled")
@@ -103,13 +118,14 @@ class Settings:
         """Refuses what cannot be checked, before anything is loaded.
 
         Raises:
-          ValueError: an option is out of range or unknown.
-          FileExistsError, FileNotFoundError: the output file cannot be written.
+          ValueError: an option is out of range or unknown, or modules do not fit the model.
+          FileExistsError, FileNotFoundError: the output file cannot be written, or there are no modules.
         """
         for method in self.methods:
             check_method(method)
         if not self.methods or "ar" in self.methods:
             raise ValueError(f"methods must name some that draft; got {', '.join(self.methods) or 'none'}")
+        self._check_smashing()
         known = {"processors": ("none", "all"), "choices": ("greedy", "sampled")}
         for name, words in known.items():
             if not getattr(self, name) or set(getattr(self, name)) - set(words):
@@ -128,6 +144,26 @@ class Settings:
         if self.resume and self.json is None:
             raise ValueError("resume needs the file to go on with; give --json")
         check_output(self.json, overwrite=self.overwrite or self.resume)
+
+    def _check_smashing(self) -> None:
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        given = [name for name in SMASHING if getattr(self, name) != defaults[name]]
+        if given and HAMBURGER not in self.methods:
+            raise ValueError(f"{given[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
+        if self.smash_mode != defaults["smash_mode"]:
+            raise ValueError(f"smash_mode must be exact, whose text is plain decoding's; got {self.smash_mode}")
+        self.folder()
+
+    def folder(self) -> str | None:
+        """Returns the folder of modules to load the model with; None where no method takes any.
+
+        Raises:
+          ValueError: modules or options of hamburger do not fit the model.
+          FileNotFoundError: there is no such model, or it has no such modules.
+        """
+        if HAMBURGER not in self.methods:
+            return None
+        return str(fitting_modules(self.model, self.modules, smash_options(self)))
 
     def conditions(self) -> list[Condition]:
         """Returns the conditions, the most demanding one last."""
@@ -184,7 +220,7 @@ def measure(
       ValueError: an option is wrong, or a method does not take a tree.
     """
     settings.check()
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype), modules=settings.folder())
     with jax.default_matmul_precision("highest"):
         study = Study(
             model,
@@ -195,6 +231,7 @@ def measure(
             stop=settings.stop,
             regex=settings.regex,
             draft_model=settings.draft_model,
+            smash=smash_options(settings),
         )
         rows = {tuple(row["key"]): row for row in kept}
         left = [case for case in cases_of(settings, study) if case.key not in rows]
@@ -217,7 +254,7 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
     for condition in conditions:
         cases.append(Case(AS_IT_IS, "ar", None, condition))
         for method in settings.methods:
-            for tree in settings.trees:
+            for tree in (GROUPS,) if method == HAMBURGER else settings.trees:
                 if (method, tree) == (DRAFT_MODEL, "off"):
                     continue
                 possible = study.checks(method, tree, condition)

@@ -14,7 +14,7 @@ from eval.divergence import ROUNDING, Rescorer, summary
 from eval.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes, tampered
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model
-from jax_smash.methods import DraftOptions, Method, make_method
+from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.protocols import Drafter
 from jax_smash.request import Request
 from jax_smash.sampling import RepetitionPenalty
@@ -31,7 +31,10 @@ EQUIVALENT: dict[str, Callable[[Drafter], Drafter]] = {
 }
 """Changes of a tree that must change neither text nor forwards; of first children alone, against the chain's."""
 
-DRAFT_MODEL = "draft-model"
+DRAFT_MODEL, HAMBURGER = "draft-model", "hamburger"
+
+GROUPS = "auto"
+"""The one tree of method hamburger: a chain as long as its groups may be."""
 
 NEED_SIBLINGS = (SWAPPED, FIRST_CHILDREN)
 
@@ -88,9 +91,10 @@ class Study:
         stop: Sequence[str],
         regex: str,
         draft_model: str = "int8",
+        smash: SmashOptions = SmashOptions(mode="exact"),  # noqa: B008 - frozen
     ):
         """Takes what all cases share; decodes nothing."""
-        self._draft_model = draft_model
+        self._draft_model, self._smash = draft_model, smash
         self.model, self.prompts = model, prompts
         self._dtype, self._new = dtype, max_new_tokens
         self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "stop": stop, "regex": regex}
@@ -176,7 +180,14 @@ class Study:
     def _method(self, name: str, tree: str | None, condition: Condition) -> Method:
         model = self._draft_model if name == DRAFT_MODEL else None
         draft = DraftOptions() if tree is None else DraftOptions(tree=tree, draft_model=model)
-        return make_method(self.model, name, sampled=condition.sampled, log_probs=condition.log_probs, draft=draft)
+        return make_method(
+            self.model,
+            name,
+            sampled=condition.sampled,
+            log_probs=condition.log_probs,
+            draft=draft,
+            smash=self._smash if name == HAMBURGER else SmashOptions(),
+        )
 
     def _make_request(self, condition: Condition) -> Request:
         return request_for(condition, self.model, self.prompts, **self._options)

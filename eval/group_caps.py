@@ -20,10 +20,9 @@ from flax import nnx
 
 from eval.options import Names, Numbers
 from eval.report import check_output, heading, print_table, run_program, write_json, write_whole
-from jax_smash.checkpoints import huggingface
+from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.config import ModelConfig
 from jax_smash.methods.smashed import step_cost
-from jax_smash.models.families.presets import preset
 from jax_smash.models.transformer import abstract_params
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.micro_head import ROLE, int8_head, reduced_head
@@ -82,7 +81,10 @@ def caps(settings: Settings) -> list[dict[str, Any]]:
       ValueError: an option is wrong, or there is no such shape.
     """
     settings.check()
-    configs = {shape: _config(shape) for shape in settings.shapes}
+    configs = {shape: shape_config(shape) for shape in settings.shapes}
+    for config in configs.values():
+        for head in settings.micro_heads:
+            SmashOptions(micro_head=head).check(vocab_size=config.vocab_size)
     rows = []
     for shape, config in configs.items():
         for layers in settings.micro_layers:
@@ -92,10 +94,6 @@ def caps(settings: Settings) -> list[dict[str, Any]]:
                 told = {"shape": shape, "micro_layers": layers, "micro_head": head}
                 rows.append(told | {"micro_step_cost": cost} | found)
     return rows
-
-
-def _config(shape: str) -> ModelConfig:
-    return huggingface.read_config(shape)[0] if Path(shape).exists() else preset(shape)
 
 
 def _cost(config: ModelConfig, layers: int, head: str, *, dtype: Any) -> float:

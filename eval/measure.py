@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.smashing import Compression
+from jax_smash.decode.drafted import Drafted, drafted_rows
 from jax_smash.decode.groups import smashed_rows
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.generation import QUIET_STEPS, Drafted, drafted_rows
+from jax_smash.generation import QUIET_STEPS
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.plan import step_bytes, tree_bytes
@@ -150,7 +151,7 @@ class Ours:
         if PROGRAMS.compiled != compiled:
             raise RuntimeError(f"{self.name} compiled a program while it was timed: warm-up missed a shape")
         forwards = np.asarray(session.state.rows.forwards)
-        self._drafts += drafted_rows(session, self.draft.tree) or []
+        self._drafts += drafted_rows(session.state, tree=self.draft.tree, source=self.method.source) or []
         self._compression.add(zip(map(len, prompts), smashed_rows(session.state) or (), strict=False))
         return Sample(
             tokens=session.outputs(),

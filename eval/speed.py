@@ -25,7 +25,7 @@ from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from eval.smashing import smash_options, with_caps, with_random_modules
 from jax_smash.loading import Model, load, quantised, random_model
-from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, check_smash
+from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, check_smash, fitting_modules
 from jax_smash.plan import tree_bytes
 from jax_smash.prompts import FilePrompt, read_prompts
 from jax_smash.quantise import check_weights
@@ -70,7 +70,8 @@ class Settings:
       batch_size: prompts that decode together.
       max_new_tokens: of each prompt.
       dtype: of the weights.
-      weights: int8 measures the methods with int8 weights, against `ar` with plain ones on the same prompts.
+      weights: int8 measures the methods with int8 weights, modules included, against `ar` with plain ones on the same
+        prompts.
       mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
       tree: that methods which draft are given, as in `jax-smash generate --tree`.
       warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
@@ -244,7 +245,8 @@ def _load(settings: Settings) -> Model:
             steps = max(settings.group_lengths)
             model = with_random_modules(model, dtype, micro_layers=settings.micro_layers, micro_steps=steps)
     else:
-        modules = (settings.modules or "auto") if settings.smashes else None
+        options = [smash_options(settings, group_length=n) for n in (None, *settings.group_lengths)]
+        modules = fitting_modules(str(settings.model), settings.modules, *options) if settings.smashes else None
         model = load(str(settings.model), dtype=dtype, mesh=settings.mesh, modules=modules)
     return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jax_smash.automaton import StreamDecoder
+from jax_smash.decode.drafted import Drafted, drafted_rows
 from jax_smash.decode.groups import Smashed, smashed_rows
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.decode.speculative import DraftMemory
 from jax_smash.decode.state import FINISH_REASONS
 from jax_smash.loading import Model
 from jax_smash.methods import (
@@ -32,31 +31,6 @@ QUIET_STEPS = 64
 
 STREAM_STEPS = 8
 """Steps a call where somebody does."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Drafted:
-    """How the drafts of one row fared.
-
-    Attributes:
-      tree: as it was asked for, and `source`, what its choice rests on.
-      nodes: drafted nodes of a step when its batch ended; 0 where the drafter was off.
-      steps: by drafted nodes, the steps of all batches so far that drafted so many; empty for a tree that stays.
-      tried: by depth, 1 first: steps in which a node of this depth hung below a kept one.
-      kept: by depth: steps in which one was kept; it is emitted unless a stop or the limit came before.
-    """
-
-    tree: str
-    source: str
-    nodes: int
-    steps: dict[int, int]
-    tried: list[int]
-    kept: list[int]
-
-    @property
-    def acceptance(self) -> list[float | None]:
-        """Kept over tried, by depth; None where none was tried."""
-        return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +240,8 @@ class _Turn:
         finish, forwards = jax.device_get((rows.finish, rows.forwards))
         outputs, log_probs = self.session.outputs(), self.session.log_probs()
         prompt_log_probs = self.session.prompt_log_probs
-        drafted, smashed = drafted_rows(self.session, self.tree), smashed_rows(self.session.state)
+        drafted = drafted_rows(self.session.state, tree=self.tree, source=self.session.method.source)
+        smashed = smashed_rows(self.session.state)
         for row in range(self.rows):
             prompt, sample = divmod(row, self.session.samples)
             decoded = len(outputs[row]) - self.started[row]
@@ -300,20 +275,3 @@ class _Turn:
         self.texts[row] += text
         if text and self.on_text is not None:
             self.on_text(self.batch.start * self.session.samples + row, text)
-
-
-def drafted_rows(session: Session, tree: str) -> list[Drafted] | None:
-    """Returns how the drafts of each row fared; None in plain decoding.
-
-    Args:
-      session: whose rows have decoded.
-      tree: as it was asked for.
-    """
-    memory, draft = session.state.shared.memory, session.state.rows.draft
-    if not isinstance(memory, DraftMemory):
-        return None
-    sizes = [topology.nodes - 1 for topology in memory.ladder]
-    steps = {} if memory.sizing is None else dict(zip(sizes, np.asarray(memory.sizing.used).tolist(), strict=True))
-    source, nodes = session.method.source, sizes[int(memory.choice)]
-    rows = zip(np.asarray(draft.tried).tolist(), np.asarray(draft.kept).tolist(), strict=True)
-    return [Drafted(tree=tree, source=source, nodes=nodes, steps=steps, tried=tried, kept=kept) for tried, kept in rows]

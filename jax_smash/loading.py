@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,24 @@ from jax.sharding import Mesh
 
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
-from jax_smash.checkpoints.smasher import SmashModules, check_smasher, is_smasher, load_smasher, tokenizer_sha256
+from jax_smash.checkpoints.configuration import checkpoint_config, shape_config
+from jax_smash.checkpoints.smasher import (
+    SMASHER_FILES,
+    SmashModules,
+    check_smasher,
+    is_smasher,
+    load_smasher,
+    tokenizer_sha256,
+)
+from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.families.family import in_use
-from jax_smash.models.families.presets import preset
 from jax_smash.models.transformer import abstract_params, random_params
 from jax_smash.protocols import ModelDef
 from jax_smash.quantise import activation_dtype, check_weights, quantise_params, quantising_place
 from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place
+from jax_smash.smash.config import SmashConfig
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
@@ -30,9 +38,6 @@ SHIPPED = ("tiny",)
 
 MODULES = "hamburger"
 """Folder, beside a base, of the HAMburger modules that go with it."""
-
-GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Tokenizer classes that are all in their `tokenizer.json`, under the names of transformers 4 and 5."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +136,7 @@ def load(
     path = find(name)
     if path.parent == ASSETS:
         dtype = dtype or jnp.float32
-    config = _config(path)
+    config = checkpoint_config(path)
     folder = None if modules is None else find_modules(name, modules)
     if folder is not None:
         check_smasher(folder, config, tokenizer_sha256(path))
@@ -194,14 +199,26 @@ def find_modules(name: str | Path, modules: str | Path) -> Path:
         if not is_smasher(folder):
             raise FileNotFoundError(f"{folder} has no HAMburger modules: smasher.json is missing")
         return folder
-    folder = find(name) / MODULES
+    folder = find(name, also=[f"{MODULES}/{file}" for file in (*SMASHER_FILES, *huggingface.FETCHED)]) / MODULES
     if not is_smasher(folder):
         raise FileNotFoundError(f"{name} has no HAMburger modules in {folder}; give --modules FOLDER")
     return folder
 
 
-def _config(path: Path) -> ModelConfig:
-    return orbax.read_config(path) if orbax.is_checkpoint(path) else huggingface.read_config(path)[0]
+def check_modules(name: str | Path, modules: str | Path) -> SmashConfig:
+    """Returns the configuration of HAMburger modules that fit a model, before any weights are read.
+
+    Args:
+      name, modules: as in `find_modules`.
+
+    Raises:
+      FileNotFoundError: there is no such model, or no modules are there.
+      ValueError: they, or the base in their folder, do not fit the model, or a file is damaged.
+    """
+    path, folder = find(name), find_modules(name, modules)
+    config = checkpoint_config(path)
+    _source(path, config, folder)
+    return check_smasher(folder, config, tokenizer_sha256(path))
 
 
 def _source(path: Path, config: ModelConfig, folder: Path | None) -> Path:
@@ -212,31 +229,38 @@ def _source(path: Path, config: ModelConfig, folder: Path | None) -> Path:
     """
     if folder is None or not (orbax.is_checkpoint(folder) or (folder / huggingface.CONFIG).is_file()):
         return path
-    if in_use(_config(folder)) != in_use(config):
+    if in_use(checkpoint_config(folder)) != in_use(config):
         raise ValueError(f"the base in {folder} must have the configuration of the one in {path}; it has another")
     if tokenizer_sha256(folder) not in ("", tokenizer_sha256(path)):
         raise ValueError(f"the base in {folder} must have the tokenizer of the one in {path}; it has another")
     return folder
 
 
-def find(name: str | Path) -> Path:
+def find(name: str | Path, *, also: Sequence[str] = ()) -> Path:
     """Returns the directory of a model: a shipped one by its name, any other by its path or hub id.
 
     A directory of that name goes before a shipped model.
+
+    Args:
+      name: of the model.
+      also: as in `huggingface.resolve`.
 
     Raises:
       FileNotFoundError: there is no such model.
     """
     if str(name) in SHIPPED and not Path(name).exists():
         return ASSETS / str(name)
-    return huggingface.resolve(name)
+    return huggingface.resolve(name, also=also)
 
 
 def quantised(model: Model) -> Model:
-    """Returns a model with its target's matrices as int8. The model it was made from stays as it is."""
-    params, mesh = quantise_params(model.params["target"]), mesh_of(model.params)
-    params = params if mesh is None else place(params, mesh)
-    return dataclasses.replace(model, params={**model.params, "target": params})
+    """Returns a model with its matrices as int8, those of modules on it too. What it was made from stays as it is."""
+    mesh = mesh_of(model.params)
+    params = {role: quantise_params(weights) for role, weights in model.params.items()}
+    if mesh is not None:
+        params = {role: place(weights, mesh) for role, weights in params.items()}
+    modules = model.modules and dataclasses.replace(model.modules, params=params["smasher"])
+    return dataclasses.replace(model, params=params, modules=modules)
 
 
 def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: str | Mesh | None = None) -> Model:
@@ -252,7 +276,7 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
       ValueError: there is no such shape; the mesh does not fit the devices or the shape.
     """
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
-    config = huggingface.read_config(shape)[0] if Path(shape).exists() else preset(shape)
+    config = shape_config(shape)
     if mesh is not None:
         param_shardings(abstract_params(config)[1], mesh)  # Refuses what does not fit, before anything is made.
     with on_mesh(mesh):
@@ -269,42 +293,3 @@ def _place_on(mesh: Mesh, abstract: nnx.State) -> huggingface.Place:
     """
     shardings = {where: v.get_value() for where, v in nnx.to_flat_state(param_shardings(abstract, mesh))}
     return lambda where, array: jax.device_put(array, shardings[where])
-
-
-def load_tokenizer(path: Path) -> Any:
-    """Returns the directory's tokenizer, or None where it has none. Never runs code from the directory."""
-    if not any((path / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        return None
-    import transformers  # Takes a second to import, so only where a tokenizer is wanted.
-
-    try:
-        named = _json(path / "tokenizer_config.json").get("tokenizer_class")
-        if named in GENERIC and (path / "tokenizer.json").exists():
-            # AutoTokenizer would choose the same, but first import torch where it is installed: seconds more.
-            return transformers.PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
-        return transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # Whatever the library raises, the user is told which file is meant.
-        raise ValueError(f"cannot read the tokenizer in {path}: {error}") from error
-
-
-def stop_tokens(path: Path, config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the ids that end a text, as configuration, generation settings and tokenizer name them, in order."""
-    stops = set(config.eos_tokens)
-    eos = _json(path / "generation_config.json").get("eos_token_id")
-    stops |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        stops.add(tokenizer.eos_token_id)
-    return tuple(sorted(stops))
-
-
-def _json(file: Path) -> dict[str, Any]:
-    """Returns a file's JSON object; an empty one where there is no file."""
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object; got {type(content).__name__}")
-    return content

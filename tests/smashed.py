@@ -1,6 +1,7 @@
 """A base with HAMburger modules on it, and decoding with them written out plainly: no cache, all anew each time."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 from jax_smash.cache import Block
 from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.loading import Model, grafted
+from jax_smash.sampling import choose
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import SmasherDef, random_smasher
 from tests.tiny import tiny_model
@@ -33,7 +35,14 @@ def smashed_model(*, micro_steps: int = 4, spread: float = 12.0, stop_tokens: tu
 
 
 class Plainly:
-    """One row, greedy, written out: every entry is read again for every token.
+    """One row, written out: every entry is read again for every token.
+
+    Args:
+      model: with modules on it.
+      bias: added to the logits of tokens.
+      key: that the row's tokens are drawn with, at temperature 1; None for the likeliest ones.
+      noise_at: of which place in the text the noise is, by the place of the group's first token and the token's index
+        in the group. Other noise than that of a token's own place is a fault, made on purpose.
 
     Attributes:
       entries: the slots' vectors, and `positions`, theirs.
@@ -41,10 +50,13 @@ class Plainly:
       lengths: of the groups that got a slot.
     """
 
-    def __init__(self, model: Model, bias: dict[int, float] | None = None):
+    def __init__(
+        self, model: Model, bias: dict[int, float] | None = None, key=None, noise_at=lambda first, i: first + i
+    ):
         self.base = model.definition.bind(model.params["target"])
         self.smasher = model.modules.definition.bind(model.params["smasher"])
         self.steps = self.smasher.config.micro_steps
+        self.key, self.noise_at = key, noise_at
         self.entries, self.positions, self.pending, self.lengths = [], [], [], []
         self.bias = np.zeros(model.vocab_size, np.float32)
         for token, value in (bias or {}).items():
@@ -66,18 +78,23 @@ class Plainly:
         """Says tokens as the modules say them."""
         said: list[int] = []
         while len(said) < new:
-            if self.pending:
-                self.lengths.append(len(self.pending))
-                self._slot(self.pending)
-            logits, prefix, hidden = self._last(self.entries, self.positions)
-            self.pending = self._group(int(np.argmax(logits)), prefix, hidden, confidence, min(limit, new - len(said)))
+            self.pending = self.next_group(confidence, min(limit, new - len(said)))
             said += self.pending
         return said
+
+    def next_group(self, confidence: float, limit: int) -> list[int]:
+        """Gives the pending group its slot, and returns the next."""
+        if self.pending:
+            self.lengths.append(len(self.pending))
+            self._slot(self.pending)
+            self.pending = []
+        logits, prefix, hidden = self._last(self.entries, self.positions)
+        return self._group(self._chosen(logits, 0), prefix, hidden, confidence, limit)
 
     def checked(self, new: int, confidence: float, limit: int = 9) -> list[int]:
         """Says tokens as the base chooses them behind slots that hold what it agreed with."""
         logits, prefix, hidden = self._last(self.entries, self.positions)
-        said = [int(np.argmax(logits))]
+        said = [self._chosen(logits, 0)]
         while len(said) < new:
             group = self._group(said[-1], prefix, hidden, confidence, limit)
             kept = []
@@ -87,7 +104,7 @@ class Plainly:
                 kept.append(token)
                 vectors = [*self.entries, *(self._vector(t) for t in kept)]
                 positions = [*self.positions, *range(self.next_position, self.next_position + len(kept))]
-                said.append(int(np.argmax(self._last(vectors, positions)[0])))
+                said.append(self._chosen(self._last(vectors, positions)[0], len(kept)))
                 if len(said) == new:
                     break
             self.lengths.append(len(kept))
@@ -104,8 +121,14 @@ class Plainly:
             logits, stop = self._micro(prefix[None], hidden[None], vectors)
             if 1 / (1 + np.exp(np.float32(stop[0, len(group) - 1]))) < confidence:
                 break
-            group.append(int(np.argmax(logits[0, len(group)] + self.bias)))
+            group.append(self._chosen(np.asarray(logits[0, len(group)]) + self.bias, len(group)))
         return group
+
+    def _chosen(self, logits: np.ndarray, index: int) -> int:
+        """Returns the token at an index behind the slots: index 0 is the first that has none."""
+        if self.key is None:
+            return int(np.argmax(logits))
+        return int(_drawn(logits, self.key, np.int32(self.noise_at(self.next_position, index))))
 
     def _slot(self, tokens: list[int]) -> None:
         vectors = jnp.asarray(np.stack([self._vector(t) for t in tokens])[None])
@@ -123,6 +146,32 @@ class Plainly:
         position[0, : len(positions)] = positions
         logits, prefix, hidden = self._forward(vectors, position, len(entries))
         return np.asarray(logits) + self.bias, np.asarray(prefix), np.asarray(hidden)
+
+
+def blind_together(rows: list[Plainly], new: int, confidence: float, share: float) -> list[list[int]]:
+    """Says what the modules say of rows that end their groups together: where too few of those that run would go on.
+
+    Args:
+      rows: whose prompts are read.
+      new: tokens of each.
+      confidence: as in `Plainly.blind`.
+      share: of the rows that run, those that must go on.
+    """
+    said: list[list[int]] = [[] for _ in rows]
+    while running := [i for i, text in enumerate(said) if len(text) < new]:
+        groups = {i: rows[i].next_group(confidence, new - len(said[i])) for i in running}
+        made, least = 1, max(1, math.ceil(share * len(running)))
+        while sum(len(group) > made for group in groups.values()) >= least:
+            made += 1
+        for i, group in groups.items():
+            rows[i].pending = group[:made]
+            said[i] += rows[i].pending
+    return said
+
+
+@jax.jit
+def _drawn(logits, key, place):
+    return choose(logits[None, None], key[None], place[None, None], sampled=True)[0, 0]
 
 
 @functools.cache

@@ -39,14 +39,18 @@ def first_lora(params: nnx.State, rank: int, seed: int) -> Lora:
 
 
 def merged(params: nnx.State, lora: Lora, scale: float) -> nnx.State:
-    """Returns the base's parameters with the changes in them: each matrix plus `scale` · a · b."""
+    """Returns the base's parameters with the changes in them: each matrix plus `scale` · a · b.
+
+    The sum is made in float32 whatever the matrices are held in: a change is often smaller than a step of theirs.
+    """
 
     def with_change(path: tuple[Any, ...], variable: Any) -> Any:
         if not _changes(path):
             return variable
         weight, change = variable.get_value(), lora[dotted(path)]
-        product = change["a"] @ change["b"] * jnp.asarray(scale, change["b"].dtype)
-        return variable.replace(weight + product.reshape(weight.shape).astype(weight.dtype))
+        a, b = (change[side].astype(jnp.float32) for side in ("a", "b"))
+        product = (a @ b * jnp.float32(scale)).reshape(weight.shape)
+        return variable.replace((weight.astype(jnp.float32) + product).astype(weight.dtype))
 
     return nnx.from_flat_state([(path, with_change(path, v)) for path, v in nnx.to_flat_state(params)])
 

@@ -63,9 +63,9 @@ def smash_objective(
     """
 
     def objective(params: Any, batch: SlotBatch) -> tuple[Array, Tally]:
-        params = jax.tree.map(lambda x: x.astype(jnp.dtype(settings.dtype)), params)
-        model: Transformer = nnx.merge(base, base_params(settings, params))
-        modules: Smasher = nnx.merge(smasher, params["smasher"])
+        # Low-rank changes go into float32 weights: in fewer bits most of a change would be rounded away.
+        model: Transformer = nnx.merge(base, _cast(base_params(settings, params), settings))
+        modules: Smasher = nnx.merge(smasher, _cast(params["smasher"], settings))
         slots = Slots(
             tokens=batch.tokens,
             count=batch.count,
@@ -86,7 +86,8 @@ def smash_objective(
         }
         means |= {"further_loss": entropies[1]} if len(parts) > 1 else {}
         if settings.kl_weight:
-            teacher: Transformer = nnx.merge(base, jax.lax.stop_gradient(params.get("teacher", params["base"])))
+            old = jax.lax.stop_gradient(params.get("teacher", params["base"]))
+            teacher: Transformer = nnx.merge(base, _cast(old, settings))
             lost = _divergence(teacher, model, slots, batch, parts, settings, chunk)
             total += jnp.float32(settings.kl_weight) * lost
             means["divergence"] = (lost, cross_entropy[1])
@@ -174,6 +175,11 @@ def _teacher_hidden(teacher: Transformer, slots: Slots, settings: SmashSettings)
     block = Block.causal(segments > 0, segments)
     hidden = hidden_without_cache(teacher, inputs, position, block, remat=settings.remat, scan=settings.scan)
     return hidden.reshape(*slots.tokens.shape, -1)
+
+
+def _cast(params: nnx.State, settings: SmashSettings) -> nnx.State:
+    """Returns parameters in the dtype that the run computes in."""
+    return jax.tree.map(lambda x: x.astype(jnp.dtype(settings.dtype)), params)
 
 
 def _picked(x: Array, slot: Int[Array, "B M"]) -> Array:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ COMPANIONS = (
 )
 """Files that go with the weights: the tokenizer and the generation settings. All are data."""
 
+FETCHED = (CONFIG, "model*.safetensors", "model.safetensors.index.json", *COMPANIONS)
+"""Files of a hub repository that are fetched, as patterns."""
+
 SHARD_BYTES = 5 * 10**9
 
 THREADS = min(8, os.cpu_count() or 1)
@@ -50,10 +53,14 @@ Progress = Callable[[int, int], None]
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 
 
-def resolve(name: str | Path) -> Path:
+def resolve(name: str | Path, *, also: Sequence[str] = ()) -> Path:
     """Returns the directory of a checkpoint, fetched from the hub where the name is a hub id.
 
     Of a hub repository, only configuration, safetensors and tokenizer files are fetched.
+
+    Args:
+      name: a directory or hub id.
+      also: patterns of other files that are fetched from the hub.
 
     Raises:
       FileNotFoundError: there is no such directory, and no such model on the hub or no way to reach it.
@@ -68,9 +75,8 @@ def resolve(name: str | Path) -> Path:
     import huggingface_hub  # Takes half a second to import.
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    patterns = [CONFIG, "model*.safetensors", "model.safetensors.index.json", *COMPANIONS]
     try:
-        return Path(huggingface_hub.snapshot_download(str(name), allow_patterns=patterns))
+        return Path(huggingface_hub.snapshot_download(str(name), allow_patterns=[*FETCHED, *also]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(f"no directory {name}, and the hub gave no model of that name: {reason}") from error
@@ -284,6 +290,7 @@ def _with_dtype(raw: dict[str, Any], dtypes: set[np.dtype]) -> dict[str, Any]:
 __all__ = [
     "COMPANIONS",
     "CONFIG",
+    "FETCHED",
     "SHARD_BYTES",
     "Part",
     "Place",

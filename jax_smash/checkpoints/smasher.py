@@ -26,6 +26,8 @@ from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 
 CONFIG, WEIGHTS = "smasher.json", "smasher.safetensors"
+SMASHER_FILES = (CONFIG, WEIGHTS)
+
 FORMAT = 1
 """Of the files; a reader refuses others than it knows."""
 

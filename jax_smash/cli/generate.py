@@ -26,8 +26,9 @@ from jax_smash.cli.smash_options import SmashFlags
 from jax_smash.prompts import FilePrompt, checked_text, read_prompts
 
 if TYPE_CHECKING:
+    from jax_smash.decode.drafted import Drafted
     from jax_smash.decode.groups import Smashed
-    from jax_smash.generation import Completion, Drafted
+    from jax_smash.generation import Completion
     from jax_smash.loading import Model
     from jax_smash.session import TokenLogProb
 

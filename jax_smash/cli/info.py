@@ -62,7 +62,8 @@ def describe(name: str, *, slots: int, weights: str = "plain") -> dict[str, Any]
     """
     import jax
 
-    from jax_smash.loading import find, load_tokenizer, stop_tokens
+    from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
+    from jax_smash.loading import find
     from jax_smash.models.transformer import abstract_params
     from jax_smash.plan import step_bytes
     from jax_smash.quantise import quantise_params

@@ -69,22 +69,22 @@ class SmashFlags:
     def modules_for(self, model: str, method: str, options: Any) -> Path | None:
         """Returns the folder of modules to load a model with; None for a method without.
 
-        Checks options against what the modules were trained for, before any weight is read.
+        Checks options against the model and what the modules were trained for, before any weight is read.
 
         Raises:
           FileNotFoundError: there is no such model, or it has no such modules.
-          ValueError: the modules' description is damaged.
-          UsageError: an option is larger than what they were trained for.
+          ValueError: the modules do not fit the model, or a file is damaged.
+          UsageError: an option is larger than what they were trained for, or the vocabulary.
         """
         if method != HAMBURGER:
             return None
-        from jax_smash.checkpoints.smasher import read_smasher_config
-        from jax_smash.loading import find_modules
+        from jax_smash.checkpoints.configuration import checkpoint_config
+        from jax_smash.loading import check_modules, find, find_modules
 
         folder = find_modules(model, self.modules or "auto")
-        config = read_smasher_config(folder)
+        config, base = check_modules(model, folder), checkpoint_config(find(model))
         try:
-            options.check(config)
+            options.check(config, base.vocab_size)
         except ValueError as error:
             name, _, rest = str(error).partition(" ")
             raise UsageError(f"--{name.replace('_', '-')} {rest}") from error

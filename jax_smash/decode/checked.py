@@ -23,16 +23,21 @@ from jax_smash.smash.smasher import Smasher
 class CheckedDecoding(FusedDecoding):
     """The strategy that fuses only what the base itself would have said behind the slots that it has.
 
-    Of each group, one forward reads the J tokens, one behind the other, and the J − 1 fusions of their prefixes, each
-    alone behind the cache; a group of one is its own token's entry. The base's choice behind a token checks the next
-    one. The fusion of the agreed prefix is committed as one slot, and the base's choice behind the last agreed *token*
-    begins the next group: that entry has read all tokens as they are. What the micro-step decoder goes on from is the
-    committed *fusion's* entry, the kind of entry that it was trained on.
+    Of each group, one forward reads the n tokens, one behind the other, and the n − 1 fusions of their prefixes, each
+    alone behind the cache, n being `longest`; a group of one is its own token's entry. The base's choice behind a token
+    checks the next one. The fusion of the agreed prefix is committed as one slot, and the base's choice behind the last
+    agreed *token* begins the next group: that entry has read all tokens as they are. What the micro-step decoder goes
+    on from is the committed *fusion's* entry, the kind of entry that it was trained on.
 
-    The text is not plain decoding's, for the base reads fused slots. What the rows share is `SmashSettings`.
+    The text is not plain decoding's, for the base reads fused slots. What the rows share is `GroupLimits`.
 
     Differs from Liu and Zhang 2025, HAMburger, section 3: there nothing checks a group.
+
+    Attributes:
+      longest: tokens of a group at most; what the rows share allows no more. So many are read at every step.
     """
+
+    longest: int = dataclasses.field(kw_only=True)
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
         """Emits the token after the prompt."""
@@ -46,12 +51,13 @@ class CheckedDecoding(FusedDecoding):
         rows = state.rows
         base, smasher = self._bound(params)
         running = running_rows(state)
-        group = drafted_group(
-            base, smasher, params, state, rows.draft.entry, settings=state.shared.memory, sampled=self.sampled
+        group, micro_steps = drafted_group(
+            base, smasher, params, state, rows.draft.entry, limits=state.shared.memory, sampled=self.sampled
         )
+        steps = self.longest
+        group = replace(group, tokens=group.tokens[:, :steps])
         inputs, position, block = group_block(base, smasher, group, rows.token_length - 1)
         out = base.forward(inputs, position, rows.cache, block)
-        steps = group.tokens.shape[1]
         logits = constrain(base.unembed(out.hidden[:, :steps]), "batch")
         choice = self._choice(state, logits, paths(group))
         valid = block.valid[:, 1:steps]
@@ -66,7 +72,7 @@ class CheckedDecoding(FusedDecoding):
             emitted.rows,
             cache=rows.cache.commit(out.block_kv, position, written, place[:, None]),
             forwards=rows.forwards + running.astype(jnp.int32),
-            draft=replace(rows.draft, entry=entry).counted(count, group.count, running),
+            draft=replace(rows.draft, entry=entry).counted(count, micro_steps, running),
         )
         return replace(emitted, rows=rows)
 
@@ -88,12 +94,12 @@ class CheckedDecoding(FusedDecoding):
 def group_block(
     base: CausalLM, smasher: Smasher, group: Group, first: Int[Array, "B"]
 ) -> tuple[Float[Array, "B T D"], Int[Array, "B T"], Block]:
-    """Returns the entries that check a group: its J tokens, then the fusions of its first 2, 3, … J tokens.
+    """Returns the entries that check a group: its tokens, then the fusions of its first 2, 3, … tokens.
 
     Args:
       base: bound to its parameters.
       smasher: the grafted modules, likewise.
-      group: J tokens a row, of which the first `count` count.
+      group: of J tokens a row at most, of which the first `count` count.
       first: position of each group's first token.
 
     Returns:

@@ -22,8 +22,10 @@ class SmashRows:
     Attributes:
       entry: what the micro-step decoder goes on from.
       group: emitted tokens that are to become one slot; of no meaning where groups are checked first.
-      lengths: groups of each number of tokens, 1 first; since the rows were made.
-      micro_steps: of the micro-step decoder while the row ran, whether the row's own group went on or another's.
+      lengths: groups of each number of tokens, 1 first, since the rows were made. One that is trusted is counted when
+        it is said, one that is checked when it gets its slot.
+      micro_steps: of the micro-step decoder while the row ran, whether the row's own group went on or another's, and
+        whether or not it found a token to say.
     """
 
     entry: Entry
@@ -42,20 +44,19 @@ class SmashRows:
             micro_steps=jnp.zeros((batch,), jnp.int32),
         )
 
-    def counted(self, fused: Int[Array, "B"], said: Int[Array, "B"], running: Bool[Array, "B"]) -> "SmashRows":
+    def counted(self, fused: Int[Array, "B"], micro_steps: Int[Array, ""], running: Bool[Array, "B"]) -> "SmashRows":
         """Returns what is kept after a macro-step.
 
         Args:
           fused: tokens that a row's slot gets; 0 for none.
-          said: tokens that the modules said of its group.
+          micro_steps: that were made.
           running: rows that took part.
         """
         length = jnp.arange(1, self.lengths.shape[1] + 1, dtype=jnp.int32)[None]
-        steps = jnp.maximum(said.max() - 1, 0)
         return replace(
             self,
             lengths=self.lengths + (fused[:, None] == length).astype(jnp.int32),
-            micro_steps=self.micro_steps + jnp.where(running, steps, 0),
+            micro_steps=self.micro_steps + jnp.where(running, micro_steps, 0),
         )
 
 
@@ -96,8 +97,11 @@ class FusedDecoding:
 class Smashed:
     """What became of one row's tokens in slots.
 
+    A group takes its slot when the next is made. Of groups that are trusted all are counted, the last one too, which
+    nothing follows; of groups that are checked those in the cache, so the last token is in none.
+
     Attributes:
-      lengths: groups of one token, of two, and so on; each is a slot.
+      lengths: groups of one token, of two, and so on.
       micro_steps: of the micro-step decoder while the row ran; a forward of the base is none.
     """
 
@@ -111,7 +115,7 @@ class Smashed:
 
     @property
     def slots(self) -> int:
-        """Slots that they take."""
+        """Slots that they take: one a group."""
         return sum(self.lengths)
 
     @property

@@ -15,9 +15,9 @@ from jax_smash.pytree import replace
 from jax_smash.sampling import choose, log_probabilities
 from jax_smash.sharding import constrain
 from jax_smash.smash.entry import Entry, entry_at
+from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.macro_step import macro_step
 from jax_smash.smash.micro_head import micro_logits
-from jax_smash.smash.options import SmashSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SmashedDecoding(FusedDecoding):
 
     What is emitted is the base's choice for a group's first token, the micro-step decoder's for the others; nothing
     checks those. The slot's position is that of its last token, so positions run ahead of slots. What the rows share is
-    `SmashSettings`.
+    `GroupLimits`.
 
     Source: Liu and Zhang 2025, "HAMburger: Accelerating LLM Inference via Token Smashing", section 3.
     Differs: rows of a batch have groups of their own length, and end a macro-step together when few would go on.
@@ -42,7 +42,7 @@ class SmashedDecoding(FusedDecoding):
         rows = state.rows
         base, smasher = self._bound(params)
         running, group = running_rows(state).astype(jnp.int32), rows.draft.group
-        inputs = smasher.fuse(base.embed(group.tokens), group.count)[:, None]
+        inputs = smasher.fuse_some(base.embed(group.tokens), group.count)[:, None]
         # Of the group's last token, however many slots lie before.
         position = rows.token_length[:, None] - 1
         out = base.forward(inputs, position, rows.cache, Block.causal(jnp.ones_like(position, bool)))
@@ -53,9 +53,9 @@ class SmashedDecoding(FusedDecoding):
     def _said(self, params: Params, state: DecodeState, entry: Entry) -> DecodeState:
         """Emits each running row's next group, token by token: nothing is said behind one that ends a text."""
         base, smasher = self._bound(params)
-        settings: SmashSettings = state.shared.memory
+        limits: GroupLimits = state.shared.memory
         rows, running = state.rows, running_rows(state)
-        said, group = macro_step(
+        said, group, micro_steps = macro_step(
             base,
             smasher,
             entry.prefix,
@@ -65,11 +65,11 @@ class SmashedDecoding(FusedDecoding):
             # The cache stays outside the loop of micro-steps: none of them reads it.
             carry=replace(rows, cache=None, draft=None),
             running=running,
-            confidence=jnp.broadcast_to(settings.confidence, running.shape),
-            limit=jnp.broadcast_to(settings.limit, running.shape),
-            least_rows=settings.least(running),
+            confidence=jnp.broadcast_to(limits.confidence, running.shape),
+            limit=jnp.broadcast_to(limits.longest, running.shape),
+            least_rows=limits.least(running),
         )
-        kept = replace(rows.draft, entry=entry, group=group).counted(group.count, group.count, running)
+        kept = replace(rows.draft, entry=entry, group=group).counted(group.count, micro_steps, running)
         unread = jnp.where(running, group.count, rows.unread)
         return replace(state, rows=replace(said, cache=rows.cache, draft=kept, unread=unread))
 

@@ -12,9 +12,9 @@ from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import choose
 from jax_smash.sharding import constrain
 from jax_smash.smash.entry import Entry, chosen_entry, empty_entry, last_entry
+from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.macro_step import Group, macro_step
 from jax_smash.smash.micro_head import micro_logits
-from jax_smash.smash.options import SmashSettings
 from jax_smash.smash.smasher import Smasher, SmasherDef
 
 RUNNING = 0
@@ -38,7 +38,7 @@ class Read:
 class Micro:
     """Drafts a chain behind the pending token, from the entry that the pending token was read from.
 
-    The text is plain decoding's, whatever the modules say. What the rows share is `SmashSettings`, what is kept of each
+    The text is plain decoding's, whatever the modules say. What the rows share is `GroupLimits`, what is kept of each
     an `Entry`.
 
     Differs from Liu and Zhang 2025, HAMburger, section 3: there groups are trusted, and share a slot.
@@ -65,8 +65,8 @@ class Micro:
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the chain that the modules would make a group of."""
         base, smasher = self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
-        settings, entry = state.shared.memory.drafter, state.rows.draft.drafter
-        group = drafted_group(base, smasher, params, state, entry, settings=settings, sampled=self.sampled)
+        limits, entry = state.shared.memory.drafter, state.rows.draft.drafter
+        group, _ = drafted_group(base, smasher, params, state, entry, limits=limits, sampled=self.sampled)
         place = jnp.arange(topology.nodes, dtype=jnp.int32)[None]
         tokens = jnp.where(place < group.count[:, None], group.tokens[:, : topology.nodes], -1)
         return grow(topology, tokens.at[:, 0].set(state.rows.pending)), None
@@ -95,10 +95,12 @@ def drafted_group(
     state: Any,
     entry: Entry,
     *,
-    settings: SmashSettings,
+    limits: GroupLimits,
     sampled: bool,
-) -> Group:
+) -> tuple[Group, Int[Array, ""]]:
     """Returns the group that the modules make of each running row's pending token and what they would say behind it.
+
+    Beside it stands how many micro-steps that took.
 
     Where rows sample, a token is the likeliest after the very noise that the base's own choice at that place is made
     with: the likelier it is to both, the likelier both choose it.
@@ -109,7 +111,7 @@ def drafted_group(
       params: of every module that decodes, by role.
       state: of decoding, the pending tokens said.
       entry: what the pending tokens were read from.
-      settings: how far groups go.
+      limits: how far groups go.
       sampled: some row may sample.
     """
     rows = state.rows
@@ -129,7 +131,7 @@ def drafted_group(
         return path.at[:, index - 1].set(token), token, going
 
     steps = smasher.config.micro_steps
-    return macro_step(
+    _, group, micro_steps = macro_step(
         base,
         smasher,
         entry.prefix,
@@ -138,10 +140,11 @@ def drafted_group(
         further=further,
         carry=jnp.full((running.shape[0], max(steps - 1, 1)), -1, jnp.int32),
         running=running,
-        confidence=jnp.broadcast_to(settings.confidence, running.shape),
-        limit=jnp.broadcast_to(settings.limit, running.shape),
-        least_rows=settings.least(running),
-    )[1]
+        confidence=jnp.broadcast_to(limits.confidence, running.shape),
+        limit=jnp.broadcast_to(limits.longest, running.shape),
+        least_rows=limits.least(running),
+    )
+    return group, micro_steps
 
 
 def _with(state: Any, entry: Entry) -> Any:

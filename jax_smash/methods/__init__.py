@@ -10,7 +10,7 @@ from jax_smash.methods import drafted, smashed
 from jax_smash.methods.draft_options import OPTIONS, DraftOptions, check_draft, misfits
 from jax_smash.methods.drafted import INT8, REACH
 from jax_smash.methods.method import Method, Setup
-from jax_smash.methods.smashed import check_smash
+from jax_smash.methods.smashed import check_smash, fitting_modules
 from jax_smash.smash.options import SmashOptions
 
 
@@ -103,6 +103,7 @@ __all__ = [
     "check_draft",
     "check_method",
     "check_smash",
+    "fitting_modules",
     "make_method",
     "misfits",
     "save_memory",

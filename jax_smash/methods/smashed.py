@@ -1,43 +1,71 @@
 """HAMburger in its three modes, and what it needs to run for a model."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+from jax_smash.checkpoints.configuration import checkpoint_config
 from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.decode.checked import CheckedDecoding
 from jax_smash.decode.smashed import SmashedDecoding
 from jax_smash.draft.micro import Micro
 from jax_smash.draft.templates import named_tree
 from jax_smash.ladder import Ladder
+from jax_smash.loading import check_modules, find, find_modules
 from jax_smash.methods.drafted import drafted
 from jax_smash.methods.method import Method, Setup
 from jax_smash.models.transformer import Transformer
 from jax_smash.plan import tree_bytes
 from jax_smash.protocols import Params
 from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.micro_head import ROLE, MicroHead, int8_head, reduced_head
-from jax_smash.smash.options import SmashOptions, SmashSettings
+from jax_smash.smash.options import SmashOptions
 
 NAME = "hamburger"
 
 
-def check_smash(method: str, smash: SmashOptions, config: SmashConfig | None = None) -> None:
+def check_smash(
+    method: str, smash: SmashOptions, config: SmashConfig | None = None, vocab_size: int | None = None
+) -> None:
     """Checks options of decoding with HAMburger.
 
     Args:
       method: that they are for.
       smash: the options.
       config: of the modules; None checks what can be checked without.
+      vocab_size: tokens of the base; None likewise.
 
     Raises:
       ValueError: the method takes none of them, or one is out of range.
-      TypeError: one is no number.
+      TypeError: one is of the wrong type.
     """
     for field in dataclasses.fields(smash):
         if method != NAME and getattr(smash, field.name) != field.default:
             option = "smash_mode" if field.name == "mode" else field.name
             raise ValueError(f"{option} does not go with method {method}: it is for {NAME}")
-    smash.check(config)
+    smash.check(config, vocab_size)
+
+
+def fitting_modules(model: str | Path, modules: str | Path | None, *options: SmashOptions) -> Path:
+    """Returns the folder of a model's modules, once options are known to fit them; no weight is read for it.
+
+    Args:
+      model: as `load` takes it.
+      modules: a folder; None for the one beside the model.
+      options: of decoding with HAMburger.
+
+    Raises:
+      FileNotFoundError: there is no such model, or it has no such modules.
+      ValueError: they do not fit the model, a file is damaged, or an option is larger than what they were trained for
+        or the vocabulary.
+      TypeError: an option is of the wrong type.
+    """
+    found = modules or "auto"
+    config, vocab_size = check_modules(model, found), checkpoint_config(find(model)).vocab_size
+    for smash in options:
+        check_smash(NAME, smash, config, vocab_size)
+    return find_modules(model, found)
 
 
 def hamburger(setup: Setup) -> Method:
@@ -45,21 +73,22 @@ def hamburger(setup: Setup) -> Method:
     model, smash, modules = setup.model, setup.smash, setup.model.modules
     if modules is None:
         raise ValueError(f"{model.name} has no HAMburger modules: load it with modules, or give --modules FOLDER")
-    check_smash(NAME, smash, modules.config)
+    check_smash(NAME, smash, modules.config, model.vocab_size)
     params = {**model.params}
     if (head := _micro_head(setup, modules)) is not None:
         params[ROLE] = head
-    settings = SmashSettings.of(smash, modules.config, cost=step_cost(params))
+    limits = GroupLimits.of(smash, modules.config, cost=step_cost(params))
     if smash.mode == "exact":
         setup = dataclasses.replace(setup, model=dataclasses.replace(model, params=params))
-        return _exact(setup, modules, settings)
-    strategy = (CheckedDecoding if smash.mode == "checked" else SmashedDecoding)(
-        target=model.definition,
-        smasher=modules.definition,
-        sampled=setup.sampled,
-        log_probs=setup.log_probs,
+        return _exact(setup, modules, limits)
+    made_of: dict[str, Any] = {"target": model.definition, "smasher": modules.definition}
+    made_of |= {"sampled": setup.sampled, "log_probs": setup.log_probs}
+    strategy = (
+        CheckedDecoding(**made_of, longest=smash.longest(modules.config))
+        if smash.mode == "checked"
+        else SmashedDecoding(**made_of)
     )
-    return Method(NAME, strategy, params, settings, source=f"groups {smash.mode}")
+    return Method(NAME, strategy, params, limits, source=f"groups {smash.mode}")
 
 
 def step_cost(params: Params) -> float:
@@ -76,13 +105,13 @@ def step_cost(params: Params) -> float:
     return micro / max(whole, 1)
 
 
-def _exact(setup: Setup, modules: SmashModules, settings: SmashSettings) -> Method:
+def _exact(setup: Setup, modules: SmashModules, limits: GroupLimits) -> Method:
     """Makes the tree verifier's method: the text is plain decoding's."""
     drafter = Micro(target=setup.model.definition, smasher=modules.definition, sampled=setup.sampled)
     longest = setup.smash.longest(modules.config)
     tree = f"chain-{longest - 1}" if longest > 1 else "off"
     ladder = Ladder(trees=(named_tree(tree),), first=0, sizing=None, source=f"groups as drafts, {tree}")
-    return drafted(NAME, setup, drafter, settings, ladder=ladder)
+    return drafted(NAME, setup, drafter, limits, ladder=ladder)
 
 
 def _micro_head(setup: Setup, modules: SmashModules) -> MicroHead | None:

@@ -29,18 +29,16 @@ class Group:
     Attributes:
       tokens: in order; 0 behind the first `count`.
       count: 1 to J; 0 in a row that took no part.
-      stop: probability, by the stop head, that the group ends with each token; 0 behind the first `count`.
     """
 
     tokens: Int[Array, "B J"]
     count: Int[Array, "B"]
-    stop: Float[Array, "B J"]
 
     @classmethod
     def empty(cls, batch: int, micro_steps: int) -> "Group":
         """Makes groups without tokens."""
         tokens = jnp.zeros((batch, micro_steps), jnp.int32)
-        return cls(tokens=tokens, count=tokens[:, 0], stop=tokens.astype(jnp.float32))
+        return cls(tokens=tokens, count=tokens[:, 0])
 
 
 @pytree
@@ -68,7 +66,7 @@ def macro_step(
     confidence: Float[Array, "B"],
     limit: Int[Array, "B"],
     least_rows: Int[Array, ""],
-) -> tuple[Carry, Group]:
+) -> tuple[Carry, Group, Int[Array, ""]]:
     """Says each running row's next group, of at most J tokens.
 
     A row's first token is read from the base's hidden vector, each further one from the micro-step decoder's. A row's
@@ -91,7 +89,8 @@ def macro_step(
       least_rows: rows that a further micro-step is worth, at least 1.
 
     Returns:
-      What `speak` carries after the last token, and the groups.
+      What `speak` carries after the last token, the groups, and how many micro-steps were made: one that gave no row a
+      token is among them.
     """
     steps = smasher.config.micro_steps
 
@@ -103,7 +102,6 @@ def macro_step(
         group = Group(
             tokens=state.group.tokens.at[:, state.index].set(jnp.where(said, token, 0)),
             count=state.group.count + said.astype(jnp.int32),
-            stop=state.group.stop.at[:, state.index].set(jnp.where(said, jax.nn.sigmoid(stop), 0.0)),
         )
         going = said & open_rows & goes_on(stop, confidence) & (group.count < limit)
         going &= going.sum(dtype=jnp.int32) >= least_rows
@@ -130,4 +128,4 @@ def macro_step(
     state = say(state, hidden, speak)
     if steps > 1:
         state = jax.lax.while_loop(lambda s: s.going.any() & (s.index < steps), micro_step, state)
-    return state.carry, state.group
+    return state.carry, state.group, state.index - 1

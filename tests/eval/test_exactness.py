@@ -1,15 +1,19 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from eval.exactness import Settings, main, read_tokens
+from eval.exactness import Settings, cases_of, main, measure, read_tokens
 from eval.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
+from eval.exactness_rows import Study
 from eval.shipped_prompts import shipped_prompts
+from jax_smash.loading import load
 from tests.interpreter import ROOT
+from tests.model_directory import write_model, write_modules
 from tests.tiny import tiny_model
 
 RANKS = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
@@ -137,8 +141,57 @@ def test_prompts_of_a_file_are_cut(tmp_path):
         ({"resume": True}, "resume needs the file to go on with"),
         ({"num_prompts": 10**6}, "give --prompts"),
         ({"trees": ("bush",)}, "tree must be auto, off"),
+        ({"modules": "somewhere"}, "modules goes with method hamburger alone; got recycling"),
+        ({"confidence": 0.5}, "confidence goes with method hamburger alone; got recycling"),
+        (
+            {"methods": ("hamburger",), "smash_mode": "blind"},
+            "smash_mode must be exact, whose text is plain .*; got blind",
+        ),
     ],
 )
 def test_what_cannot_be_checked_is_refused_before_decoding(changes, message):
     with pytest.raises(ValueError, match=message):
         main(Settings(**changes))
+
+
+@pytest.fixture(scope="module")
+def smashed(tmp_path_factory):
+    """A base, and a folder of random modules for it elsewhere."""
+    folder = tmp_path_factory.mktemp("smashed")
+    base = write_model(folder / "base")
+    write_modules(folder / "modules", base, micro_steps=3)
+    settings = {"model": str(base), "methods": ("hamburger",), "batch_sizes": (2,), "num_prompts": 2}
+    return folder, settings | {"processors": ("none",), "choices": ("greedy",), "max_new_tokens": 6}
+
+
+def test_groups_as_drafts_say_what_plain_decoding_does(smashed):
+    """With modules from a folder; random ones draft nothing that is kept, so no control can be found out."""
+    folder, settings = smashed
+    settings = Settings(**settings, modules=str(folder / "modules"), confidence=0.01, checks=False)
+    plain, groups = measure(settings)
+    assert (plain["method"], groups["method"], groups["tree"]) == ("ar", "hamburger", "auto")
+    assert (groups["tokens"], groups["divergences"], groups["passed"]) == (plain["tokens"], 0, True)
+
+
+def test_groups_are_tampered_with_as_chains_are(smashed):
+    folder, settings = smashed
+    settings = Settings(**settings, modules=str(folder / "modules"), trees=("off", "chain-4"))
+    model = load(settings.model, modules=settings.folder())
+    options = {"dtype": "float32", "max_new_tokens": 6, "seed": 0, "stop": (), "regex": "a"}
+    study = Study(model, [[1, 2, 3]], **options)
+    told = [(case.way, case.method, case.tree) for case in cases_of(settings, study)]
+    assert told == [
+        ("as it is", "ar", None),
+        *((way, "hamburger", "auto") for way in ("as it is", "padded", "bit flipped")),
+    ]
+
+
+def test_modules_that_do_not_fit_are_refused_before_weights_are_read(smashed, tmp_path):
+    folder, settings = smashed
+    bare = shutil.copytree(folder / "base", tmp_path / "base")
+    (bare / "model.safetensors").unlink()
+    settings |= {"model": str(bare)}
+    with pytest.raises(FileNotFoundError, match=r"has no HAMburger modules in .*; give --modules FOLDER"):
+        main(Settings(**settings))
+    with pytest.raises(ValueError, match="micro_steps must be at most 3, what the modules were trained for; got 4"):
+        main(Settings(**settings, modules=str(folder / "modules"), micro_steps=4))

@@ -39,7 +39,7 @@ def test_the_files(tmp_path, capsys):
         ({"shapes": ("no-such-shape",)}, "no preset 'no-such-shape'"),
         ({"micro_layers": (0,)}, "must be at least 1; got 0"),
         ({"micro_heads": ("half",)}, "micro_head must be full, int8 or a number of tokens; got 'half'"),
-        ({"micro_heads": ("999999",)}, "a reduced micro head must have from 1 to 128256 tokens; got 999999"),
+        ({"micro_heads": ("999999",)}, "micro_head must be at most the vocabulary's 128256 tokens; got 999999"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(changes, message):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +13,8 @@ from qwix import QArray
 
 import jax_smash
 from jax_smash.checkpoints import huggingface
-from jax_smash.checkpoints.smasher import SmashModules, save_smasher, tokenizer_sha256
-from jax_smash.loading import find_modules, grafted, load
+from jax_smash.checkpoints.smasher import SMASHER_FILES, SmashModules, save_smasher, tokenizer_sha256
+from jax_smash.loading import find_modules, grafted, load, quantised
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import SmasherDef, random_smasher
 from tests.model_directory import write_model
@@ -52,6 +53,47 @@ def test_modules_are_in_the_dtype_of_the_base_or_int8_like_it(folder):
         assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
     params = load(folder, modules="auto", weights="int8").params["smasher"]
     assert isinstance(params["stop_head"]["w_in"].get_value(), QArray)
+
+
+def test_a_model_that_is_made_int8_in_memory_is_what_would_have_been_read(folder):
+    plain = load(folder, modules="auto")
+    made, read = quantised(plain), load(folder, modules="auto", weights="int8")
+    assert jax.tree.structure(made.params) == jax.tree.structure(read.params)
+    for one, other in zip(jax.tree.leaves(made.params), jax.tree.leaves(read.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert made.modules.params is made.params["smasher"]
+    assert not any(leaf.dtype == jnp.int8 for leaf in jax.tree.leaves(plain.params))
+    assert quantised(load(folder)).modules is None
+
+
+def test_a_hub_model_s_modules_are_fetched_where_they_are_asked_for(folder, tmp_path, monkeypatch):
+    """A folder plays the hub; the hub's own library says which files the patterns name."""
+    hub, here = shutil.copytree(folder, tmp_path / "hub"), tmp_path / "here"
+    for file in ("config.json", "model.safetensors"):  # A base that was trained with the modules.
+        shutil.copy(hub / file, hub / "hamburger")
+    for file in ("hamburger/weights.bin", "hamburger/README.md", "other/model.safetensors"):
+        (hub / file).parent.mkdir(exist_ok=True)
+        (hub / file).touch()
+
+    def download(name, *, allow_patterns):
+        assert name == "owner/model"
+        files = [str(path.relative_to(hub)) for path in hub.rglob("*") if path.is_file()]
+        for file in huggingface_hub.utils.filter_repo_objects(files, allow_patterns=allow_patterns):
+            (here / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(hub / file, here / file)
+        return str(here)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load("owner/model").modules is None
+    assert not (here / "hamburger").exists()
+    assert load("owner/model", modules="auto").modules.config.micro_steps == 3
+    fetched = {str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()}
+    modules = {f"hamburger/{file}" for file in SMASHER_FILES}
+    assert fetched >= modules | {"config.json", "model.safetensors", "tokenizer.json"}
+    assert {file for file in fetched if "/" in file} == modules | {
+        "hamburger/config.json",
+        "hamburger/model.safetensors",
+    }
 
 
 def test_a_missing_folder_says_what_to_do(folder, tmp_path):

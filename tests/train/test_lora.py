@@ -53,6 +53,17 @@ def test_merged_is_the_product_and_the_changes_product_added():
         np.testing.assert_allclose(x @ np.asarray(now).reshape(width, -1), applied, rtol=1e-4, atol=1e-5)
 
 
+def test_changes_are_added_in_float32_whatever_the_matrices_are_in():
+    """Each far smaller than a step of a bfloat16 weight, and than what it would be rounded to itself."""
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), nnx.split(base_of())[1])
+    lora = jax.tree.map(lambda x: x * jnp.float32(0.1), some_lora(params))
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    after, exact = (dict(nnx.to_flat_state(merged(p, lora, 1.7))) for p in (params, wide))
+    for path, variable in after.items():
+        assert variable.get_value().dtype == jnp.bfloat16
+        np.testing.assert_array_equal(variable.get_value(), exact[path].get_value().astype(jnp.bfloat16))
+
+
 def test_a_change_has_the_rank_that_was_asked_for():
     params = nnx.split(base_of())[1]
     lora = first_lora(params, 5, 0)

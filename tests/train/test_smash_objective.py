@@ -65,9 +65,11 @@ def value(settings, batch, graphdefs, params):
 
 
 def is_reply(document):
-    """Marks the groups of a document that a model says: all but the first of a text, those after BEGINS of a chat."""
+    """Marks the groups of a document that a model says: those after BEGINS of a chat; else those from the answer on, or
+    all but the first."""
     if not any(group == [BEGINS] for group in document):
-        return [i > 0 for i in range(len(document))]
+        answer = next((i for i, group in enumerate(document) if min(group) < 0), 1)
+        return [i >= answer for i in range(len(document))]
     marks, inside = [], False
     for group in document:
         marks.append(inside)
@@ -203,6 +205,27 @@ def test_low_rank_changes_are_trained_and_work_as_merged(rows):
     names = moved(gradient_of(settings, rows(), params | {"lora": lora}, graphdefs))
     assert {name.split(".")[0] for name in names} == {"smasher", "lora"}
     assert len([name for name in names if name.startswith("lora")]) == 2 * len(lora)
+
+
+def test_low_rank_changes_are_merged_before_weights_are_rounded(rows):
+    """A change below a step of bfloat16 counts where it moves a weight over the edge between two of them."""
+    graphdefs, params = params_of(micro_steps=3)
+    rng = np.random.default_rng(0)
+    lora = first_lora(params["base"], 2, 0)
+    lora = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.02, x.shape), x.dtype), lora)
+    settings = settings_of(base="lora", rank=2, alpha=6.0, dtype="bfloat16", kl_weight=0.3)
+    got = value(settings, rows(), graphdefs, params | {"lora": lora})
+    whole = {"base": merged(params["base"], lora, 3.0), "teacher": params["base"]}
+    expected = value(settings_of(dtype="bfloat16", kl_weight=0.3), rows(), graphdefs, params | whole)
+    assert got == expected
+
+    def rounded(tree):
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+
+    late = merged(rounded(params["base"]), rounded(lora), 3.0)
+    assert (
+        value(settings_of(dtype="bfloat16", kl_weight=0.3), rows(), graphdefs, params | whole | {"base": late}) != got
+    )
 
 
 def test_the_divergence_is_from_the_base_on_tokens_in_slots_of_their_own(rows):

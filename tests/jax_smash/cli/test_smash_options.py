@@ -46,7 +46,7 @@ def test_the_program_decodes_with_the_modules_beside_a_model(run, smashed, tmp_p
         (("--micro-steps", "0"), "--micro-steps must be at least 1; got 0"),
         (("--micro-steps", "4"), "--micro-steps must be at most 3, what the modules were trained for; got 4"),
         (("--micro-head", "half"), "--micro-head must be full, int8 or a number of tokens; got 'half'"),
-        (("--micro-head", "9999"), "a reduced micro head must have from"),
+        (("--micro-head", "9999"), "--micro-head must be at most the vocabulary's 259 tokens; got 9999"),
         (("--smash-mode", "wild"), "--smash-mode must be one of blind, exact, checked; got 'wild'"),
         (("--least-rows", "0"), "--least-rows must be at least 1; got 0"),
         (("--modules", "nowhere"), "nowhere has no HAMburger modules: smasher.json is missing"),
@@ -58,6 +58,22 @@ def test_what_cannot_be_is_one_line(call, smashed, options, said):
     assert (status in (1, 2), out) == (True, "")
     assert len(err.splitlines()) == 1
     assert said in err
+
+
+def test_what_does_not_fit_is_told_before_weights_are_read(call, smashed, tmp_path):
+    """No weight is there to be read."""
+    bare = shutil.copytree(smashed, tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    (bare / "hamburger" / "smasher.safetensors").unlink()
+    command = ("generate", "--model", bare, "--method", "hamburger", "--prompt", "a")
+    for options, said in (
+        (("--micro-head", "9999"), "--micro-head must be at most the vocabulary's 259 tokens; got 9999"),
+        (("--micro-steps", "4"), "--micro-steps must be at most 3"),
+    ):
+        assert said in call(*command, *options)[2]
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    assert "the modules were made for a base whose configuration has hash" in call(*command)[2]
 
 
 def test_another_method_takes_none_of_the_options(call, smashed):

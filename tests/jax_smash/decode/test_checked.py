@@ -1,7 +1,10 @@
 """Groups that the base checks: the agreed prefix gets one slot."""
 
+import dataclasses
 import functools
+import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,7 +52,12 @@ def plainly(confidence, limit):
 
 
 @pytest.mark.parametrize(
-    ("options", "asked"), [({"group_length": 4}, {"confidence": 0.0, "limit": 4}), ({"confidence": 0.45}, None)]
+    ("options", "asked"),
+    [
+        ({"group_length": 4}, {"confidence": 0.0, "limit": 4}),
+        ({"group_length": 2}, {"confidence": 0.0, "limit": 2}),
+        ({"confidence": 0.45}, None),
+    ],
 )
 def test_text_and_slots_are_those_of_reading_everything_again(options, asked):
     session = decoded(FEW, steps=5, **options)
@@ -60,7 +68,39 @@ def test_text_and_slots_are_those_of_reading_everything_again(options, asked):
         held = np.asarray(session.state.rows.cache.positions[0])[row]
         assert held[held != EMPTY].tolist() == plain.positions
     # Some groups are agreed with wholly, some in part, some not at all.
-    assert asked is None or all(sum(counts) for counts in zip(*lengths(session), strict=True))
+    longest = options.get("group_length", 1)
+    assert all(sum(counts) for counts in list(zip(*lengths(session), strict=True))[:longest])
+
+
+class Watched:
+    """A model whose forwards' entries are counted."""
+
+    def __init__(self, definition):
+        self.definition, self.entries = definition, []
+
+    def bind(self, params):
+        model = self.definition.bind(params)
+
+        def forward(inputs, *others):
+            self.entries.append(inputs.shape[1])
+            return model.forward(inputs, *others)
+
+        rest = {name: getattr(model, name) for name in ("embed", "unembed", "init_cache", "vocab_size")}
+        return types.SimpleNamespace(forward=forward, **rest)
+
+
+@pytest.mark.parametrize(
+    ("options", "entries"), [({}, 7), ({"micro_steps": 2}, 3), ({"micro_steps": 3, "group_length": 1}, 1)]
+)
+def test_no_more_is_read_of_a_group_than_it_may_have(options, entries):
+    """Its n tokens and the n − 1 fusions of their prefixes, n being asked for and not what was trained."""
+    model = smashed_model()
+    made = make_method(model, "hamburger", smash=SmashOptions(mode="checked", **options))
+    session = Session(model, made, slots=64, max_new_tokens=NEW, sampling=[SamplingOptions()] * 3, seeds=[0] * 3)
+    watched = Watched(model.definition)
+    strategy = dataclasses.replace(made.strategy, target=watched)
+    jax.eval_shape(strategy.step, made.params, session.state)
+    assert watched.entries == [entries]
 
 
 def test_a_micro_decoder_that_is_always_right_fills_every_group():
@@ -95,7 +135,7 @@ def test_one_that_is_always_wrong_leaves_groups_of_one():
 def test_entries_of_a_block_by_hand():
     base, smasher = base_of(), smasher_of(micro_steps=3)
     tokens = jnp.array([[7, 8, 9], [30, 31, 0]], jnp.int32)
-    group = Group(tokens=tokens, count=jnp.array([3, 2], jnp.int32), stop=jnp.zeros((2, 3)))
+    group = Group(tokens=tokens, count=jnp.array([3, 2], jnp.int32))
     inputs, position, block = group_block(base, smasher, group, jnp.array([10, 4], jnp.int32))
     assert position.tolist() == [[10, 11, 12, 11, 12], [4, 5, 6, 5, 6]]
     assert block.valid.tolist() == [[True] * 5, [True, True, False, True, False]]
@@ -116,6 +156,6 @@ def test_entries_of_a_block_by_hand():
 
 def test_a_group_of_at_most_one_is_one_entry():
     base, smasher = base_of(), smasher_of(micro_steps=1)
-    group = Group(tokens=jnp.array([[7]], jnp.int32), count=jnp.array([1], jnp.int32), stop=jnp.zeros((1, 1)))
+    group = Group(tokens=jnp.array([[7]], jnp.int32), count=jnp.array([1], jnp.int32))
     inputs, position, block = group_block(base, smasher, group, jnp.array([3], jnp.int32))
     assert (inputs.shape[1], position.tolist(), block.mask().tolist()) == (1, [[3]], [[[True]]])

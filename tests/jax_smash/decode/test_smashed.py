@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,19 +11,22 @@ from jax_smash.cache import EMPTY
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.state import FINISH_REASONS
 from jax_smash.methods import SmashOptions, make_method
+from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
-from tests.smashed import Plainly, smashed_model
+from tests.smashed import Plainly, blind_together, smashed_model
 
 PROMPTS = [[5, 17, 60, 2], [100, 3], list(range(30, 44))]
 NEW = 24
 CONFIDENCE = 0.45
 
 
-def decoded(prompts=PROMPTS, *, new=NEW, steps=50, model=None, rows=None, limits=None, **options):
+def decoded(prompts=PROMPTS, *, new=NEW, steps=50, model=None, rows=None, limits=None, share=None, **options):
     """Returns a session that has decoded prompts; one compiled program serves all greedy ones of as many rows."""
     model = model or smashed_model()
     made = make_method(model, "hamburger", smash=SmashOptions(**({"least_rows": 1} | options)))
+    if share is not None:
+        made = dataclasses.replace(made, memory=replace(made.memory, share=jnp.float32(share)))
     rows = rows or len(prompts)
     session = Session(model, made, slots=64, max_new_tokens=NEW, sampling=[SamplingOptions()] * rows, seeds=[0] * rows)
     session.read(prompts, limits=limits or [new] * rows)
@@ -104,6 +108,25 @@ def test_groups_end_together_where_few_rows_would_go_on():
     # Where a micro-step costs as much as a forward of the base, the others' wait is never worth it.
     alone = decoded([PROMPTS[0], [], []], confidence=CONFIDENCE, least_rows=None)
     assert alone.outputs()[0] == plainly()[0][0]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, None])
+def test_rows_that_wait_for_each_other_say_as_much_of_their_groups_as_the_share_allows(share):
+    """Without `least_rows`: every row is whole, and legal. Where no group is cut, it is as it is alone."""
+    session = decoded(confidence=CONFIDENCE, share=share, least_rows=None)
+    rows = [Plainly(smashed_model()) for _ in PROMPTS]
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        row.read(prompt)
+    expected = blind_together(rows, NEW, CONFIDENCE, float(session.method.memory.share))
+    assert session.outputs() == expected
+    assert [FINISH_REASONS[code] for code in session.state.rows.finish] == ["length"] * 3
+    assert lengths(session) == [[[*row.lengths, len(row.pending)].count(n) for n in range(1, 5)] for row in rows]
+    alone = [said for said, _ in plainly()]
+    assert (expected == alone) == (share == 0.01)
+    if share == 0.5:  # Some groups are cut, and some of several tokens are left.
+        slots = [sum(counts) for counts in lengths(session)]
+        assert max(slots) < NEW
+        assert sum(slots) > sum(len(row.lengths) + 1 for _, row in plainly())
 
 
 def test_text_does_not_depend_on_how_steps_are_cut():

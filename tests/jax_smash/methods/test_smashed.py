@@ -6,10 +6,11 @@ import pytest
 from jax_smash.decode.checked import CheckedDecoding
 from jax_smash.decode.smashed import SmashedDecoding
 from jax_smash.decode.speculative import Speculative
-from jax_smash.methods import METHODS, SmashOptions, check_smash, make_method
+from jax_smash.methods import METHODS, SmashOptions, check_smash, fitting_modules, make_method
 from jax_smash.methods.smashed import step_cost
 from jax_smash.quantise import quantise_params
 from jax_smash.smash.micro_head import ROLE
+from tests.model_directory import write_model, write_modules
 from tests.smashed import smashed_model
 from tests.tiny import tiny_model
 
@@ -53,11 +54,26 @@ def test_a_reduced_head_that_cannot_be_is_refused():
     model = smashed_model()
     with pytest.raises(ValueError, match="micro_head 3 can tell at most 3 likeliest tokens; got 5"):
         make_method(model, "hamburger", smash=SmashOptions(micro_head="3"), log_probs=5)
-    with pytest.raises(ValueError, match="a reduced micro head must have from 1 to 259 tokens; got 300"):
+    with pytest.raises(ValueError, match="micro_head must be at most the vocabulary's 259 tokens; got 300"):
         make_method(model, "hamburger", smash=SmashOptions(micro_head="300"))
     uncounted = dataclasses.replace(model, modules=dataclasses.replace(model.modules, token_counts=None))
     with pytest.raises(ValueError, match="micro_head 9 needs the modules' token_counts"):
         make_method(uncounted, "hamburger", smash=SmashOptions(micro_head="9"))
+
+
+def test_modules_and_options_that_fit_are_found_before_weights_are_read(tmp_path):
+    base = write_model(tmp_path / "base")
+    write_modules(base / "hamburger", base, micro_steps=3)
+    for file in (base / "model.safetensors", base / "hamburger" / "smasher.safetensors"):
+        file.unlink()
+    assert fitting_modules(base, None, SmashOptions(), SmashOptions(micro_head="259")) == base / "hamburger"
+    assert fitting_modules(base, base / "hamburger") == base / "hamburger"
+    with pytest.raises(ValueError, match="micro_head must be at most the vocabulary's 259 tokens; got 300"):
+        fitting_modules(base, None, SmashOptions(), SmashOptions(micro_head="300"))
+    with pytest.raises(ValueError, match="group_length must be at most 3, what the modules were trained for; got 4"):
+        fitting_modules(base, None, SmashOptions(group_length=4))
+    with pytest.raises(FileNotFoundError, match=r"has no HAMburger modules: smasher\.json is missing"):
+        fitting_modules(base, tmp_path)
 
 
 def test_a_reduced_head_keeps_the_tokens_that_end_a_text():

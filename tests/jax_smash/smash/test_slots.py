@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_smash.models.rope import rotation
-from jax_smash.smash.slots import Following, Slots, group_vectors, slot_inputs, slots_of
+from jax_smash.smash.slots import Following, Slots, group_vectors
 from tests.smashers import BASES, base_of, smasher_of
 
 
@@ -12,66 +12,61 @@ def row(*values):
     return jnp.array([values], jnp.int32)
 
 
-# Two documents and padding. Of the first, the prompt 50 51 stands unfused; then come groups of 3, 1 and 2 tokens.
-#              50 51 | 52 53 54 | 55 | 56 57 || 60 | 61 62 | padding
-TOKENS = row(50, 51, 52, 53, 54, 55, 56, 57, 60, 61, 62, 0)
-PLACE = row(0, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1, 0)
-POSITION = row(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 0)
-SEGMENTS = row(1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 0)
-WEIGHTS = jnp.array([[0, 0, 1, 1, 1, 1, 5, 1, 0, 1, 1, 0]], jnp.float32)
+# Of the first document, the prompt 50 51 stands unfused; then come groups of 3, 1 and 2 tokens.
+DOCUMENTS = [[[50], [51], [52, 53, 54], [55], [56, 57]], [[60], [61, 62]]]
+POSITION = [0, 1, 4, 5, 7, 0, 2]
+"""Of each group's last token, by hand."""
 
 
-def example(slots=None):
-    return slots_of(TOKENS, PLACE, POSITION, SEGMENTS, WEIGHTS, micro_steps=3, slots=slots)
+def example(documents=DOCUMENTS, position=POSITION, *, micro_steps=3, slots=9):
+    """Returns a row of documents, written out slot by slot; token 56 weighs 5."""
+    tokens = np.zeros((1, slots, micro_steps), np.int32)
+    count, places, segments = np.zeros((3, 1, slots), np.int32)
+    numbered = [(number, group) for number, document in enumerate(documents, 1) for group in document]
+    for i, (number, group) in enumerate(numbered):
+        tokens[0, i, : len(group)], count[0, i] = group, len(group)
+        places[0, i], segments[0, i] = position[i], number
+    weights = (tokens > 0) * np.where(tokens == 56, 5.0, 1.0)
+    arrays = (tokens, count, places, segments, weights.astype(np.float32))
+    return Slots(
+        **dict(zip(("tokens", "count", "position", "segments", "weights"), map(jnp.asarray, arrays), strict=True))
+    )
 
 
-def test_fused_positions_match_the_example_worked_by_hand():
-    slots = example(9)
-    assert slots.position[0].tolist() == [0, 1, 4, 5, 7, 0, 2, 0, 0]
-    assert slots.count[0].tolist() == [1, 1, 3, 1, 2, 1, 2, 0, 0]
-    assert slots.segments[0].tolist() == [1, 1, 1, 1, 1, 2, 2, 0, 0]
-    assert slots.tokens[0, :7].tolist() == [
-        [50, 0, 0], [51, 0, 0], [52, 53, 54], [55, 0, 0], [56, 57, 0], [60, 0, 0], [61, 62, 0],
-    ]  # fmt: skip
-    assert slots.weights[0, 4].tolist() == [5, 1, 0]
+def inputs_of(base, smasher, slots):
+    return smasher.fuse(group_vectors(base, slots.tokens), slots.count)
 
 
 def test_each_slot_predicts_the_next_group_of_its_document():
-    following = example(9).following()
+    following = example().following()
     assert following.count[0].tolist() == [1, 3, 1, 2, 0, 2, 0, 0, 0]
     assert following.tokens[0, 1].tolist() == [52, 53, 54]
     assert following.tokens[0, 4].tolist() == [0, 0, 0]
     assert following.weights[0, 3].tolist() == [5, 1, 0]
-    assert following.given()[0, 1].tolist() == [True, True, True]
-    assert following.given()[0, 3].tolist() == [True, True, False]
     assert following.ends()[0, :5].tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 
 def test_a_slot_sees_the_slots_before_it_in_its_document_alone():
-    mask = np.asarray(example(9).block.mask()[0])
+    mask = np.asarray(example().block.mask()[0])
     assert np.flatnonzero(mask[4]).tolist() == [0, 1, 2, 3, 4]
     assert np.flatnonzero(mask[6]).tolist() == [5, 6]
     assert not mask[:, 7:].any()
 
 
-def test_what_does_not_fit_is_left_out_from_the_end():
-    few, all_of_them = example(4), example()
-    assert all_of_them.tokens.shape == (1, 12, 3)
-    for name in ("tokens", "count", "position", "segments", "weights"):
-        np.testing.assert_array_equal(getattr(few, name), getattr(all_of_them, name)[:, :4])
-
-
 def forward_of(base, slots, smasher):
-    return jax.jit(lambda s: base.forward(slot_inputs(base, smasher, s), s.position, None, s.block))(slots)
+    return jax.jit(lambda s: base.forward(inputs_of(base, smasher, s), s.position, None, s.block))(slots)
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_groups_of_one_token_are_plain_training_rows(name):
     base, smasher = base_of(name), smasher_of(name)
-    slots = slots_of(TOKENS, jnp.zeros_like(PLACE), POSITION, SEGMENTS, WEIGHTS, micro_steps=4)
-    inputs = jax.jit(lambda s: slot_inputs(base, smasher, s))(slots)
-    np.testing.assert_array_equal(inputs[:, :11], base.embed(TOKENS)[:, :11])
-    plain = jax.jit(lambda t: base.forward(base.embed(t), POSITION, None, slots.block).hidden)(TOKENS)
+    documents = [[[token] for group in document for token in group] for document in DOCUMENTS]
+    position = [*range(8), *range(3)]
+    slots = example(documents, position, micro_steps=4, slots=12)
+    tokens, position = slots.tokens[:, :, 0], row(*position, 0)
+    inputs = jax.jit(lambda s: inputs_of(base, smasher, s))(slots)
+    np.testing.assert_array_equal(inputs[:, :11], base.embed(tokens)[:, :11])
+    plain = jax.jit(lambda t: base.forward(base.embed(t), position, None, slots.block).hidden)(tokens)
     # Equal inputs, but other programs: XLA may round in another order.
     np.testing.assert_allclose(forward_of(base, slots, smasher).hidden[:, :11], plain[:, :11], rtol=1e-4, atol=1e-5)
     assert slots.following().tokens[0, :, 0].tolist() == [51, 52, 53, 54, 55, 56, 57, 0, 61, 62, 0, 0]
@@ -82,8 +77,8 @@ def test_a_window_compares_positions_not_slots():
     base, smasher = base_of("llama-windows"), smasher_of("llama-windows", micro_steps=3)
     # A layer that slides alone: what is seen through the full layers is left out.
     layer = base.layers[1]
-    slots = example(9)
-    inputs = jax.jit(lambda s: slot_inputs(base, smasher, s))(slots)
+    slots = example()
+    inputs = jax.jit(lambda s: inputs_of(base, smasher, s))(slots)
 
     @jax.jit
     def last(inputs):
@@ -98,7 +93,7 @@ def test_a_window_compares_positions_not_slots():
 
 def test_documents_do_not_see_each_other():
     base, smasher = base_of(), smasher_of(micro_steps=3)
-    slots = example(9)
+    slots = example()
     other = Slots(
         tokens=slots.tokens.at[:, :5].add(1),
         count=slots.count,
@@ -114,7 +109,7 @@ def test_documents_do_not_see_each_other():
 def test_training_rows_lead_to_what_decoding_does():
     """What a slot's tokens are read from in training is what the micro-step decoder reads token by token."""
     base, smasher = base_of(), smasher_of(micro_steps=3)
-    slots = example(9)
+    slots = example()
 
     @jax.jit
     def spoken(slots):

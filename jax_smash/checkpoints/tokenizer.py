@@ -1,0 +1,49 @@
+"""A checkpoint's tokenizer, and the tokens that end a text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jax_smash.config import ModelConfig
+
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Tokenizer classes that are all in their `tokenizer.json`, under the names of transformers 4 and 5."""
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Returns the directory's tokenizer, or None where it has none. Never runs code from the directory."""
+    if not any((path / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    import transformers  # Takes a second to import, so only where a tokenizer is wanted.
+
+    try:
+        named = _json(path / "tokenizer_config.json").get("tokenizer_class")
+        if named in GENERIC and (path / "tokenizer.json").exists():
+            # AutoTokenizer would choose the same, but first import torch where it is installed: seconds more.
+            return transformers.PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # Whatever the library raises, the user is told which file is meant.
+        raise ValueError(f"cannot read the tokenizer in {path}: {error}") from error
+
+
+def stop_tokens(path: Path, config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
+    """Returns the ids that end a text, as configuration, generation settings and tokenizer name them, in order."""
+    stops = set(config.eos_tokens)
+    eos = _json(path / "generation_config.json").get("eos_token_id")
+    stops |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        stops.add(tokenizer.eos_token_id)
+    return tuple(sorted(stops))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """Returns a file's JSON object; an empty one where there is no file."""
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must hold a JSON object; got {type(content).__name__}")
+    return content

@@ -1,0 +1,53 @@
+"""How far groups go while a program decodes."""
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_smash.pytree import pytree
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
+
+
+@pytree
+class GroupLimits:
+    """How far groups go, as a compiled program is told it: other values compile nothing.
+
+    Attributes:
+      confidence: from 0; at 0 the stop head is not heeded.
+      longest: tokens of a group at most.
+      least_rows: rows that a further micro-step is worth; 0 to go by `share`.
+      share: of the rows that run, those that a further micro-step is worth: what one costs over a forward of the base.
+    """
+
+    confidence: Float[Array, ""]
+    longest: Int[Array, ""]
+    least_rows: Int[Array, ""]
+    share: Float[Array, ""]
+
+    @classmethod
+    def of(cls, options: SmashOptions, config: SmashConfig, *, cost: float) -> "GroupLimits":
+        """Makes the limits of checked options.
+
+        Args:
+          options: what is asked.
+          config: of the modules.
+          cost: of a micro-step, in forwards of the base.
+        """
+        forced = options.group_length is not None
+        return cls(
+            confidence=jnp.asarray(0.0 if forced else options.confidence, jnp.float32),
+            longest=jnp.asarray(options.longest(config), jnp.int32),
+            least_rows=jnp.asarray(1 if forced and not options.least_rows else options.least_rows or 0, jnp.int32),
+            # Of one row, always that one: who decodes with HAMburger wants groups.
+            share=jnp.asarray(min(cost, 1.0) if math.isfinite(cost) else 1.0, jnp.float32),
+        )
+
+    def least(self, running: Bool[Array, "B"]) -> Int[Array, ""]:
+        """Returns how many rows a further micro-step is worth, at least 1.
+
+        A micro-step that n of R running rows take makes n tokens in the time in which plain decoding makes `share` · R.
+        """
+        worth = jnp.ceil(self.share * running.sum(dtype=jnp.float32)).astype(jnp.int32)
+        return jnp.maximum(jnp.where(self.least_rows > 0, self.least_rows, worth), 1)
