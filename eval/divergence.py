@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -67,16 +67,22 @@ class Rescorer:
         self._output = bucket(max_new_tokens)
         self._width = bucket(max(map(len, request.tokens)) + max_new_tokens)
 
-    def rescore(self, decoded: Sequence[Decoded], others: Sequence[Decoded]) -> list[Rescored]:
+    def rescore(
+        self, decoded: Sequence[Decoded], others: Sequence[Decoded], on_text: Callable[[], None] = lambda: None
+    ) -> list[Rescored]:
         """Returns what one plain forward says of each text, arrays of a value a token.
 
         Args:
           decoded: a text a prompt of the request.
           others: what they are compared with.
+          on_text: called for each text when it was read.
         """
         said: list[Rescored] = []
         for first in range(0, len(decoded), RESCORED_ROWS):
-            said += self._read(range(first, min(first + RESCORED_ROWS, len(decoded))), decoded, others)
+            numbers = range(first, min(first + RESCORED_ROWS, len(decoded)))
+            said += self._read(numbers, decoded, others)
+            for _ in numbers:
+                on_text()
         return said
 
     def _read(self, numbers: range, decoded: Sequence[Decoded], others: Sequence[Decoded]) -> list[Rescored]:

@@ -113,7 +113,13 @@ class Engine:
         return self.model.encode_chat([{"role": "user", "content": text}]) if chat else self.encode(text.rstrip(" "))
 
     def continuations(
-        self, prompts: Sequence[list[int]], *, max_new_tokens: int, stop: Sequence[str] = (), what: str = "prompts"
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        max_new_tokens: int,
+        stop: Sequence[str] = (),
+        min_new_tokens: int = 0,
+        what: str = "prompts",
     ) -> list[Completion]:
         """Returns the greedy continuation of each prompt, stop strings and what follows them cut from its text.
 
@@ -121,6 +127,7 @@ class Engine:
           prompts: tokens, made to fit.
           max_new_tokens: of each.
           stop: strings that end a continuation.
+          min_new_tokens: before which no stop token is written.
           what: is shown beside the progress.
         """
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -131,6 +138,7 @@ class Engine:
                 method=self.method,
                 smash=self.smash,
                 max_new_tokens=max_new_tokens,
+                sampling=SamplingOptions(min_new_tokens=min_new_tokens),
                 stop=tuple(stop),
                 batch_size=self.batch_size,
                 on_completion=lambda completion: advance(),

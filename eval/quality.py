@@ -5,10 +5,11 @@
     python -m eval.quality --model DIR --tasks piqa --data piqa=valid.jsonl --json piqa.json --details piqa.jsonl
     python -m eval.quality --model tiny --weights plain,int8 --tasks coreference --count 5000 --json int8.json
     python -m eval.quality --model DIR --methods ar,hamburger --confidence 0.5,0.7,0.9 --json groups.json
+    python -m eval.quality --model DIR --base TUNED --methods hamburger --modules A,B --json modules.json --plot a.png
 
-Decoding is greedy. Every score has a 95% interval. Where several methods, weights or models are measured, each row
-after the baseline's has its difference from the baseline on the same examples, with a 95% interval of its own;
-`--details` keeps the score of each example.
+Decoding is greedy. Every score has a 95% interval. Where several methods, weights, models or modules are measured, each
+row after the baseline's has its difference from the baseline on the same examples, with a 95% interval of its own;
+`--details` keeps the score of each example. Of several sets of questions, `all tasks` counts every question alike.
 """
 
 import dataclasses
@@ -28,8 +29,8 @@ from eval.report import check_output, heading, print_table, run_program, write_j
 from eval.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
-from jax_smash.checkpoints.smasher import read_smasher_config
-from jax_smash.loading import find, find_modules, load, load_tokenizer
+from eval.tasks.totals import all_tasks
+from jax_smash.loading import check_modules, find, load, load_tokenizer
 from jax_smash.methods import check_method, check_smash
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices
@@ -64,8 +65,9 @@ class Settings:
       dtype: of the weights.
       weights: plain, int8 (every matrix as 8-bit integers), or both.
       mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
-      modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
-        trained with them, every method decodes with that one, and `base` names another to compare with.
+      modules: HAMburger modules, folders; by default those beside the model. Each is measured. Where a folder holds a
+        base, which was trained with its modules, they decode with that one; methods without modules decode with the
+        first folder's, and `base` names another to compare with.
       confidence: of hamburger: a group goes on where the modules are at least so sure that it does; a row each.
       smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
         decoded as it is alone.
@@ -91,7 +93,7 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: Names = ("plain",)
     mesh: str | None = None
-    modules: str | None = None
+    modules: Names = ()
     confidence: Decimals = (0.7,)
     smash_mode: str = "blind"
     micro_steps: int | None = None
@@ -119,8 +121,8 @@ class Settings:
             check_smash(HAMBURGER, smash)
         if HAMBURGER not in self.methods and (names := self._given()):
             raise ValueError(f"{names[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
-        if HAMBURGER in self.methods:
-            config = read_smasher_config(find_modules(self.model, self.modules or "auto"))
+        for folder in self._folders():
+            config = check_modules(self.model, folder)
             for smash in self._smashes():
                 check_smash(HAMBURGER, smash, config)
         for weights in self.weights:
@@ -157,16 +159,20 @@ class Settings:
 
     def contenders(self) -> list[Contender]:
         """Returns what is measured, the baseline first, those that share weights side by side."""
-        modules = (self.modules or "auto") if HAMBURGER in self.methods else None
+        folders: list[str | None] = [*self._folders()] or [None]
         wanted = [
-            Contender(self.model, weights, method, modules, smash)
+            Contender(self.model, weights, method, folder, smash)
             for weights in self.weights
-            for method in self.methods
+            for folder in folders
+            for method in (self.methods if folder == folders[0] else (HAMBURGER,))
             for smash in (self._smashes() if method == HAMBURGER else [None])
         ]
-        usual = Contender(self.base or self.model, "plain", "ar", None if self.base else modules)
+        usual = Contender(self.base or self.model, "plain", "ar", None if self.base else folders[0])
         baseline = usual if self.base is not None or usual in wanted else wanted[0]
         return sorted(dict.fromkeys([baseline, *wanted]), key=lambda c: (c.loaded != baseline.loaded, c != baseline))
+
+    def _folders(self) -> list[str]:
+        return list(dict.fromkeys(self.modules or ("auto",))) if HAMBURGER in self.methods else []
 
     def _smashes(self) -> list[SmashOptions]:
         return [smash_options(self, confidence=confidence) for confidence in dict.fromkeys(self.confidence)]
@@ -215,13 +221,14 @@ def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     add_virtual_devices(settings.mesh)
     sets = read_sets(settings)
     found = {c: outcomes for alike in _alike(settings.contenders()) for c, outcomes in _asked(alike, sets, settings)}
+    whole = {contender: [*outcomes, *all_tasks(outcomes)] for contender, outcomes in found.items()}
     baseline, *_ = found
-    rows, details = [], []
-    for contender, outcomes in found.items():
-        for outcome, usual in zip(outcomes, found[baseline], strict=True):
+    rows = []
+    for contender, outcomes in whole.items():
+        for outcome, usual in zip(outcomes, whole[baseline], strict=True):
             against = None if contender == baseline else (baseline, outcome.compare(outcome.examples, usual.examples))
             rows.append(row(contender, outcome, dtype=settings.dtype, against=against))
-            details += [detail(contender, outcome, example) for example in outcome.examples]
+    details = [detail(c, outcome, example) for c in found for outcome in found[c] for example in outcome.examples]
     return {"model": settings.model, "rows": rows}, details
 
 
@@ -256,7 +263,7 @@ def _measured(item: TaskSet, engine: Engine) -> list[Outcome]:
     """Returns what a set of examples found, with the slots that its answers took."""
     engine.compression = Compression()
     found = item.measure(engine)
-    return [dataclasses.replace(one, more=one.more | engine.compression.figures()) for one in found]
+    return [dataclasses.replace(one, compression=engine.compression) for one in found]
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:

@@ -2,9 +2,12 @@
 
 import io
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from eval.tasks.totals import ALL
 
 HIGHEST = {"perplexity": None}
 """Upper end of a metric's axis where it is not 1; None leaves it open."""
@@ -13,11 +16,18 @@ HIGHEST = {"perplexity": None}
 SECOND = ("acc_norm", "distinct_4grams")
 """Metrics that stand beside another of the same task."""
 
+POINT = 0.01
+"""A point of a score, within which another is no worse for use."""
+
+WANTED = 1.5
+"""Tokens a slot that fused slots are to reach at the score of the baseline."""
+
 
 def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
     """Draws the rows of a quality report: shares in one panel, perplexities in another.
 
-    Where tokens shared slots, a third has the shares against the tokens a slot.
+    Where tokens shared slots, a third has the shares against the tokens a slot: of all tasks together, where there are
+    several.
 
     Args:
       rows: of the report.
@@ -40,7 +50,7 @@ def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
         _draw(axis, chosen)
         axis.set_ylabel(f"{label}, 95% interval")
         axis.set_ylim(0, HIGHEST.get(chosen[0]["metric"], 1))
-    axes[0].legend(fontsize="small")
+    _legend(axes[0])
     if fused:
         _draw_compression(axes[-1], [row for row in rows if row["metric"] not in HIGHEST])
     figure.suptitle(title, fontsize="medium")
@@ -68,28 +78,79 @@ def _draw(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_compression(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Draws a line a task; what has a slot a token stands at 1."""
-    for name in dict.fromkeys(_name(row) for row in rows):
-        points = sorted((row.get("output_compression", 1.0), row["score"]) for row in rows if _name(row) == name)
-        axis.plot(*zip(*points, strict=True), marker="o", label=name)
+    """Draws scores against tokens a slot; what has a slot a token stands at 1."""
+    chosen = [row for row in rows if row["task"] == ALL] or rows
+    if len({_name(row) for row in chosen}) == 1:
+        _draw_trade(axis, chosen)
+    else:
+        for name in dict.fromkeys(_name(row) for row in chosen):
+            points = sorted((_slots(row), row["score"]) for row in chosen if _name(row) == name)
+            axis.plot(*zip(*points, strict=True), marker="o", label=name)
+        axis.set_ylim(0, 1)
     axis.set_xlabel("output tokens a slot")
-    axis.set_ylim(0, 1)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize="small")
+    _legend(axis)
 
 
-def _labels(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns who was measured in each row: the method, and of its settings what is not the same in all."""
-    told = [
-        (
-            row["method"],
-            *(str(row["settings"].get(name, "")) for name in ("confidence", "weights", "modules")),
-            row["model"],
-        )
-        for row in rows
-    ]
-    kept = [0] + [i for i in range(1, 5) if len({parts[i] for parts in told}) > 1]
-    return [", ".join(parts[i] for i in kept if parts[i]) for parts in told]
+def _draw_trade(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Draws one set of examples: a line for each contender, its points told by their confidence.
+
+    Bars are the 95% interval of the difference from the baseline, and so have no part in the baseline's own doubt.
+    """
+    labels = _labels(rows, ("weights", "modules"))
+    baseline = rows[0]["score"]
+    axis.axhspan(baseline - POINT, baseline + POINT, alpha=0.15, color="gray", label="baseline ± 1 point")
+    axis.axhline(baseline, color="gray", linewidth=1)
+    axis.axvline(WANTED, color="gray", linestyle=":", label=f"{WANTED:g} tokens a slot")
+    for label in dict.fromkeys(labels):
+        mine = sorted((row for row, of in zip(rows, labels, strict=True) if of == label), key=_slots)
+        slots, scores = [_slots(row) for row in mine], [row["score"] for row in mine]
+        axis.errorbar(slots, scores, yerr=_bars(mine, baseline), marker="o", capsize=3, label=label)
+        for row in mine:
+            if "confidence" in row["settings"]:
+                place = (_slots(row), row["score"])
+                text = f"{row['settings']['confidence']:g}"
+                axis.annotate(text, place, xytext=(4, 4), textcoords="offset points", fontsize="small")
+    axis.margins(x=0.1)
+    axis.set_ylabel(f"share, {_name(rows[0])}")
+    axis.set_title("by confidence; bars: 95% interval of the difference from the baseline", fontsize="small")
+
+
+def _bars(rows: Sequence[dict[str, Any]], baseline: float) -> list[list[float]]:
+    """Returns how far the interval of each row's difference reaches below and above its score."""
+    below, above = [], []
+    for row in rows:
+        bounds = (row.get("difference") or {}).get("interval")
+        low, high = (row["score"],) * 2 if bounds is None else (baseline + bounds["low"], baseline + bounds["high"])
+        below.append(max(0.0, row["score"] - low))
+        above.append(max(0.0, high - row["score"]))
+    return [below, above]
+
+
+def _legend(axis: Any) -> None:
+    # Names longer than a panel may stick out of it; panels keep their sizes.
+    axis.legend(fontsize="small").set_in_layout(False)
+
+
+def _slots(row: dict[str, Any]) -> float:
+    return row.get("output_compression", 1.0)
+
+
+def _labels(rows: Sequence[dict[str, Any]], told: Sequence[str] = ("confidence", "weights", "modules")) -> list[str]:
+    """Returns who was measured in each row: the method, and of some settings what is not the same in all."""
+    columns = [[row["method"] for row in rows]]
+    columns += [[str(row["settings"].get(name, "")) for row in rows] for name in told]
+    columns += [[row["model"] for row in rows]]
+    kept = [column for i, column in enumerate(columns) if i == 0 or len(set(column)) > 1]
+    return [", ".join(filter(None, parts)) for parts in zip(*map(_tails, kept), strict=True)]
+
+
+def _tails(names: Sequence[str]) -> list[str]:
+    """Returns names with as few of a folder's last parts as tell them apart."""
+    parts = [PurePath(name).parts for name in names]
+    longest = max(map(len, parts))
+    ends = (["/".join(part[-n:]) for part in parts] for n in range(1, longest))
+    return next((end for end in ends if len(set(end)) == len(set(names))), list(names))
 
 
 def _name(row: dict[str, Any]) -> str:

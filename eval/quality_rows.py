@@ -20,9 +20,10 @@ COLUMNS = (
     "high",
     "difference",
     "output_compression",
+    "cache_compression",
     "truncated",
 )
-OPTIONAL = ("model", "weights", "difference", "output_compression")
+OPTIONAL = ("model", "weights", "difference", "output_compression", "cache_compression")
 SHOWN = ("length", "shots", "file", "confidence", "modules")
 """Settings that tell the rows of a table apart."""
 
@@ -91,6 +92,7 @@ def row(
         "interval": None if outcome.interval is None else dataclasses.asdict(outcome.interval),
         "difference": difference,
         **outcome.more,
+        **outcome.compression.figures(),
     }
 
 

@@ -26,7 +26,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 WORDS = (
     *("method", "tree", "category", "learner", "family", "way", "reader", "task", "metric", "settings", "program"),
-    *("kind", "shape"),
+    *("kind", "shape", "mode"),
 )
 """Columns of a table that hold words, not figures."""
 

@@ -53,6 +53,15 @@ class Compression:
                 self.slots += smashed.slots
                 self.micro_steps += smashed.micro_steps
 
+    def __add__(self, other: Compression) -> Compression:
+        """Returns the counts of both texts."""
+        return Compression(
+            prompt=self.prompt + other.prompt,
+            tokens=self.tokens + other.tokens,
+            slots=self.slots + other.slots,
+            micro_steps=self.micro_steps + other.micro_steps,
+        )
+
     def figures(self) -> dict[str, float]:
         """Returns tokens a slot, of the output and of the whole cache, and micro-steps a slot; nothing where none was.
 

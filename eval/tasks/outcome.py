@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from eval.engine import Engine
 from eval.intervals import Interval, wilson
 from eval.paired import Compare, difference_of_shares
+from eval.smashing import Compression
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Outcome:
         method, so that methods can be compared pair by pair.
       compare: the difference of such examples from a baseline's.
       more: further figures of the row.
+      compression: of the texts that were decoded for it.
     """
 
     task: str
@@ -34,6 +36,7 @@ class Outcome:
     examples: list[dict[str, Any]]
     compare: Compare
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
+    compression: Compression = dataclasses.field(default_factory=Compression)
 
 
 class TaskSet(Protocol):

@@ -5,7 +5,8 @@ import pytest
 
 import jax_smash
 from eval.engine import Engine
-from jax_smash.loading import ASSETS, load_tokenizer
+from jax_smash.checkpoints.tokenizer import load_tokenizer
+from jax_smash.loading import ASSETS
 from tests.eval.reference import BEGINNING, small, token_log_probs
 from tests.tokenizers import small_bpe, small_sentencepiece
 

@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +14,7 @@ from eval.quality import Settings, main, measure
 from eval.quality_rows import Contender
 from eval.report import run_program
 from eval.tasks.catalogue import TASKS
-from jax_smash import load, methods
-from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
-from jax_smash.smash.config import SmashConfig
-from jax_smash.smash.smasher import random_smasher
+from jax_smash import methods
 from tests.checkpoints import write_tensors
 from tests.model_directory import write_model
 
@@ -192,30 +188,6 @@ def test_the_command_line_compares_weights(model, piqa, tmp_path):
 def test_several_values_stand_apart_by_commas_or_spaces(words):
     settings = tyro.cli(Settings, args=words.split())
     assert (settings.tasks, settings.lengths, settings.methods) == (("a", "b"), (64, 96), ("ar",))
-
-
-def test_hamburger_is_measured_at_each_confidence_with_the_slots_that_it_took(model, tmp_path):
-    config = load(model).config
-    smash = SmashConfig.for_base(config, micro_layers=1, tokenizer_sha256=tokenizer_sha256(Path(model)))
-    save_smasher(tmp_path, smash, random_smasher(config, smash)[1])
-    settings = Settings(
-        model=model,
-        methods=("ar", "hamburger"),
-        modules=str(tmp_path),
-        confidence=(0.01, 1.0),
-        tasks=("variety",),
-        count=2,
-        max_new_tokens=12,
-        batch_size=2,
-    )
-    rows, details = measure(settings)
-    plain, eager, sure = (row for row in rows["rows"] if row["metric"] == rows["rows"][0]["metric"])
-    assert "output_compression" not in plain
-    assert (eager["output_compression"], sure["output_compression"]) == (pytest.approx(4, rel=0.4), 1)
-    assert [row["settings"].get("confidence") for row in (plain, eager, sure)] == [None, 0.01, 1.0]
-    assert sure["difference"]["value"] == 0  # Groups of one are plain decoding.
-    assert sure["difference"]["baseline"]["method"] == "ar"
-    assert {line.get("confidence") for line in details} == {None, 0.01, 1.0}
 
 
 @pytest.mark.parametrize(

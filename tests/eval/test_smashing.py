@@ -32,6 +32,16 @@ def test_compression_of_output_and_of_the_whole_cache():
     }
 
 
+def test_compression_of_two_sets_of_texts_is_that_of_all_texts():
+    first, second, both = Compression(), Compression(), Compression()
+    texts = [(10, Smashed(lengths=[4, 0, 2], micro_steps=5)), (3, Smashed(lengths=[0, 7, 0], micro_steps=7))]
+    first.add(texts[:1])
+    second.add(texts[1:])
+    both.add(texts)
+    assert first + second == both
+    assert (first + second).figures()["output_compression"] == 24 / 13
+
+
 def test_the_cap_by_a_measured_micro_step():
     plain = {"ms_per_step": 10.0, "speedup": 1.0, "mean_accepted_tokens": 1.0}
     forced = [

@@ -1,7 +1,8 @@
 import pytest
 
 from eval.tasks.recall import recall_set
-from jax_smash.loading import ASSETS, load_tokenizer
+from jax_smash.checkpoints.tokenizer import load_tokenizer
+from jax_smash.loading import ASSETS
 from jax_smash.tasks import TASKS, examples
 
 TOKENIZER = load_tokenizer(ASSETS / "tiny")
