@@ -54,7 +54,8 @@ def test_a_row_of_two_documents_matches_the_example_worked_by_hand(tmp_path, tok
     assert batch.weights[0, 2].tolist() == [1, 1, 1, 0]
     # [11, 12] follows slot 0, [13, 14, 15] slot 1, [22, 23] slot 5.
     assert batch.further[0].tolist() == [0, 1, 5, -1]
-    assert batch.spoken[0].tolist() == [False, True, True, True, False, True, True, False]
+    # The first document's prompt ends where its answer begins; the second has none but its first token.
+    assert batch.spoken[0].tolist() == [False, False, True, True, False, True, True, False]
     assert tokens_of(batch) == 11
 
 
