@@ -23,6 +23,7 @@ import jax
 from flax import nnx
 
 from jax_smash.checkpoints.huggingface import resolve
+from jax_smash.checkpoints.smasher import WEIGHTS
 from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_shardings
 from train.export import check_tokenizer
 from train.hamburger_export import export_hamburger
@@ -46,6 +47,7 @@ def main(
     segmented: Path,
     init_from: Path,
     output: Path,
+    modules: Path | None = None,
     tokenizer: Path | None = None,
     steps: int | None = None,
     until: int | None = None,
@@ -68,6 +70,7 @@ def main(
       segmented: folder of shards, made by `train.segment` with the same base.
       init_from: Hugging Face folder of the base.
       output: folder for checkpoints, metrics and, in the end, `hamburger`.
+      modules: folder of trained modules to begin with, of the file's sizes; by default they begin at random.
       tokenizer: folder of the tokenizer; by default the base's.
       steps: length of the run, in place of the file's.
       until: step to stop after, with the learning rate that the whole run has there.
@@ -97,7 +100,7 @@ def main(
     rows = Segmented(segmented, tokenizer)
     began = loaded_params(init_from)
     changes = {"steps": steps, "batch_size": batch_size, "seed": seed}
-    settings = _settings(config, began, tokenizer, changes)
+    settings = _settings(config, began, tokenizer, modules, changes)
     rows.check(settings.model, settings.smash)
     optimiser = settings.transformation()
     batches, held_out = _batches(settings, rows, held_out_rows)
@@ -112,7 +115,7 @@ def main(
     where = make_mesh(mesh or MeshShape(data=jax.device_count()))
     # What does not divide is told before anything is written.
     check_rows(settings.batch_size, where, accumulate=settings.accumulate)
-    smasher, params = first_smash_params(settings, began.params)
+    smasher, params = first_smash_params(settings, began.params, modules)
     param_shardings(params, where)
     remember(settings, output, resume=resume, packed=rows.sha256)
     graphdefs = (began.graphdef, smasher)
@@ -136,13 +139,16 @@ def main(
         print(_exported(output, settings, graphdefs, state, rows, tokenizer, tokens=batches.tokens, sources=about))
 
 
-def _settings(config: Path, began: Loaded, tokenizer: Path, changes: dict[str, Any]) -> SmashSettings:
+def _settings(
+    config: Path, began: Loaded, tokenizer: Path, modules: Path | None, changes: dict[str, Any]
+) -> SmashSettings:
     return load_kind(
         SmashSettings,
         config,
         model=began.config,
         init_sha256=began.sha256,
         tokenizer_sha256=file_sha256(tokenizer / "tokenizer.json"),
+        modules_sha256=file_sha256(modules / WEIGHTS) if modules else "",
         **changes,
     )
 

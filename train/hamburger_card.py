@@ -28,6 +28,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 
 | | |
 |---|---|
+| Modules begun with | {began} |
 | Tokens trained on | {tokens:,} |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} slots each |
 | Segmentation | {rule}, {tokens_a_group:.2f} tokens a group of replies |
@@ -97,6 +98,9 @@ def hamburger_card(
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in losses[1].items()),
         answer_weight=settings.answer_weight,
         base=_base(settings),
+        began=f"those of an earlier run, SHA-256 {settings.modules_sha256}"
+        if settings.modules_sha256
+        else "random ones",
         kl_weight=settings.kl_weight,
         optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
         precision=settings.dtype,

@@ -24,6 +24,7 @@ class SmashSettings(Settings):
     Attributes:
       tapped_layers, micro_layers, micro_steps, embedder, embedder_heads: as in `SmashConfig.for_base`.
       tokenizer_sha256: of the base's `tokenizer.json`.
+      modules_sha256: of the weights of the modules that the run began with; empty for random ones.
       base: one of `BASES`.
       base_rate: the learning rate of the base, or of its changes, as a share of the modules'.
       rank, alpha: of low-rank changes; they are scaled by alpha / rank.
@@ -39,6 +40,7 @@ class SmashSettings(Settings):
     embedder: str = "attention"
     embedder_heads: int | None = None
     tokenizer_sha256: str = ""
+    modules_sha256: str = ""
     base: str = "trained"
     base_rate: float = 0.5
     rank: int = 8

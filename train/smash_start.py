@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_smash.checkpoints.smasher import load_smasher
 from jax_smash.smash.smasher import random_smasher
 from train.lora import first_lora, merged
 from train.smash_settings import SmashSettings
 from train.start import quick_to_learn
 
 
-def first_smash_params(settings: SmashSettings, base: nnx.State) -> tuple[nnx.GraphDef, dict[str, Any]]:
+def first_smash_params(
+    settings: SmashSettings, base: nnx.State, modules: Path | None = None
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Returns the modules' structure, and the parameters that a run begins with, by role.
 
     `base` and `smasher` are always there, `lora` where the base learns low-rank changes, `teacher` where the weights
@@ -23,16 +28,33 @@ def first_smash_params(settings: SmashSettings, base: nnx.State) -> tuple[nnx.Gr
     Args:
       settings: of the run.
       base: the base's float32 parameters.
+      modules: folder of trained modules to begin with; None for random ones.
+
+    Raises:
+      FileNotFoundError: a file of the modules is missing.
+      ValueError: they are damaged, of another base or tokenizer, or of other sizes than the settings'.
     """
     graphdef, smasher = random_smasher(settings.model, settings.smash, settings.seed)
-    # A slot is then the mean of its tokens at first, and the micro-step decoder's layers are the identity.
-    smasher = quick_to_learn(smasher, settings.model, settings.seed)
+    if modules is None:
+        # A slot is then the mean of its tokens at first, and the micro-step decoder's layers are the identity.
+        smasher = quick_to_learn(smasher, settings.model, settings.seed)
+    else:
+        smasher = _trained(modules, settings)
     params: dict[str, Any] = {"base": base, "smasher": smasher}
     if settings.base == "lora":
         params["lora"] = first_lora(base, settings.rank, settings.seed)
     if settings.has_teacher:
         params["teacher"] = jax.tree.map(jnp.copy, base)
     return graphdef, params
+
+
+def _trained(modules: Path, settings: SmashSettings) -> nnx.State:
+    found = load_smasher(modules, settings.model, settings.tokenizer_sha256, dtype=jnp.float32)
+    for field in dataclasses.fields(found.config):
+        own, asked = (getattr(config, field.name) for config in (found.config, settings.smash))
+        if own != asked:
+            raise ValueError(f"{field.name} must be the {own} of the modules in {modules}; got {asked}")
+    return found.params
 
 
 def base_params(settings: SmashSettings, params: dict[str, Any]) -> nnx.State:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import shutil
@@ -21,12 +22,14 @@ from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, make_tokenizer
 from train.hamburger import main
 from train.metrics import read_metrics
+from train.optimiser import Optimiser
 from train.segment import main as segment
 from train.settings import load_kind
 from train.slot_pieces import Segmented
 from train.slot_rows import held_out_slot_batches
 from train.smash_objective import smash_objective
 from train.smash_settings import SmashSettings
+from train.smash_start import first_smash_params
 from train.start import loaded_params
 from train.step import make_evaluation
 
@@ -183,6 +186,24 @@ def test_low_rank_changes_are_exported_merged(root, tmp_path):
     assert changed == {"layers"}
 
 
+def test_trained_modules_go_on_learning(root, whole, tmp_path):
+    folder = whole[0] / "hamburger"
+    began, settings = loaded_params(folder), json.loads((whole[0] / "settings.json").read_text())
+    options = ("--init-from", folder, "--modules", folder, "--steps", "3", "--log-every", "1")
+    finish(begin(root, tmp_path / "run", *options))
+    assert json.loads((tmp_path / "run/settings.json").read_text())["modules_sha256"]
+    assert not settings["modules_sha256"]
+    first, anew = (read_metrics(run / "metrics.jsonl")[0] for run in (tmp_path / "run", whole[0]))
+    assert first["further_loss"] < anew["further_loss"] - 0.1
+    fields = {name: settings[name] for name in ("micro_layers", "micro_steps", "tokenizer_sha256")}
+    run = {name: CONFIG[name] for name in ("batch_size", "length", "steps")}
+    given = SmashSettings(model=began.config, optimiser=Optimiser(**CONFIG["optimiser"]), **run, **fields)
+    _, params = first_smash_params(given, began.params, folder)
+    jax.tree.map(np.testing.assert_array_equal, params["smasher"], modules_of(folder, folder).params)
+    with pytest.raises(ValueError, match=r"micro_layers must be the 1 of the modules in .*hamburger; got 2"):
+        first_smash_params(dataclasses.replace(given, micro_layers=2), began.params, folder)
+
+
 def test_groups_follow_the_trained_modules(root, whole, tmp_path):
     folder = whole[0] / "hamburger"
     given = {"rule": "ratio", "ratio": 1.0, "micro_steps": 3, "modules": folder, "batch_tokens": 512}
@@ -222,6 +243,7 @@ def test_groups_follow_the_trained_modules(root, whole, tmp_path):
         ({}, {"segmented": Path("nowhere")}, "nowhere cannot be read as packed data"),
         ({}, {"init_from": Path("nowhere")}, "no model 'nowhere'|nowhere"),
         ({}, {"tokenizer": Path("packed")}, r"tokenizer\.json is missing"),
+        ({}, {"modules": Path("base")}, r"smasher\.(json|safetensors)"),
         ({}, {"sources": Path("nowhere.md")}, r"nowhere\.md must be a file on the text's sources; there is none"),
         ({}, {"mesh": "data=3"}, "a batch must divide among 3 devices; got 8 rows"),
         ({}, {"until": 9}, "until must be from 1 to the run's 8 steps; got 9"),
