@@ -13,7 +13,6 @@ text are not drawn apart.
 """
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +25,12 @@ from eval.divergence import ROUNDING, Rescorer
 from eval.drift_rows import BY_POSITION, COLUMNS, Reread, row
 from eval.engine import Engine
 from eval.options import Decimals, Names
-from eval.report import check_output, heading, print_table, progress, run_program, write_json, write_whole
+from eval.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from eval.shipped_prompts import shipped_prompts
 from eval.smashing import smash_options
 from jax_smash.generation import Completion
-from jax_smash.loading import Model, check_modules, load
-from jax_smash.methods import check_smash
+from jax_smash.loading import Model, load
+from jax_smash.methods import check_smash, fitting_modules
 from jax_smash.prompts import read_prompts
 from jax_smash.request import Request, make_request
 from jax_smash.sampling import SamplingOptions
@@ -102,16 +101,8 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if self.chat and self.prompts is None:
             raise ValueError("chat goes with a file of prompts; give --prompts")
-        outputs = [path for path in (self.json, self.plot) if path is not None]
-        for path in outputs:
-            check_output(path, overwrite=self.overwrite)
-        if len({path.absolute() for path in outputs}) < len(outputs):
-            raise ValueError(f"output files must differ; got {', '.join(map(str, outputs))}")
-        if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
-            raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
-        config = check_modules(self.model, self.modules or "auto")
-        for smash in self.smashes():
-            check_smash(HAMBURGER, smash, config)
+        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
+        fitting_modules(self.model, self.modules, *self.smashes())
 
     def smashes(self) -> list[SmashOptions]:
         """Returns the options of each way to decode but the plain one."""

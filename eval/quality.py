@@ -13,7 +13,6 @@ row after the baseline's has its difference from the baseline on the same exampl
 """
 
 import dataclasses
-import importlib.util
 import itertools
 import json as json_format
 from collections.abc import Iterator, Sequence
@@ -25,13 +24,13 @@ import jax.numpy as jnp
 from eval.engine import Engine
 from eval.options import Decimals, Names, Numbers
 from eval.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
-from eval.report import check_output, heading, print_table, run_program, write_json, write_whole
+from eval.report import check_outputs, heading, print_table, run_program, write_json, write_whole
 from eval.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from eval.tasks.totals import all_tasks
-from jax_smash.loading import check_modules, find, load, load_tokenizer
-from jax_smash.methods import check_method, check_smash
+from jax_smash.loading import find, load, load_tokenizer
+from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices
 from jax_smash.smash.options import SmashOptions
@@ -122,9 +121,7 @@ class Settings:
         if HAMBURGER not in self.methods and (names := self._given()):
             raise ValueError(f"{names[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
         for folder in self._folders():
-            config = check_modules(self.model, folder)
-            for smash in self._smashes():
-                check_smash(HAMBURGER, smash, config)
+            fitting_modules(self.model, folder, *self._smashes())
         for weights in self.weights:
             check_weights(weights)
         least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "batch_size": 1}
@@ -135,13 +132,7 @@ class Settings:
         if min(self.lengths) < 1:
             raise ValueError(f"lengths must be at least 1; got {min(self.lengths)}")
         self.sources()
-        outputs = [path for path in (self.json, self.details, self.plot) if path is not None]
-        for path in outputs:
-            check_output(path, overwrite=self.overwrite)
-        if len({path.absolute() for path in outputs}) < len(outputs):
-            raise ValueError(f"output files must differ; got {', '.join(map(str, outputs))}")
-        if self.plot is not None and importlib.util.find_spec("matplotlib") is None:
-            raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
+        check_outputs(self.json, self.details, plot=self.plot, overwrite=self.overwrite)
 
     def sources(self) -> dict[str, str]:
         """Returns where the examples of each chosen task come from.

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -108,6 +109,28 @@ def check_output(path: Path | None, *, overwrite: bool) -> None:
         raise FileNotFoundError(f"folder of the output file does not exist: {path.parent}")
     if path.is_dir() or (path.exists() and not overwrite):
         raise FileExistsError(f"output file exists: {path} (--overwrite replaces it)")
+
+
+def check_outputs(*paths: Path | None, plot: Path | None, overwrite: bool) -> None:
+    """Refuses, before any work, files of one run that could not be written or must not be, a picture among them.
+
+    Args:
+      paths: to write; None for one that is not asked for.
+      plot: picture to write, likewise.
+      overwrite: files that exist may be replaced.
+
+    Raises:
+      ValueError: two are the same file.
+      FileExistsError, FileNotFoundError: as of `check_output`.
+      ImportError: a picture is asked for and matplotlib is not installed.
+    """
+    outputs = [path for path in (*paths, plot) if path is not None]
+    for path in outputs:
+        check_output(path, overwrite=overwrite)
+    if len({path.absolute() for path in outputs}) < len(outputs):
+        raise ValueError(f"output files must differ; got {', '.join(map(str, outputs))}")
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
