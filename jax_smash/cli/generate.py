@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from jax_smash.cli.errors import UsageError
+from jax_smash.cli.interrupts import Interrupts
 from jax_smash.cli.options import (
     DraftFlags,
     DtypeName,
@@ -133,6 +134,11 @@ class Generate:
         screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []
+        interrupts = Interrupts()
+
+        def tokens(count: int) -> None:
+            interrupts.check()
+            screen.tokens(count)
 
         def finish(completion: "Completion") -> None:
             # The file first: text that was shown is never lost from it.
@@ -142,27 +148,28 @@ class Generate:
             made.append(completion)
 
         began, compiled = time.perf_counter(), PROGRAMS.seconds
-        generate(
-            model,
-            prompts,
-            method=self.method,
-            draft=draft,
-            smash=smash,
-            max_new_tokens=self.stopping.max_new_tokens,
-            sampling=sampling,
-            stop=self.stopping.stops(),
-            json_schema=schema,
-            regex=self.stopping.regex,
-            log_probs=self.output.logprobs,
-            prompt_log_probs=self.output.prompt_logprobs,
-            num_samples=self.num_samples,
-            seed=self.sampling.seed,
-            batch_size=self.batch_size,
-            chat=self.chat,
-            on_text=screen.text if screen.stream else None,
-            on_tokens=screen.tokens,
-            on_completion=finish,
-        )
+        with interrupts:
+            generate(
+                model,
+                prompts,
+                method=self.method,
+                draft=draft,
+                smash=smash,
+                max_new_tokens=self.stopping.max_new_tokens,
+                sampling=sampling,
+                stop=self.stopping.stops(),
+                json_schema=schema,
+                regex=self.stopping.regex,
+                log_probs=self.output.logprobs,
+                prompt_log_probs=self.output.prompt_logprobs,
+                num_samples=self.num_samples,
+                seed=self.sampling.seed,
+                batch_size=self.batch_size,
+                chat=self.chat,
+                on_text=screen.text if screen.stream else None,
+                on_tokens=tokens,
+                on_completion=finish,
+            )
         screen.summary(summary(made, time.perf_counter() - began, PROGRAMS.seconds - compiled))
 
 
