@@ -38,4 +38,3 @@ def _few_programs():
         from jax_smash.decode.programs import PROGRAMS
 
         PROGRAMS.forget()
-        jax.clear_caches()

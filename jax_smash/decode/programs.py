@@ -63,9 +63,17 @@ class Programs:
             self.compiled += 1
         return program
 
+    def __len__(self) -> int:
+        """How many programs are kept."""
+        return len(self._programs)
+
     def forget(self) -> None:
-        """Gives up all programs; what is called again is compiled again."""
+        """Gives up all programs and the memory they map; what is called again is compiled again.
+
+        JAX keeps every program that it lowered as well, so its caches are cleared, of functions of others too.
+        """
         self._programs.clear()
+        jax.clear_caches()
 
     def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event in COMPILATION and not self._compiling:

@@ -1,6 +1,7 @@
 """What the compiled programs do not do: copy the cache, reach the host, compile again."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -97,10 +98,13 @@ def test_other_prompts_and_settings_of_a_bucket_compile_nothing():
     assert not heard
 
 
-def test_what_was_forgotten_is_compiled_again():
+def test_what_was_forgotten_is_compiled_again_and_maps_no_memory():
     model = tiny_model()
     first = generate(model, "a first prompt", max_new_tokens=3)[0].text
     compiled = PROGRAMS.compiled
+    mappings = pathlib.Path("/proc/self/maps")  # Linux alone has it, and a limit on them.
+    before = mappings.exists() and len(mappings.read_bytes().splitlines())
     PROGRAMS.forget()
+    assert not before or len(mappings.read_bytes().splitlines()) < before
     assert generate(model, "a first prompt", max_new_tokens=3)[0].text == first
     assert PROGRAMS.compiled > compiled
