@@ -30,6 +30,7 @@ from eval.options import Names, Numbers
 from eval.report import check_output, heading, print_table, run_program, write_json
 from eval.shipped_prompts import shipped_prompts
 from eval.smashing import smash_options
+from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import check_method, fitting_modules
 from jax_smash.prompts import read_prompts
@@ -240,6 +241,8 @@ def measure(
             rows[case.key] = study.row(case)
             clock.tick(rows[case.key])
             on_row(list(rows.values()))
+            # No other row decodes with them, and a process may map so many pieces of memory and no more.
+            PROGRAMS.forget()
     return list(rows.values())
 
 

@@ -15,6 +15,7 @@ from eval.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedA
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
+from jax_smash.methods.drafted import INT8
 from jax_smash.protocols import Drafter
 from jax_smash.request import Request
 from jax_smash.sampling import RepetitionPenalty
@@ -37,6 +38,10 @@ GROUPS = "auto"
 """The one tree of method hamburger: a chain as long as its groups may be."""
 
 NEED_SIBLINGS = (SWAPPED, FIRST_CHILDREN)
+
+NO_CHAINS = ("lookahead", "hybrid")
+"""Methods whose drafts depend on how many nodes a tree has, so that first children are not the chain's: Lookahead has
+as many n-grams, and a hybrid divides the nodes between two drafters. Their texts must be equal all the same."""
 
 CONTROLS: dict[str, Callable[[Drafter], Drafter]] = {"bit flipped": FlippedBit, SKIPPED: lambda drafter: drafter}
 """Faults that the comparison must find."""
@@ -90,7 +95,7 @@ class Study:
         seed: int,
         stop: Sequence[str],
         regex: str,
-        draft_model: str = "int8",
+        draft_model: str = INT8,
         smash: SmashOptions = SmashOptions(mode="exact"),  # noqa: B008 - frozen
     ):
         """Takes what all cases share; decodes nothing."""
@@ -151,7 +156,9 @@ class Study:
         wrong = [figures[name] for name in ("beyond_near_ties", "log_probs_differing", "finish_differing")]
         if self._dtype == "float32":
             wrong.append(figures["unexplained"])
-        if case.way in EQUIVALENT:
+        # An int8 draft model rounds what it multiplies; the number of rows that a level has may tip it either way.
+        tipped = case.method == DRAFT_MODEL and self._draft_model == INT8
+        if case.way in EQUIVALENT and not (case.way == FIRST_CHILDREN and (tipped or case.method in NO_CHAINS)):
             wrong.append(figures["forwards_differing"])
         return not any(wrong)
 

@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from eval.conditions import Condition
 from eval.exactness import Settings, cases_of, main, measure, read_tokens
 from eval.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
-from eval.exactness_rows import Study
+from eval.exactness_rows import Case, Study
 from eval.shipped_prompts import shipped_prompts
+from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import load
 from tests.interpreter import ROOT
 from tests.model_directory import write_model, write_modules
@@ -171,6 +173,7 @@ def test_groups_as_drafts_say_what_plain_decoding_does(smashed):
     plain, groups = measure(settings)
     assert (plain["method"], groups["method"], groups["tree"]) == ("ar", "hamburger", "auto")
     assert (groups["tokens"], groups["divergences"], groups["passed"]) == (plain["tokens"], 0, True)
+    assert len(PROGRAMS) == 0  # A run of many rows would fill what a process may map.
 
 
 def test_groups_are_tampered_with_as_chains_are(smashed):
@@ -184,6 +187,39 @@ def test_groups_are_tampered_with_as_chains_are(smashed):
         ("as it is", "ar", None),
         *((way, "hamburger", "auto") for way in ("as it is", "padded", "bit flipped")),
     ]
+
+
+@pytest.mark.parametrize(
+    ("way", "method", "draft_model", "passed"),
+    [
+        ("first children", "draft-model", "int8", True),
+        ("first children", "draft-model", "tiny", False),
+        ("first children", "recycling", "int8", False),
+        ("first children", "lookahead", "int8", True),
+        ("first children", "hybrid", "int8", True),
+        ("siblings swapped", "lookahead", "int8", False),
+        ("padded", "draft-model", "int8", False),
+        ("as it is", "recycling", "int8", True),
+    ],
+)
+def test_other_forwards_fail_a_row_but_where_drafts_may_be_others(smashed, way, method, draft_model, passed):
+    _, settings = smashed
+    options = {"dtype": "float32", "max_new_tokens": 6, "seed": 0, "stop": (), "regex": "a"}
+    study = Study(load(settings["model"]), [[1, 2, 3]], **options, draft_model=draft_model)
+    case = Case(way, method, "recycling-80", Condition(batch_size=1, processors="none", choice="greedy"))
+    clean = dict.fromkeys(("beyond_near_ties", "log_probs_differing", "finish_differing", "unexplained"), 0)
+    assert study._equal(case, clean | {"forwards_differing": 2}) is passed
+    assert not study._equal(case, clean | {"forwards_differing": 0, "unexplained": 1})
+
+
+@pytest.mark.parametrize("method", ["recycling", "lookahead", "hybrid"])
+def test_trees_of_all_methods_are_compared_with_first_children(smashed, method):
+    _, settings = smashed
+    options = {"dtype": "float32", "max_new_tokens": 6, "seed": 0, "stop": (), "regex": "a"}
+    study = Study(load(settings["model"]), [[1, 2, 3]], **options)
+    condition = Condition(batch_size=1, processors="none", choice="greedy")
+    told = study.checks(method, "recycling-80", condition)
+    assert told == ["padded", "siblings swapped", "first children", "bit flipped"]
 
 
 def test_modules_that_do_not_fit_are_refused_before_weights_are_read(smashed, tmp_path):
