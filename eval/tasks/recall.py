@@ -7,7 +7,7 @@ from jax_smash.tasks import examples
 
 
 def recall_set(task: str, *, count: int, length: int, seed: int, size: Callable[[str], int], chat: bool) -> QuestionSet:
-    """Draws a recall task's test questions.
+    """Draws a recall task's test questions. Outside chats an answer ends with its line: a model then asks the next.
 
     Args:
       task: a name in `jax_smash.tasks.TASKS`.
@@ -31,4 +31,5 @@ def recall_set(task: str, *, count: int, length: int, seed: int, size: Callable[
         )
         for i, example in enumerate(drawn)
     )
-    return QuestionSet(task=task, questions=questions, settings={"length": length, "seed": seed}, chat=chat)
+    settings, stop = {"length": length, "seed": seed}, () if chat else ("\n",)
+    return QuestionSet(task=task, questions=questions, settings=settings, chat=chat, stop=stop)

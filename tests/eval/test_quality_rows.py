@@ -94,7 +94,9 @@ def test_hamburger_is_measured_at_each_confidence_with_the_slots_that_it_took(mo
     rows, details = measure(settings)
     plain, eager, sure = (row for row in rows["rows"] if row["metric"] == rows["rows"][0]["metric"])
     assert "output_compression" not in plain
-    assert (eager["output_compression"], sure["output_compression"]) == (pytest.approx(4, rel=0.4), 1)
+    # Groups of four, but for those that a text ends within.
+    assert 2.4 < eager["output_compression"] <= 4
+    assert sure["output_compression"] == 1
     assert [row["settings"].get("confidence") for row in (plain, eager, sure)] == [None, 0.01, 1.0]
     assert sure["difference"]["value"] == 0  # Groups of one are plain decoding.
     assert sure["difference"]["baseline"]["method"] == "ar"

@@ -33,11 +33,14 @@ def test_examples_have_the_length_that_is_asked_for():
     assert max(lengths) <= 200
     assert sorted(lengths)[10] > 150
     assert found.settings == {"length": 200, "seed": 0}
+    assert found.stop == ("\n",)
+    assert not any("\n" in q.answer for q in found.questions)
 
 
 def test_as_chat_the_question_is_a_message():
     found = recall_set("state", count=1, length=96, seed=0, size=size, chat=True)
     assert found.chat
+    assert not found.stop
     assert found.questions[0].message.endswith("Answer with one word.")
 
 
