@@ -30,10 +30,11 @@ class Source:
       share: of the tokens trained on, relative to the other sources' shares.
       paths: files, folders of `.jsonl`, `.json` and `.txt` files, or patterns, relative to the data root.
       task: name of a recall task, in place of `paths`.
-      count: examples of the task.
+      count: examples of the task, or of `paths` the documents read at most, 0 for all.
       lengths: tokens of the task's examples, in turn.
       chats: share of the task's examples that are written as chats.
       lessons: the task's texts of many questions, in place of its examples.
+      shown: answers that an example's prompt shows are marked as answers too.
       echo: in place of a file's texts, their words in random order: the least and the most of them in a list, and how
         often each list is said. A small model that is to look back learns it first where most targets ask for it.
       circles: in place of a file's texts, passages of them that go on in circles, for a model to unlearn.
@@ -47,12 +48,15 @@ class Source:
     lengths: tuple[int, ...] = ()
     chats: float = 0.0
     lessons: bool = False
+    shown: bool = False
     echo: tuple[int, ...] = ()
     circles: bool = False
 
     def __post_init__(self) -> None:
         if self.share <= 0:
             raise ValueError(f"source {self.name!r}: share must be above 0; got {self.share}")
+        if self.count < 0:
+            raise ValueError(f"source {self.name!r}: count must be at least 0; got {self.count}")
         if self.echo and not (
             self.paths and len(self.echo) == 3 and 0 < self.echo[0] <= self.echo[1] and self.echo[2] > 1
         ):
@@ -70,6 +74,8 @@ class Source:
                 f"source {self.name!r}: a task needs count > 0, lengths, and 0 <= chats <= 1; got {self.count}, "
                 f"{self.lengths}, {self.chats}"
             )
+        if self.shown and (self.lessons or not self.task):
+            raise ValueError(f"source {self.name!r}: shown answers are those of a task's examples")
         if self.lessons and (self.task not in LESSONS or self.chats):
             raise ValueError(
                 f"source {self.name!r}: lessons are texts of one of {', '.join(LESSONS)}; got {self.task!r} and "
@@ -141,7 +147,7 @@ def _task_documents(source: Source, size: Callable[[str], int]) -> Iterator[Docu
         elif int((i + 1) * source.chats) > int(i * source.chats):
             yield Document(messages=example.messages, answers=(example.messages[-1]["content"],))
         else:
-            yield Document(example.text, answers=(example.answer,))
+            yield Document(example.text, answers=(*example.shown * source.shown, example.answer))
 
 
 def _echoes(text: str, least: int, most: int, times: int) -> Iterator[Document]:
@@ -198,6 +204,8 @@ def split_documents(
             documents = itertools.chain.from_iterable(_echoes(d.text, *source.echo) for d in documents)
         if source.circles:
             documents = itertools.chain.from_iterable(_circles(d.text) for d in documents)
+        if source.count:
+            documents = itertools.islice(documents, source.count)
     seen, trained = set(), 0
     for document in documents:
         digest = hashlib.sha256(document.key.encode()).digest()[:16]

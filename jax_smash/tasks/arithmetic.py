@@ -16,6 +16,7 @@ ASKED = {
 _WORD_PROBLEMS = 0.35
 _FACTS = 0.15
 _PROBLEMS_TRIED = 3
+_ANSWER = "\nAnswer: "
 _CHAT = "{question} Show the steps and end with: So the answer is N."
 
 
@@ -116,7 +117,7 @@ class ArithmeticDraft(Draft):
             return f"{self._story.sentence()}\n\n"
         while (problem := self._kind(self._rng, self._split)).question == self._problem.question:
             pass
-        return f"Question: {problem.question}\nAnswer: {problem.solution}.\n\n"
+        return f"Question: {problem.question}{_ANSWER}{problem.solution}.\n\n"
 
     def keep(self, unit: str) -> None:
         super().keep(unit)
@@ -137,4 +138,5 @@ class ArithmeticDraft(Draft):
             rest=".",
             question=solved + _CHAT.format(question=asked),
             final=str(self._problem.result),
+            shown=tuple(u.partition(_ANSWER)[2].removesuffix(".\n\n") for u in self.units if _ANSWER in u),
         )

@@ -75,6 +75,7 @@ class CopyingDraft(Draft):
             separator="\n",
             answer=self._copy(self._sequence),
             question="".join([*self.units, f"{self._chat} {self._sequence}"]),
+            shown=tuple(unit.split("\n")[1] for unit in self.units),
         )
 
     def _copy(self, sequence: str) -> str:

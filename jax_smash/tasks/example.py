@@ -19,6 +19,7 @@ class Example:
       rest: text after the answer that completes a training document.
       question: the user's turn of the chat form.
       final: where the answer works in steps, the number it must end in; empty elsewhere.
+      shown: answers of other questions that stand in the prompt, in order.
     """
 
     task: str
@@ -28,6 +29,7 @@ class Example:
     rest: str = ""
     question: str = ""
     final: str = ""
+    shown: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Lessons: training texts that ask many questions, so that much of a text can be told from what stands before it.
+"""Lessons: training texts that ask many questions, so that much of a text follows from what stands before it.
 
 An example of a task asks once; a model that has yet to learn to look back learns nothing from the rest. Lessons ask the
 tasks' questions again and again, of more things. Names and words are made of any letters, because a model copies only
@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jax_smash.tasks.arithmetic import column_problem
 from jax_smash.tasks.coreference import ENDINGS, RELATIONS, Relation
 from jax_smash.tasks.dice import Dice
 from jax_smash.tasks.key_value import NUMBERS, TOKENS
 from jax_smash.tasks.story import NAMED, PERSON, Cast, Story
+from jax_smash.tasks.word_problems import word_problem
 from jax_smash.tasks.words import WORDS, any_name, draw_owned, invented_name
 
 SPLIT = "train"
@@ -34,7 +36,7 @@ _WORDS = tuple(
 
 @dataclass(frozen=True)
 class Lesson:
-    """A text, and the parts of it, in order, that the text before each of them tells."""
+    """A text, and the parts of it, in order, that follow from the text before each of them."""
 
     text: str
     answers: tuple[str, ...]
@@ -174,10 +176,24 @@ def _copying(rng: Dice, writer: _Writer, length: int) -> None:
         added = writer.add("\n", words)
 
 
+def _arithmetic(rng: Dice, writer: _Writer, length: int) -> None:
+    """Solves problem after problem, in a third of the lessons with sentences between them."""
+    story, distraction = Story(rng, SPLIT), rng.pick((0.0, 0.0, 0.3))
+    kinds = rng.pick(((column_problem,), (column_problem, word_problem)))
+    added = True
+    while added:
+        if rng.random() < distraction:
+            added = writer.add(f"{story.sentence()}\n\n")
+        else:
+            problem = rng.pick(kinds)(rng, SPLIT)
+            added = writer.add(f"Question: {problem.question}\nAnswer: ", problem.solution, ".\n\n")
+
+
 LESSONS: dict[str, Callable[[Dice, _Writer, int], None]] = {
     "coreference": _co_reference,
     "key_value": _key_value,
     "copying": _copying,
+    "arithmetic": _arithmetic,
 }
 """The tasks that have lessons."""
 

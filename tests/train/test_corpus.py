@@ -35,6 +35,12 @@ def test_equal_documents_count_once_and_never_fall_on_both_sides(tmp_path):
     assert len(list(split_documents(corpus.sources[0], corpus, tmp_path))) == 50
 
 
+def test_of_paths_as_many_documents_are_read_as_count_says(tmp_path):
+    write_lines(tmp_path / "a.jsonl", *({"text": f"story {i}"} for i in range(50)))
+    source = Source("few", paths=("a.jsonl",), count=7)
+    assert list(splits_of(source, Corpus(sources=(source,)), tmp_path)) == [f"story {i}" for i in range(7)]
+
+
 def test_an_empty_source_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text(" \n")
     source = Source("nothing", paths=("a.txt",))
@@ -59,6 +65,16 @@ def test_a_task_source_alternates_its_lengths_and_writes_its_share_of_chats(tmp_
         assert answer in text
     sizes = [len(document.text.split()) for document in documents if document.text]
     assert min(sizes) <= 32 < 45 < max(sizes) <= 62
+
+
+def test_shown_answers_are_answers_where_a_source_says_so(tmp_path):
+    source = Source("shown", task="copying", count=20, lengths=(100,), shown=True)
+    documents = [d for _, d in split_documents(source, Corpus(sources=(source,)), tmp_path)]
+    assert sum(len(document.answers) for document in documents) > 40
+    for document in documents:
+        end = len(document.text)
+        for answer in reversed(document.answers):
+            end = document.text.rindex(answer, 0, end)
 
 
 def test_a_source_of_lessons_holds_texts_of_many_answers(tmp_path):
@@ -108,6 +124,8 @@ def test_a_circle_says_again_what_stands_right_before_it(tmp_path):
         ({"name": "a"}, "expected either paths or a task"),
         ({"name": "a", "paths": ("a",), "task": "state"}, "expected either paths or a task"),
         ({"name": "a", "paths": ("a",), "share": 0}, "share must be above 0"),
+        ({"name": "a", "paths": ("a",), "shown": True}, "shown answers are those of a task's examples"),
+        ({"name": "a", "paths": ("a",), "count": -1}, "count must be at least 0; got -1"),
         ({"name": "a", "task": "chess", "count": 1, "lengths": (9,)}, "task must be one of coreference"),
         ({"name": "a", "task": "state"}, "a task needs count > 0"),
         ({"name": "a", "task": "state", "lessons": True, "count": 1, "lengths": (99,)}, "lessons are texts of one of"),

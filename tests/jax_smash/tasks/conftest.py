@@ -32,6 +32,6 @@ def corpus():
         written, _ = program.communicate()
         assert program.returncode == 0
         for task, fields in json.loads(written).items():
-            drawn[task, split] = [Example(**example) for example in fields]
+            drawn[task, split] = [Example(**example | {"shown": tuple(example["shown"])}) for example in fields]
     assert {task for task, _ in drawn} == set(TASKS)
     return drawn

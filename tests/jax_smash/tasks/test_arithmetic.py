@@ -163,3 +163,9 @@ def test_the_last_step_writes_the_result(steps, calculate):
         for b in range(1, 10 if calculate == "x" else a + 1, 5):
             written = re.findall(r"write (\d+)", steps(a, b))[-1]
             assert int(written) == CALCULATE[calculate](a, b)
+
+
+def test_shown_answers_are_the_solutions_in_the_prompt(drawn):
+    for example in drawn:
+        assert example.shown == tuple(re.findall(r"\nAnswer: (.+)\.\n\n", example.prompt))
+    assert any(example.shown for example in drawn)

@@ -63,3 +63,10 @@ def test_the_chat_holds_the_sequence(drawn):
     for example in drawn:
         content = example.messages[0]["content"]
         assert example.answer in content or " ".join(example.answer.split()[::-1]) in content
+
+
+def test_shown_answers_are_those_of_the_copies_in_the_prompt(drawn):
+    for example in drawn:
+        copies = re.findall(r"^(?:Copy|Repeat|Reverse): .+\n(.+)\n", example.prompt, re.MULTILINE)
+        assert example.shown == tuple(copies)
+    assert any(example.shown for example in drawn)
