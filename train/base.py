@@ -13,13 +13,13 @@ from pathlib import Path
 import jax
 
 from jax_smash.models.transformer import abstract_params
-from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_shardings
+from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.data import Batch, Packed, held_out_batches, training_batches
 from train.export import export_run
 from train.loop import Batches, Loop, train
 from train.objective import language_model_objective
 from train.own_texts import own_texts
-from train.program import run_program
+from train.program import check_sources, make_devices, run_program
 from train.settings import Settings, load_settings, remember, with_special_tokens
 from train.start import first_params, loaded_params
 from train.step import check_rows
@@ -70,12 +70,8 @@ def main(
       sources: Markdown on the text and its licences, for the model card.
       resume: go on from the newest checkpoint in `output`.
     """
-    if devices is not None:
-        jax.config.update("jax_num_cpu_devices", devices)
-    else:
-        add_virtual_devices(mesh)
-    if sources is not None and not sources.is_file():
-        raise FileNotFoundError(f"{sources} must be a file on the text's sources; there is none")
+    make_devices(devices, mesh)
+    check_sources(sources)
     began = loaded_params(init_from) if init_from else None
     settings = load_settings(
         config,

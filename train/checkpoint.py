@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import filelock
 import jax
 from orbax.checkpoint import v1 as ocp
 
@@ -17,6 +20,32 @@ Tree = TypeVar("Tree")
 
 KEPT = 2
 """Checkpoints that stay on disk: the newest and, should it be damaged, the one before."""
+
+
+LOCK = ".lock"
+"""File of a run's folder that its program holds."""
+
+
+@contextlib.contextmanager
+def only_run(output: Path) -> Iterator[None]:
+    """Keeps other programs from training in a run's folder; of a run on several hosts the first one does.
+
+    Raises:
+      ValueError: another program trains there.
+    """
+    if jax.process_index():
+        yield
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(output / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout as error:
+        raise ValueError(f"another program trains in {output}; wait for it, or stop it") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class Checkpoints:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, only_run
 from train.metrics import Metrics, plot_losses
 from train.step import Objective, TrainState, make_evaluation, make_step, place_rows
 
@@ -108,31 +108,32 @@ def train(
       tokens_of: counts the tokens of this host's batch, for the speed; None for the size of its first array.
 
     Raises:
-      ValueError: `output` holds a run and `resume` is False, a checkpoint has other parameters, a batch does not
-        divide among the devices, or the loss stops being finite.
+      ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
+        parameters, a batch does not divide among the devices, or the loss stops being finite.
       OSError: a checkpoint could not be written; the one before is whole.
     """
     mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
-    checkpoints = Checkpoints(output / CHECKPOINTS)
-    if checkpoints.latest is not None and not resume:
-        raise ValueError(f"{output} holds a run at step {checkpoints.latest}; resume it or choose another folder")
-    abstract = jax.eval_shape(lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.int32(0)), params)
-    shardings = param_shardings(abstract, mesh)
-    if checkpoints.latest is None:
-        params = jax.device_put(params, shardings.params)
-        state = jax.jit(
-            lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.zeros((), jnp.int32)),
-            out_shardings=shardings,
-        )(params)
-        del params
-    else:
-        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
-        state, notes = checkpoints.load(like)
-        batches.set_state(notes["batches"])
-    step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
-    evaluate = make_evaluation(objective, mesh)
-    run = _Run(step, evaluate, mesh, loop, checkpoints, output, before_step, tokens_of or _first_size)
-    with checkpoints:
+    with only_run(output), Checkpoints(output / CHECKPOINTS) as checkpoints:
+        if checkpoints.latest is not None and not resume:
+            raise ValueError(f"{output} holds a run at step {checkpoints.latest}; resume it or choose another folder")
+        abstract = jax.eval_shape(
+            lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.int32(0)), params
+        )
+        shardings = param_shardings(abstract, mesh)
+        if checkpoints.latest is None:
+            params = jax.device_put(params, shardings.params)
+            state = jax.jit(
+                lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.zeros((), jnp.int32)),
+                out_shardings=shardings,
+            )(params)
+            del params
+        else:
+            like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+            state, notes = checkpoints.load(like)
+            batches.set_state(notes["batches"])
+        step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
+        evaluate = make_evaluation(objective, mesh)
+        run = _Run(step, evaluate, mesh, loop, checkpoints, output, before_step, tokens_of or _first_size)
         return run(state, batches, held_out)
 
 
@@ -175,13 +176,16 @@ class _Run:
                     progress.update(task, note=_note(mean["loss"], speed))
                     since, measured, tokens = time.perf_counter(), [], 0
                 progress.update(task, completed=done)
+                evaluates, saves = (done % every == 0 or last for every in (loop.evaluate_every, loop.save_every))
+                if evaluates or saves:
+                    jax.block_until_ready(values)  # What is still being computed is no part of the pause.
                 paused = time.perf_counter()
-                if done % loop.evaluate_every == 0 or last:
+                if evaluates:
                     loss, by_set = self.evaluate(state.params, held_out())
                     metrics.write(step=done, held_out_loss=loss, held_out=by_set)
                     progress.console.print(f"step {done}: held-out loss {loss:.4f}")
                     plot_losses(metrics.path, self.output / PLOT)
-                if done % loop.save_every == 0 or last:
+                if saves:
                     self.checkpoints.save(done, state, {"batches": batches.get_state()})
                 since += time.perf_counter() - paused
         return state

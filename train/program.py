@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 import tyro
 
 from jax_smash.cli.errors import debugging, describe
+from jax_smash.sharding import add_virtual_devices
 from train.memory import use_large_pages
 
 
@@ -30,6 +32,24 @@ def run_program(main: Callable[..., Any]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+def make_devices(devices: int | None, mesh: str | None) -> None:
+    """Lets a CPU have as many virtual devices as were asked for, or else as a mesh needs; before JAX is used."""
+    if devices is not None:
+        jax.config.update("jax_num_cpu_devices", devices)
+    else:
+        add_virtual_devices(mesh)
+
+
+def check_sources(path: Path | None) -> None:
+    """Checks, before any work, that a file on the text's sources can be read; None is no file.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    if path is not None and not path.is_file():
+        raise FileNotFoundError(f"{path} must be a file on the text's sources; there is none")
 
 
 def check_new_file(path: Path | None) -> None:

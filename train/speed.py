@@ -125,10 +125,7 @@ def main(
       repeats: timed steps; the median counts.
       output: JSON file to write.
     """
-    if devices is not None:
-        jax.config.update("jax_num_cpu_devices", devices)
-    else:
-        add_virtual_devices(mesh)
+    make_devices(devices, mesh)
     if (config is None) == (shape is None):
         raise ValueError(f"expected either --config or --shape; got {config} and {shape}")
     check_new_file(output)

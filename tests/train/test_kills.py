@@ -10,9 +10,7 @@ import pytest
 
 from tests.train.corpus_files import make_packed
 from tests.train.test_settings import FIELDS, MODEL
-from train.checkpoint import load_newest
-from train.export import newest_state
-from train.settings import load_settings
+from train.checkpoint import only_run
 
 CONFIG = FIELDS | {"model": MODEL | {"d_model": 128, "mlp_width": 256}, "length": 32}
 SHORT, LONG = 12, 60
@@ -106,18 +104,54 @@ def test_a_run_that_is_killed_twenty_times_ends_with_the_same_weights(place, tmp
     check(tmp_path / "whole", tmp_path / "killed", steps, LONG)
 
 
+def test_a_second_program_on_a_runs_folder_is_refused_and_leaves_the_run_alone(place, undisturbed, tmp_path):
+    finish(begin(place, tmp_path, SHORT, "--until", "3"))
+    with only_run(tmp_path):
+        second = begin(place, tmp_path, SHORT, "--resume")
+        errors = second.communicate()[1].decode()
+    assert second.returncode == 1
+    assert f"another program trains in {tmp_path}; wait for it, or stop it" in errors
+    assert "Traceback" not in errors
+    finish(begin(place, tmp_path, SHORT, "--resume"))
+    assert weights(undisturbed) == weights(tmp_path)
+
+
+# Reads a run's checkpoints until the last.  In a process of its own: a checkpoint that is deleted while it is read
+# leaves Orbax reads behind that end later, as exceptions that nobody awaits.
+READER = """
+import sys
+from pathlib import Path
+
+from train.checkpoint import load_newest
+from train.export import newest_state
+from train.settings import load_settings
+
+whole, read_too, last = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+_, like = newest_state(whole, load_settings(whole / "settings.json"))
+print("ready", flush=True)
+step = 0
+while step < last:
+    if any(path.name.isdecimal() for path in read_too.glob("*")):
+        step = int(load_newest(read_too, like)[0].step)
+        print(step, flush=True)
+"""
+
+
 def test_a_run_that_is_read_while_it_saves_ends_with_the_same_weights(place, undisturbed, tmp_path):
     """Saves take most of this run's time, so most readings fall into one."""
-    _, like = newest_state(undisturbed, load_settings(undisturbed / "settings.json"))
-    read = []
-    with begin(place, tmp_path, SHORT) as run:
-        while run.poll() is None:
-            if newest(tmp_path):
-                read.append(int(load_newest(tmp_path / "checkpoints", like)[0].step))
-        finish(run)
+    command = [sys.executable, "-c", READER, undisturbed, tmp_path / "checkpoints", SHORT]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout.readline() == "ready\n"
+        run = begin(place, tmp_path, SHORT)
+        try:
+            finish(run)
+            read = [int(line) for line in reader.communicate(timeout=120)[0].split()]
+        finally:
+            reader.kill()
     print("read at steps:", read)
     assert read == sorted(read)
     assert len({*read}) > 2
+    assert read[-1] == SHORT
     assert weights(undisturbed) == weights(tmp_path)
 
 
