@@ -89,25 +89,46 @@ def summed_divergence(
     return _summed(of_piece, of, approximation, weights.astype(jnp.float32), chunk=chunk)
 
 
+def most_probable(unembed: Unembed, hidden: Float[Array, "B T D"], *, chunk: int = 512) -> Int[Array, "B T"]:
+    """Returns the most probable token of each entry, the first of several; no gradient passes.
+
+    Logits exist for about `chunk` entries at a time, as in `summed_cross_entropy`.
+
+    Args:
+      unembed: logits of entries, `CausalLM.unembed`.
+      hidden: after the final norm.
+      chunk: entries whose logits are in memory at once.
+
+    Raises:
+      ValueError: `chunk` is below 1.
+    """
+    rows, length = hidden.shape[:2]
+    pieces = _split(jax.lax.stop_gradient(hidden), chunk)
+    tokens = jax.lax.map(lambda vectors: jnp.argmax(unembed(vectors), axis=-1).astype(jnp.int32), pieces)
+    return tokens.swapaxes(0, 1).reshape(rows, -1)[:, :length]
+
+
 def _summed(of_piece: Callable[..., Array], *arrays: Shaped[Array, "B T ..."], chunk: int) -> Float[Array, ""]:
     """Returns the sum over the columns of what a function makes of a piece of them, a piece at a time."""
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1; got {chunk}")
-    rows, length = arrays[0].shape[:2]
-    # Cut along T: rows may be divided among devices, and a loop over a divided axis would gather it.
-    columns = min(length, max(1, chunk // rows))
-    padding = round_up(length, columns) - length
-
-    def split(x: Array) -> Array:
-        x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
-        return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
+    pieces = tuple(_split(x, chunk) for x in arrays)
 
     def add(total: Array, piece: tuple[Array, ...]) -> tuple[Array, None]:
         return total + of_piece(*piece), None
 
-    if padding or columns < length:
+    if len(pieces[0]) > 1:
         add = jax.checkpoint(add)  # One piece alone saves nothing by it.
-    return jax.lax.scan(add, jnp.zeros((), jnp.float32), tuple(map(split, arrays)))[0]
+    return jax.lax.scan(add, jnp.zeros((), jnp.float32), pieces)[0]
+
+
+def _split(x: Shaped[Array, "B T ..."], chunk: int) -> Shaped[Array, "pieces B C ..."]:
+    """Cuts rows into pieces of about `chunk` entries in all, zeros behind the last."""
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1; got {chunk}")
+    rows, length = x.shape[:2]
+    # Cut along T: rows may be divided among devices, and a loop over a divided axis would gather it.
+    columns = min(length, max(1, chunk // rows))
+    x = jnp.pad(x, ((0, 0), (0, round_up(length, columns) - length)) + ((0, 0),) * (x.ndim - 2))
+    return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
 
 
 def cross_entropy(

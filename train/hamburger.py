@@ -24,12 +24,12 @@ from flax import nnx
 
 from jax_smash.checkpoints.huggingface import resolve
 from jax_smash.checkpoints.smasher import WEIGHTS
-from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_shardings
+from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.export import check_tokenizer
 from train.hamburger_export import export_hamburger
 from train.loop import Loop, train
 from train.pack import file_sha256
-from train.program import run_program
+from train.program import check_sources, make_devices, run_program
 from train.settings import load_kind, remember
 from train.slot_pieces import Segmented
 from train.slot_rows import CountedBatches, SlotBatch, held_out_slot_batches, slot_batches, tokens_of
@@ -85,18 +85,10 @@ def main(
       sources: Markdown on the text and its licences, for the card.
       resume: go on from the newest checkpoint in `output`.
     """
-    if devices is not None:
-        jax.config.update("jax_num_cpu_devices", devices)
-    else:
-        add_virtual_devices(mesh)
-    if sources is not None and not sources.is_file():
-        raise FileNotFoundError(f"{sources} must be a file on the text's sources; there is none")
+    make_devices(devices, mesh)
+    check_sources(sources)
     init_from = resolve(init_from)
-    tokenizer = tokenizer or init_from
-    check_tokenizer(tokenizer)
-    own = init_from / "tokenizer.json"
-    if own.is_file() and file_sha256(own) != file_sha256(tokenizer / "tokenizer.json"):
-        raise ValueError(f"tokenizer must be that of {init_from}: modules are loaded for it alone; got {tokenizer}")
+    tokenizer = _tokenizer(init_from, tokenizer)
     rows = Segmented(segmented, tokenizer)
     began = loaded_params(init_from)
     changes = {"steps": steps, "batch_size": batch_size, "seed": seed}
@@ -135,8 +127,21 @@ def main(
     if loop.end < loop.steps:
         print(f"stopped after step {loop.end} of {loop.steps}; --resume goes on")
     else:
-        about = sources.read_text(encoding="utf-8") if sources else ""
-        print(_exported(output, settings, graphdefs, state, rows, tokenizer, tokens=batches.tokens, sources=about))
+        print(_exported(output, settings, graphdefs, state, rows, tokenizer, tokens=batches.tokens, sources=sources))
+
+
+def _tokenizer(init_from: Path, tokenizer: Path | None) -> Path:
+    """Returns the folder of the tokenizer: the base's, or another with the same one.
+
+    Raises:
+      FileNotFoundError, ValueError: it is missing or damaged, or is not the base's.
+    """
+    tokenizer = tokenizer or init_from
+    check_tokenizer(tokenizer)
+    own = init_from / "tokenizer.json"
+    if own.is_file() and file_sha256(own) != file_sha256(tokenizer / "tokenizer.json"):
+        raise ValueError(f"tokenizer must be that of {init_from}: modules are loaded for it alone; got {tokenizer}")
+    return tokenizer
 
 
 def _settings(
@@ -164,6 +169,7 @@ def _batches(
         batch_size=settings.batch_size // jax.process_count(),
         seed=settings.seed,
         answer_weight=settings.answer_weight,
+        cut_share=settings.cut_share,
         host=jax.process_index(),
         hosts=jax.process_count(),
     )
@@ -186,14 +192,14 @@ def _exported(
     tokenizer: Path,
     *,
     tokens: int,
-    sources: str,
+    sources: Path | None,
 ) -> str:
     """Exports a run that is at its end; returns what is said of it."""
     if (folder := output / HAMBURGER).exists():
         return f"exported before to {folder}"
-    step = int(state.step)
+    step, about = int(state.step), sources.read_text(encoding="utf-8") if sources else ""
     export_hamburger(
-        folder, settings, graphdefs, state.params, segmented, tokenizer, step=step, tokens=tokens, sources=sources
+        folder, settings, graphdefs, state.params, segmented, tokenizer, step=step, tokens=tokens, sources=about
     )
     return f"exported to {folder}"
 

@@ -34,6 +34,8 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | Segmentation | {rule}, {tokens_a_group:.2f} tokens a group of replies |
 | Held-out loss of these weights | {loss:.4f} nats a token, {stop_weight:g} times the stop head's among them |
 | By source | {by_source} |
+| Groups end, for the stop head | {stops} |
+| Groups cut by chance | {cut_share:g} of the places where a token joins the one before |
 | Weights of answers | {answer_weight:g} |
 | The base | {base} |
 | Divergence from the base that the run began with | counts {kl_weight:g} |
@@ -45,6 +47,11 @@ of the modules {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g}
 A base fine-tuned on as many tokens of the same data is what to compare with: `python -m train.base --init-from BASE`
 on the same folder, with {tokens:,} / (batch_size · length) steps.
 {sources}"""
+
+STOPS = {
+    "groups": "where the segmentation ends them",
+    "own": "where the segmentation ends them, and before a token that the micro-step decoder gets wrong",
+}
 
 HOLDS = {
     "trained": "This folder holds the base as well, trained together with them.",
@@ -95,6 +102,8 @@ def hamburger_card(
         tokens_a_group=sum(count["reply_tokens"] for count in counts) / max(groups, 1),
         loss=losses[0],
         stop_weight=settings.stop_weight,
+        cut_share=settings.cut_share,
+        stops=STOPS[settings.stop_target],
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in losses[1].items()),
         answer_weight=settings.answer_weight,
         base=_base(settings),

@@ -18,11 +18,13 @@ class Replies:
       ends: tokens that a reply ends with; they are part of it.
       prompt_share: of a document without these and without a marked answer, up to this share stands for its prompt.
         How much is drawn anew for each document, so that groups begin behind prompts of any length.
+      answers_alone: what stands between marked answers is a prompt too. By default it is part of the reply.
     """
 
     begins: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     prompt_share: float = 0.25
+    answers_alone: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_share <= 1:
@@ -33,8 +35,8 @@ class Replies:
     ) -> Bool[np.ndarray, "n"]:
         """Marks a document's tokens that belong to a reply. Its first token never does.
 
-        What stands before a chat's replies is a prompt; else what stands before the first answer that is marked; else a
-        share of the text.
+        What stands before a chat's replies is a prompt; else what stands before the first answer that is marked, or
+        before each of them; else a share of the text. What stands behind the last one is always part of the reply.
 
         Args:
           tokens: of the document.
@@ -45,9 +47,12 @@ class Replies:
         inside = np.zeros(count, bool)
         starts = _ends_of(tokens, self.begins)
         if not len(starts):
-            drawn = int(np.random.default_rng(seed).random() * self.prompt_share * count)
-            prompt = int(np.argmax(answers)) if answers.any() else drawn
-            inside[max(prompt, 1) :] = True
+            prompt = int(np.random.default_rng(seed).random() * self.prompt_share * count)
+            if answers.any():
+                prompt = int(np.flatnonzero(answers)[-1 if self.answers_alone else 0])
+                inside |= answers
+            inside[prompt:] = True
+            inside[0] = False
             return inside
         stops = np.append(_ends_of(tokens, self.ends), count)
         for start in starts:

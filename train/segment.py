@@ -46,6 +46,7 @@ def main(
     confidence: float | None = None,
     micro_steps: int = 4,
     prompt_share: float = 0.25,
+    answers_alone: bool = False,
     reply_begins: str = "<|assistant|>",
     reply_ends: str = END,
     length: int | None = None,
@@ -66,6 +67,7 @@ def main(
       confidence: of sliding and upper-bound: tokens join below the entropy that leaves the likeliest so probable.
       micro_steps: tokens of a group at most.
       prompt_share: of a text without replies and marked answers, up to this share stands for a prompt and is not fused.
+      answers_alone: in a text with several marked answers, what stands between them is not fused either.
       reply_begins: text before each reply of a chat.
       reply_ends: text that a reply ends with.
       length: tokens that the model reads at once; by default 1024, or as many as it was trained for.
@@ -94,7 +96,7 @@ def main(
     reading = Reading(
         _checked_length(length, config),
         batch_tokens,
-        Replies(_ids(base.tokenizer, reply_begins), _ids(base.tokenizer, reply_ends), prompt_share),
+        Replies(_ids(base.tokenizer, reply_begins), _ids(base.tokenizer, reply_ends), prompt_share, answers_alone),
     )
     segmenter, params, made_by = _segmenter(base, chosen, micro_steps, modules, price)
     settings = {

@@ -29,12 +29,14 @@ class SlotPiece(NamedTuple):
       marks: as in `train.pack.Encoded`.
       places: of each token in its group; a token at 0 begins one.
       replies: marks the tokens that a model says, not those of prompts.
+      cut: marks the tokens that begin a group by chance, not by the segmentation.
     """
 
     tokens: UInt[np.ndarray, "n"]
     marks: Int8[np.ndarray, "n"]
     places: UInt8[np.ndarray, "n"]
     replies: Bool[np.ndarray, "n"]
+    cut: Bool[np.ndarray, "n"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,7 @@ class SlotPieces:
         return SlotPiece(
             *(np.asarray(arrays[shard][start:end]) for arrays in (self.tokens, self.marks, self.places)),
             replies[start - begin : end - begin],
+            np.zeros(end - start, bool),
         )
 
     def _replies(self, shard: int, document: int) -> tuple[int, Bool[np.ndarray, "n"]]:
@@ -166,7 +169,12 @@ class Segmented(Packed):
             self.segmentation: dict[str, Any] = self.index["segmentation"]
             self.micro_steps = int(self.segmentation["micro_steps"])
             fields = self.segmentation["reading"]["replies"]
-            self.replies = Replies(tuple(fields["begins"]), tuple(fields["ends"]), fields["prompt_share"])
+            self.replies = Replies(
+                tuple(fields["begins"]),
+                tuple(fields["ends"]),
+                fields["prompt_share"],
+                fields.get("answers_alone", False),
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder} cannot be read as segmented data: {reason(error)}") from error
 

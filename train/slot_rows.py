@@ -20,8 +20,9 @@ from train.slot_pieces import Room, Segmented, SlotPiece
 class SlotBatch(NamedTuple):
     """Rows of slots ready for a training step; `jax_smash.smash.slots.Slots` says what most fields are.
 
-    `spoken` marks the groups of replies, which a model says. `further` lists each row's slots that a group of two or
-    more tokens follows, -1 behind them: what the micro-step decoder is trained on.
+    `spoken` marks the groups of replies, which a model says, and `cut` those that end where chance ended them, not the
+    segmentation. `further` lists each row's slots that a group of two or more tokens follows, -1 behind them: what the
+    micro-step decoder is trained on.
     """
 
     count: Int32[np.ndarray, "B S"]
@@ -30,6 +31,7 @@ class SlotBatch(NamedTuple):
     segments: Int32[np.ndarray, "B S"]
     weights: Float32[np.ndarray, "B S J"]
     spoken: Bool[np.ndarray, "B S"]
+    cut: Bool[np.ndarray, "B S"]
     further: Int32[np.ndarray, "B M"]
 
 
@@ -74,6 +76,7 @@ def slot_batches(
     batch_size: int,
     seed: int,
     answer_weight: float = 1.0,
+    cut_share: float = 0.0,
     host: int = 0,
     hosts: int = 1,
 ) -> CountedBatches:
@@ -87,12 +90,16 @@ def slot_batches(
       seed: of the order.
       answer_weight: what a target counts that belongs to a document's answer; others count 1, and what goes in circles
         nothing.
+      cut_share: of the tokens that share a slot with the one before them, how many begin a group after all, drawn anew
+        each time that they are read.
       host, hosts: each host draws other documents.
 
     Raises:
       ValueError: there is nothing to train on.
     """
     mixed = mixed_pieces(segmented, segmented.slot_pieces(TRAIN_SPLIT, room), seed)[host::hosts]
+    if cut_share:
+        mixed = mixed.random_map(functools.partial(_cut, room=room, share=cut_share), seed=seed)
     features = mixed.map(functools.partial(_features, micro_steps=micro_steps, answer=answer_weight))
     rows = packed_rows(features.to_iter_dataset(READ), _lengths(room), seed)
     return CountedBatches(iter(rows.batch(batch_size, drop_remainder=True).map(_batch)))
@@ -120,6 +127,21 @@ def held_out_slot_batches(
     return batches
 
 
+def _cut(piece: SlotPiece, rng: np.random.Generator, *, room: Room, share: float) -> SlotPiece:
+    """Returns a piece of shorter groups, no more of them than a row has room for; its first group stays whole."""
+    places = piece.places
+    begins = places == 0
+    sizes = np.diff(np.append(np.flatnonzero(begins), len(places)))
+    joined = np.flatnonzero(~begins & (np.arange(len(places)) >= sizes[0]))
+    drawn = rng.permutation(joined[rng.random(len(joined)) < share])
+    drawn = drawn[: max(0, min(room.slots - len(sizes), room.further - np.count_nonzero(sizes[1:] > 1)))]
+    cut = np.zeros(len(places), bool)
+    cut[drawn] = True
+    index = np.arange(len(places))
+    places = index - np.maximum.accumulate(np.where(begins | cut, index, 0))
+    return piece._replace(places=places.astype(np.uint8), cut=cut)
+
+
 def _features(piece: SlotPiece, *, micro_steps: int, answer: float) -> dict[str, np.ndarray]:
     """Returns a piece as slots, and the slots of it that a group of several tokens follows."""
     begins = piece.places == 0
@@ -136,12 +158,14 @@ def _features(piece: SlotPiece, *, micro_steps: int, answer: float) -> dict[str,
         "position": np.cumsum(count, dtype=np.int32) - 1,
         "weights": weights,
         "spoken": piece.replies[begins],
+        # By the token that begins the next one.
+        "cut": np.append(piece.cut[begins][1:], False),
         "further": np.flatnonzero(count[1:] > 1).astype(np.int32),
     }
 
 
 def _lengths(room: Room) -> dict[str, int]:
-    slots = ("tokens", "count", "position", "weights", "spoken")
+    slots = ("tokens", "count", "position", "weights", "spoken", "cut")
     return dict.fromkeys(slots, room.slots) | {"further": room.further}
 
 
@@ -158,5 +182,6 @@ def _batch(rows: dict[str, np.ndarray]) -> SlotBatch:
         segments=segments,
         weights=rows["weights"],
         spoken=rows["spoken"],
+        cut=rows["cut"],
         further=np.where(of_further > 0, further, -1).astype(np.int32),
     )

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 from jax_smash.cache import Block
 from jax_smash.models.depth import hidden_without_cache, tapped_without_cache
 from jax_smash.models.transformer import Transformer
-from jax_smash.objectives import summed_cross_entropy, summed_divergence
-from jax_smash.pytree import pytree
+from jax_smash.objectives import most_probable, summed_cross_entropy, summed_divergence
+from jax_smash.pytree import pytree, replace
 from jax_smash.smash.slots import Slots, group_vectors
 from jax_smash.smash.smasher import Smasher
 from train.objective import CHUNK
@@ -31,7 +31,7 @@ class Said:
       hidden: after the base's final norm, or behind the micro-step decoder's last layer.
       tokens: the targets.
       weights: what each counts; 0 where there is none.
-      ends: the stop head's target: 1 at a group's last token.
+      ends: the stop head's target: 1 at a group's last token, and before a token that the decoder gets wrong if asked.
       stop_weights: what it counts.
     """
 
@@ -51,6 +51,7 @@ def smash_objective(
     micro-step decoder's, through the base's own head. To a token's cross-entropy comes, in replies, the binary
     cross-entropy of whether the group ends with it and, if asked for, how far its prediction lies from that of the base
     that the run began with, which reads every token in a slot of its own. A token's weight is that of all three.
+    With `stop_target` "own" a group also counts as ended where the micro-step decoder's next token would be wrong.
 
     Source: Liu and Zhang 2025, HAMburger, section 3. Differs: prompts do not count for the stop head, since a model
     says none; a group's tokens weigh what they would in `train.base`.
@@ -74,6 +75,8 @@ def smash_objective(
             weights=batch.weights,
         )
         parts = said(model, modules, slots, batch, settings)
+        if settings.stop_target == "own" and len(parts) > 1:
+            parts = _own_ends(model, *parts, batch, chunk)
         entropies = [summed_cross_entropy(model.unembed, p.hidden, p.tokens, p.weights, chunk=chunk) for p in parts]
         stops = [_stop_loss(modules, p) for p in parts]
         cross_entropy, stop = ([sum(column) for column in zip(*pairs, strict=True)] for pairs in (entropies, stops))
@@ -106,8 +109,12 @@ def said(
         model, inputs, slots.position, slots.block, remat=settings.remat, scan=settings.scan
     )
     following = slots.following()
-    spoken = jnp.pad(batch.spoken[:, 1:], ((0, 0), (0, 1))).astype(jnp.float32)
-    ends, stop_weights = following.ends(), following.weights * spoken[:, :, None]
+    spoken, cut = (
+        jnp.pad(x[:, 1:], ((0, 0), (0, 1))).astype(jnp.float32)[:, :, None] for x in (batch.spoken, batch.cut)
+    )
+    ends = following.ends()
+    # Of an end that chance made nobody knows whether the group had better gone on.
+    stop_weights = following.weights * spoken * (1 - cut * ends)
     first = Said(
         hidden=hidden,
         tokens=following.tokens[:, :, 0],
@@ -135,6 +142,18 @@ def said(
         stop_weights=flat(stop_weights) * _flat(jnp.broadcast_to(given, before.shape[:3])),
     )
     return first, further
+
+
+def _own_ends(model: Transformer, first: Said, further: Said, batch: SlotBatch, chunk: int) -> tuple[Said, Said]:
+    """Returns both parts, with groups that also end before a token that the micro-step decoder would not say."""
+    rows, groups = batch.further.shape
+    slips = (most_probable(model.unembed, further.hidden, chunk=chunk) != further.tokens).astype(jnp.float32)
+    slips = slips.reshape(rows, groups, -1)
+    # A slot that is not there is behind the row, where nothing is written.
+    slot = jnp.where(batch.further >= 0, batch.further, first.ends.shape[1])
+    of_first = jax.vmap(lambda ends, at, slip: ends.at[at].max(slip, mode="drop"))(first.ends, slot, slips[:, :, 0])
+    of_further = jnp.maximum(further.ends, _flat(jnp.pad(slips[:, :, 1:], ((0, 0), (0, 0), (0, 1)))))
+    return replace(first, ends=of_first), replace(further, ends=of_further)
 
 
 def _stop_loss(modules: Smasher, said: Said) -> tuple[Array, Array]:

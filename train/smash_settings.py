@@ -14,6 +14,9 @@ from train.slot_pieces import Room
 BASES = ("trained", "frozen", "lora")
 """What becomes of the base: its weights learn too, stay as they are, or learn low-rank changes."""
 
+STOP_TARGETS = ("groups", "own")
+"""What the stop head learns: where the groups of the data end, or also where the micro-step decoder would go wrong."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SmashSettings(Settings):
@@ -29,7 +32,12 @@ class SmashSettings(Settings):
       base_rate: the learning rate of the base, or of its changes, as a share of the modules'.
       rank, alpha: of low-rank changes; they are scaled by alpha / rank.
       stop_weight: what the stop head's loss counts.
+      stop_target: one of `STOP_TARGETS`; by `own` a group also ends before a token that is not the micro-step
+        decoder's most probable one, so that 1 − p_stop is the probability that it goes on rightly.
       kl_weight: what it counts how far predictions lie from those of the base that the run began with.
+      cut_share: of the tokens that share a slot with the one before them, how many begin a group after all, drawn anew
+        each time that they are read: a careful stop head and a batch whose rows wait for each other make groups shorter
+        than the segmentation does.
       further_share: groups of several tokens that a row has room for, as a share of its slots. The micro-step decoder
         works on as many entries, used or not; where groups of one token are common, less than 1 is faster.
     """
@@ -46,7 +54,9 @@ class SmashSettings(Settings):
     rank: int = 8
     alpha: float = 16.0
     stop_weight: float = 0.5
+    stop_target: str = "groups"
     kl_weight: float = 0.0
+    cut_share: float = 0.0
     further_share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -55,6 +65,8 @@ class SmashSettings(Settings):
             object.__setattr__(self, "tapped_layers", tuple(self.tapped_layers))
         if self.base not in BASES:
             raise ValueError(f"base must be one of {', '.join(BASES)}; got {self.base!r}")
+        if self.stop_target not in STOP_TARGETS:
+            raise ValueError(f"stop_target must be one of {', '.join(STOP_TARGETS)}; got {self.stop_target!r}")
         if self.recall or self.own_rows:
             raise ValueError("recall and own_rows are settings of train.base alone")
         if self.rank < 1 or self.alpha <= 0 or self.base_rate <= 0:
@@ -66,6 +78,8 @@ class SmashSettings(Settings):
                 f"stop_weight and kl_weight must be at least 0, further_share above 0 and at most 1; got "
                 f"{self.stop_weight}, {self.kl_weight} and {self.further_share}"
             )
+        if not 0 <= self.cut_share < 1:
+            raise ValueError(f"cut_share must be from 0 to below 1; got {self.cut_share}")
         if self.model.max_positions < 2 * self.micro_steps:
             raise ValueError(f"micro_steps must be at most half the base's {self.model.max_positions} positions")
         _ = self.smash, self.room  # Refuses what does not fit the base.

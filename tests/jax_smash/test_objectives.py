@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.objectives import cross_entropy, summed_cross_entropy, summed_divergence
+from jax_smash.objectives import cross_entropy, most_probable, summed_cross_entropy, summed_divergence
 
 B, T, D, V = 2, 5, 8, 50
 
@@ -48,6 +48,13 @@ def test_the_divergence_is_summed_in_nats_by_the_weights(entries, chunk):
     )
     p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in logits)
     np.testing.assert_allclose(total, ((p * np.log(p / q)).sum(-1) * weights).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 64])
+def test_any_chunk_gives_the_most_probable_tokens(entries, chunk):
+    head, hidden, *_ = entries
+    found = most_probable(lambda x: x @ head.T, hidden, chunk=chunk)
+    np.testing.assert_array_equal(found, np.argmax(np.asarray(hidden) @ np.asarray(head).T, axis=-1))
 
 
 def test_the_mean_is_the_sum_over_the_weights(entries):

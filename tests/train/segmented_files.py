@@ -10,7 +10,7 @@ SPLITS = ("train", "held_out")
 
 
 def write_segmented(
-    folder, tokenizer, documents, *, held_out=None, micro_steps=3, base_sha256="", begins=(), ends=(), prompt_share=0.0
+    folder, tokenizer, documents, *, held_out=None, micro_steps=3, base_sha256="", begins=(), ends=(), **replies
 ):
     """Writes one source of documents, each a list of groups of tokens; an answer's tokens are negative.
 
@@ -21,7 +21,8 @@ def write_segmented(
       held_out: to measure on; None for the same.
       micro_steps: J.
       base_sha256: of the base.
-      begins, ends, prompt_share: as in `Replies`.
+      begins, ends: as in `Replies`.
+      replies: other fields of `Replies`; `prompt_share` is 0 without.
     """
     folder.mkdir(parents=True)
     source = {"name": "a", "share": 1}
@@ -34,7 +35,7 @@ def write_segmented(
         np.save(folder / f"{split}-a-00000.places.npy", np.array(places, np.uint8))
         np.save(folder / f"{split}-a-00000.documents.npy", ends_of)
         source[split] = {"documents": len(found), "tokens": len(flat), "shards": [f"{split}-a-00000"]}
-    replies = {"begins": list(begins), "ends": list(ends), "prompt_share": prompt_share}
+    replies = {"begins": list(begins), "ends": list(ends), "prompt_share": 0.0, **replies}
     index = {
         "tokenizer_sha256": file_sha256(tokenizer / "tokenizer.json"),
         "vocab_size": 290,

@@ -49,6 +49,15 @@ def test_all_that_stands_before_the_first_marked_answer_is_a_prompt():
     assert np.flatnonzero(reply_marks(Replies((ASSISTANT,), (END,)), chat, answers=(6,))).tolist() == [5, 6, 7]
 
 
+def test_what_stands_between_answers_may_be_a_prompt_too():
+    text = np.arange(10, 30, dtype=np.uint16)
+    alone = Replies((ASSISTANT,), (END,), answers_alone=True)
+    assert np.flatnonzero(reply_marks(alone, text, answers=(0, 1, 5, 6, 9))).tolist() == [1, 5, 6, *range(9, 20)]
+    np.testing.assert_array_equal(
+        reply_marks(alone, text, (3,)), reply_marks(Replies((ASSISTANT,), (END,)), text, (3,))
+    )
+
+
 def test_a_documents_first_token_is_never_a_reply():
     for count in (1, 2, 3):
         marks = reply_marks(Replies(prompt_share=0.0), np.arange(count, dtype=np.uint16))

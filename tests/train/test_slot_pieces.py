@@ -71,6 +71,10 @@ def test_replies_are_marked_as_they_were_when_the_document_was_segmented(tmp_pat
     ]
     counts = data.reply_counts(60, Room(4, 4, 100))
     assert {int(t): int(counts[t]) for t in np.flatnonzero(counts)} == {8: 2, 51: 1, 52: 1, 53: 1, 55: 1, 56: 1}
+    answers = [[7], [50], [-51, -52], [53], [-54], [55]]
+    data = Segmented(write_segmented(tmp_path / "answers", tokenizer, [answers], answers_alone=True), tokenizer)
+    [piece] = data.slot_pieces("train", ROOMY)["a"]
+    assert piece.replies.tolist() == [False, False, True, True, False, True, True]
 
 
 def test_segmented_data_of_another_kind_is_refused_by_name(tmp_path, tokenizer):

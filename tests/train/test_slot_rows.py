@@ -84,10 +84,41 @@ def test_rows_hold_documents_parts_whole_and_in_order(many):
             assert further[further >= 0].tolist() == several.tolist()
 
 
+@pytest.mark.parametrize("room", [ROOM, Room(slots=40, further=3, tokens=100), Room(slots=40, further=40, tokens=100)])
+def test_groups_are_cut_by_chance_where_a_row_has_room(many, room):
+    documents, data = many
+    flat = [json.dumps([token for group in document for token in group])[1:-1] for document in documents]
+    # What a token begins in its document, by the token; tokens are drawn, so a few stand in several documents.
+    whole = {json.dumps(group) for document in documents for group in document}
+    batches = take(rows_of(data, room=room, cut_share=0.5), 20)
+    joins = cuts = 0
+    for batch in batches:
+        for row in range(2):
+            for number in range(1, batch.segments[row].max() + 1):
+                where = batch.segments[row] == number
+                count, tokens, cut = batch.count[row][where], batch.tokens[row][where], batch.cut[row][where]
+                groups = [tokens[i, :n].tolist() for i, n in enumerate(count)]
+                assert any(json.dumps(list(itertools.chain(*groups)))[1:-1] in text for text in flat)
+                np.testing.assert_array_equal(batch.position[row][where], np.cumsum(count) - 1)
+                assert not cut[0]
+                assert not cut[-1]
+                for i, end in enumerate(cut):
+                    if not end and (i == 0 or not cut[i - 1]):
+                        assert json.dumps(groups[i]) in whole
+                joins, cuts = joins + (count - 1).sum(), cuts + cut.sum()
+            several = np.flatnonzero((batch.count[row][1:] > 1) & (np.diff(batch.segments[row]) == 0))
+            assert batch.further[row][batch.further[row] >= 0].tolist() == several.tolist()
+    if room.slots == room.further == 40:
+        assert 0.4 < cuts / (joins + cuts) < 0.55  # First groups stay whole.
+    assert cuts > 0
+    assert equal(batches, take(rows_of(data, room=room, cut_share=0.5), 20))
+    assert not equal(batches, take(rows_of(data, room=room), 20))
+
+
 def test_little_of_a_row_is_padding(many):
     batches = take(rows_of(many[1], room=Room(32, 32, 100)), 20)
     assert np.mean([(batch.segments > 0).mean() for batch in batches]) > 0.85
-    assert [array.dtype for array in batches[0]] == [np.int32] * 4 + [np.float32, bool, np.int32]
+    assert [array.dtype for array in batches[0]] == [np.int32] * 4 + [np.float32, bool, bool, np.int32]
 
 
 @pytest.mark.parametrize("done", [0, 3, 17])
