@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_smash.models.families.presets import preset
-from jax_smash.sharding import MeshShape, add_virtual_devices, make_mesh, param_shardings
+from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.data import Batch
 from train.objective import language_model_objective
 from train.optimiser import Optimiser
