@@ -39,7 +39,7 @@ from jax_smash.sampling import SamplingOptions
 
 Row = dict[str, Any]
 
-SMASHING = ("modules", "smash_mode", "confidence", "micro_steps", "micro_head")
+SMASHING = ("modules", "smash_mode", "confidence", "token_confidence", "micro_steps", "micro_head")
 """Settings of method hamburger alone."""
 
 COLUMNS = (
@@ -72,7 +72,7 @@ class Settings:
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
       smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
-      confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`.
+      confidence, token_confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`.
       batch_sizes: prompts that decode together.
       processors: none, all (every processor, stop strings, a grammar, log-probabilities), or both.
       choices: greedy, sampled, or both.
@@ -97,6 +97,7 @@ class Settings:
     modules: str | None = None
     smash_mode: str = "exact"
     confidence: float = 0.7
+    token_confidence: float = 0.0
     micro_steps: int | None = None
     micro_head: str = "full"
     batch_sizes: Numbers = (1, 3, 8)

@@ -68,6 +68,7 @@ class Settings:
         base, which was trained with its modules, they decode with that one; methods without modules decode with the
         first folder's, and `base` names another to compare with.
       confidence: of hamburger: a group goes on where the modules are at least so sure that it does; a row each.
+      token_confidence: likewise, a group ends before a token that they are less sure of; a row each for each of both.
       smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
         decoded as it is alone.
       json: file to write.
@@ -94,6 +95,7 @@ class Settings:
     mesh: str | None = None
     modules: Names = ()
     confidence: Decimals = (0.7,)
+    token_confidence: Decimals = (0.0,)
     smash_mode: str = "blind"
     micro_steps: int | None = None
     micro_head: str = "full"
@@ -111,7 +113,7 @@ class Settings:
           FileExistsError, FileNotFoundError: an output file cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        for name in ("methods", "lengths", "weights", "confidence"):
+        for name in ("methods", "lengths", "weights", "confidence", "token_confidence"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one; got none")
         for method in self.methods:
@@ -166,10 +168,11 @@ class Settings:
         return list(dict.fromkeys(self.modules or ("auto",))) if HAMBURGER in self.methods else []
 
     def _smashes(self) -> list[SmashOptions]:
-        return [smash_options(self, confidence=confidence) for confidence in dict.fromkeys(self.confidence)]
+        sure = itertools.product(dict.fromkeys(self.confidence), dict.fromkeys(self.token_confidence))
+        return [smash_options(self, confidence=stop, token_confidence=token) for stop, token in sure]
 
     def _given(self) -> list[str]:
-        names = ("modules", "confidence", "smash_mode", "micro_steps", "micro_head", "least_rows")
+        names = ("modules", "confidence", "token_confidence", "smash_mode", "micro_steps", "micro_head", "least_rows")
         return [f.name for f in dataclasses.fields(self) if f.name in names and getattr(self, f.name) != f.default]
 
 

@@ -16,6 +16,9 @@ HIGHEST = {"perplexity": None}
 SECOND = ("acc_norm", "distinct_4grams")
 """Metrics that stand beside another of the same task."""
 
+SETTINGS = ("confidence", "token_confidence", "weights", "modules")
+"""Settings that tell contenders apart."""
+
 POINT = 0.01
 """A point of a score, within which another is no worse for use."""
 
@@ -110,6 +113,8 @@ def _draw_trade(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
             if "confidence" in row["settings"]:
                 place = (_slots(row), row["score"])
                 text = f"{row['settings']['confidence']:g}"
+                if token := row["settings"].get("token_confidence"):
+                    text += f" and {token:g}"
                 axis.annotate(text, place, xytext=(4, 4), textcoords="offset points", fontsize="small")
     axis.margins(x=0.1)
     axis.set_ylabel(f"share, {_name(rows[0])}")
@@ -136,7 +141,7 @@ def _slots(row: dict[str, Any]) -> float:
     return row.get("output_compression", 1.0)
 
 
-def _labels(rows: Sequence[dict[str, Any]], told: Sequence[str] = ("confidence", "weights", "modules")) -> list[str]:
+def _labels(rows: Sequence[dict[str, Any]], told: Sequence[str] = SETTINGS) -> list[str]:
     """Returns who was measured in each row: the method, and of some settings what is not the same in all."""
     columns = [[row["method"] for row in rows]]
     columns += [[str(row["settings"].get(name, "")) for row in rows] for name in told]

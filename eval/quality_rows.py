@@ -24,7 +24,7 @@ COLUMNS = (
     "truncated",
 )
 OPTIONAL = ("model", "weights", "difference", "output_compression", "cache_compression")
-SHOWN = ("length", "shots", "file", "confidence", "modules")
+SHOWN = ("length", "shots", "file", "confidence", "token_confidence", "modules")
 """Settings that tell the rows of a table apart."""
 
 

@@ -81,7 +81,8 @@ class Settings:
       verify: how sampled drafts are checked, as in `jax-smash generate --verify`.
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
-      smash_mode, confidence, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`.
+      smash_mode, confidence, token_confidence, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash
+        generate`.
       group_lengths: measures hamburger with groups that all have so many tokens too, whatever the stop head says, and
         from them the cost of a micro-step and the speed-up that it allows. A random model gets random modules.
       micro_layers: of random modules.
@@ -115,6 +116,7 @@ class Settings:
     modules: str | None = None
     smash_mode: str = "blind"
     confidence: float = 0.7
+    token_confidence: float = 0.0
     micro_steps: int | None = None
     micro_head: str = "full"
     least_rows: int | None = None

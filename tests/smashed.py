@@ -43,6 +43,7 @@ class Plainly:
       key: that the row's tokens are drawn with, at temperature 1; None for the likeliest ones.
       noise_at: of which place in the text the noise is, by the place of the group's first token and the token's index
         in the group. Other noise than that of a token's own place is a fault, made on purpose.
+      sure: probability that the likeliest further token must have.
 
     Attributes:
       entries: the slots' vectors, and `positions`, theirs.
@@ -51,12 +52,17 @@ class Plainly:
     """
 
     def __init__(
-        self, model: Model, bias: dict[int, float] | None = None, key=None, noise_at=lambda first, i: first + i
+        self,
+        model: Model,
+        bias: dict[int, float] | None = None,
+        key=None,
+        noise_at=lambda first, i: first + i,
+        sure: float = 0.0,
     ):
         self.base = model.definition.bind(model.params["target"])
         self.smasher = model.modules.definition.bind(model.params["smasher"])
         self.steps = self.smasher.config.micro_steps
-        self.key, self.noise_at = key, noise_at
+        self.key, self.noise_at, self.sure = key, noise_at, sure
         self.entries, self.positions, self.pending, self.lengths = [], [], [], []
         self.bias = np.zeros(model.vocab_size, np.float32)
         for token, value in (bias or {}).items():
@@ -121,7 +127,10 @@ class Plainly:
             logits, stop = self._micro(prefix[None], hidden[None], vectors)
             if 1 / (1 + np.exp(np.float32(stop[0, len(group) - 1]))) < confidence:
                 break
-            group.append(self._chosen(np.asarray(logits[0, len(group)]) + self.bias, len(group)))
+            scores = np.asarray(logits[0, len(group)])
+            if 1 / np.exp(scores - scores.max()).sum() < self.sure:
+                break
+            group.append(self._chosen(scores + self.bias, len(group)))
         return group
 
     def _chosen(self, logits: np.ndarray, index: int) -> int:

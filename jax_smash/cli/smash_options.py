@@ -28,6 +28,9 @@ class SmashFlags:
     confidence: Annotated[float, _flag("P")] = 0.7
     """A group goes on where the modules are at least so sure that it does: over 0, up to 1. Higher is slower and
     truer."""
+    token_confidence: Annotated[float, _flag("P")] = 0.0
+    """A group ends before a token unless the modules give their most probable one this probability: from 0, which
+    trusts them, to 1."""
     micro_steps: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "(default: as trained)")] = None
     """Tokens of a group at most."""
     micro_head: Annotated[str, _flag("full|int8|N", "(default: full)")] = "full"
@@ -55,6 +58,7 @@ class SmashFlags:
         options = SmashOptions(
             mode=self.smash_mode,
             confidence=self.confidence,
+            token_confidence=self.token_confidence,
             micro_steps=self.micro_steps,
             micro_head=self.micro_head,
             least_rows=self.least_rows,

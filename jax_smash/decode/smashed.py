@@ -17,7 +17,7 @@ from jax_smash.sharding import constrain
 from jax_smash.smash.entry import Entry, entry_at
 from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.macro_step import macro_step
-from jax_smash.smash.micro_head import micro_logits
+from jax_smash.smash.micro_head import micro_logits, sure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,10 @@ class SmashedDecoding(FusedDecoding):
             smasher,
             entry.prefix,
             entry.hidden,
-            speak=functools.partial(self._speak, state, base.unembed),
-            further=functools.partial(self._speak, state, functools.partial(micro_logits, base, params)),
+            speak=functools.partial(self._speak, state, base.unembed, None),
+            further=functools.partial(
+                self._speak, state, functools.partial(micro_logits, base, params), limits.token_confidence
+            ),
             # The cache stays outside the loop of micro-steps: none of them reads it.
             carry=replace(rows, cache=None, draft=None),
             running=running,
@@ -77,12 +79,13 @@ class SmashedDecoding(FusedDecoding):
         self,
         state: DecodeState,
         head: Any,
+        least: Float[Array, ""] | None,
         rows: Rows,
         hidden: Float[Array, "B D"],
         index: Int[Array, ""],
         going: Bool[Array, "B"],
     ) -> tuple[Rows, Int[Array, "B"], Bool[Array, "B"]]:
-        """Chooses and emits a token of a group; see `Speak`."""
+        """Chooses and emits a token of a group, one that the head is sure enough of; see `Speak`."""
         state = replace(state, rows=rows)
         logits = constrain(head(hidden), "batch")  # The vocabulary in one place, as in plain decoding.
         path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
@@ -90,7 +93,9 @@ class SmashedDecoding(FusedDecoding):
         token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)
         chosen = jnp.take_along_axis(logits, token, axis=1)
         log_probs = None if self.log_probs is None else log_probabilities(logits[:, None], token, self.log_probs)
-        # A smaller head may have no token that a processor permits; the base has one.
-        said = going & ((index == 0) | (processed.max(-1)[:, 0] != -jnp.inf))
+        said = going
+        if least is not None:
+            # A smaller head may have no token that a processor permits; the base has one.
+            said = going & (processed.max(-1)[:, 0] != -jnp.inf) & sure(logits, least)
         emitted = emit(state, token, chosen, said.astype(jnp.int32), log_probs=log_probs)
         return emitted.rows, jnp.where(said, token[:, 0], -1), running_rows(emitted)

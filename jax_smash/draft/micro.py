@@ -14,7 +14,7 @@ from jax_smash.sharding import constrain
 from jax_smash.smash.entry import Entry, chosen_entry, empty_entry, last_entry
 from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.macro_step import Group, macro_step
-from jax_smash.smash.micro_head import micro_logits
+from jax_smash.smash.micro_head import micro_logits, sure
 from jax_smash.smash.smasher import Smasher, SmasherDef
 
 RUNNING = 0
@@ -123,11 +123,12 @@ def drafted_group(
 
     def further(path: Path, hidden: Array, index: Array, going: Bool[Array, "B"]) -> tuple[Path, Array, Array]:
         logits = constrain(micro_logits(base, params, hidden), "batch")[:, None]
+        surely = sure(logits[:, 0], limits.token_confidence)
         for processor, memory in zip(state.shared.processors, rows.processors, strict=True):
             logits = processor.apply(memory, logits, path[:, None])
         place = rows.token_length[:, None] - 1 + index
         token = choose(logits, rows.key, place, sampled=sampled)[:, 0]
-        token = jnp.where(going & (logits.max(-1)[:, 0] > -jnp.inf), token, -1)
+        token = jnp.where(going & surely & (logits.max(-1)[:, 0] > -jnp.inf), token, -1)
         return path.at[:, index - 1].set(token), token, going
 
     steps = smasher.config.micro_steps

@@ -16,12 +16,14 @@ class GroupLimits:
 
     Attributes:
       confidence: from 0; at 0 the stop head is not heeded.
+      token_confidence: from 0, likewise of the micro-step decoder's most probable token.
       longest: tokens of a group at most.
       least_rows: rows that a further micro-step is worth; 0 to go by `share`.
       share: of the rows that run, those that a further micro-step is worth: what one costs over a forward of the base.
     """
 
     confidence: Float[Array, ""]
+    token_confidence: Float[Array, ""]
     longest: Int[Array, ""]
     least_rows: Int[Array, ""]
     share: Float[Array, ""]
@@ -38,6 +40,7 @@ class GroupLimits:
         forced = options.group_length is not None
         return cls(
             confidence=jnp.asarray(0.0 if forced else options.confidence, jnp.float32),
+            token_confidence=jnp.asarray(0.0 if forced else options.token_confidence, jnp.float32),
             longest=jnp.asarray(options.longest(config), jnp.int32),
             least_rows=jnp.asarray(1 if forced and not options.least_rows else options.least_rows or 0, jnp.int32),
             # Of one row, always that one: who decodes with HAMburger wants groups.

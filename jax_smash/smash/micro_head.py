@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from qwix import QArray
 
 from jax_smash.models.projection import row_products
@@ -58,6 +59,16 @@ def micro_logits(base: CausalLM, params: Mapping[str, Any], hidden: Float[Array,
     """
     head = params.get(ROLE)
     return base.unembed(hidden) if head is None else head.logits(hidden)
+
+
+def sure(logits: Float[Array, "B V"], least: Float[Array, ""]) -> Bool[Array, "B"]:
+    """Marks the rows whose most probable token has at least a probability, whichever token is then chosen.
+
+    Args:
+      logits: float32, before any processor.
+      least: from 0 (all rows) to 1.
+    """
+    return jax.nn.softmax(logits, axis=-1).max(-1) >= least
 
 
 def int8_head(base: Transformer) -> MicroHead:

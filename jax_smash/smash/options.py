@@ -21,6 +21,8 @@ class SmashOptions:
     Attributes:
       mode: one of `MODES`.
       confidence: a group goes on where the stop head is at least so sure that it does; over 0 and at most 1.
+      token_confidence: a group ends before a token of which the micro-step decoder is less sure: than this its most
+        probable one has at least; 0 to trust them all, as the paper does. Such a token's micro-step is made in vain.
       micro_steps: tokens of a group at most; None for as many as the modules were trained for.
       micro_head: what tokens behind a group's first are read with: one of `HEADS`, or a number of tokens.
       least_rows: rows that a further micro-step is worth: with fewer, all groups end, for the others wait. None
@@ -30,6 +32,7 @@ class SmashOptions:
 
     mode: str = "blind"
     confidence: float | int = 0.7
+    token_confidence: float | int = 0.0
     micro_steps: int | None = None
     micro_head: str = "full"
     least_rows: int | None = None
@@ -53,10 +56,14 @@ class SmashOptions:
         """
         if self.mode not in MODES:
             raise ValueError(f"smash_mode must be one of {', '.join(MODES)}; got {self.mode!r}")
-        if isinstance(self.confidence, bool) or not isinstance(self.confidence, float | int):
-            raise TypeError(f"confidence must be a number; got {self.confidence!r}")
+        for name in ("confidence", "token_confidence"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, float | int):
+                raise TypeError(f"{name} must be a number; got {value!r}")
         if not 0 < self.confidence <= 1:
             raise ValueError(f"confidence must be over 0 and at most 1; got {self.confidence}")
+        if not 0 <= self.token_confidence <= 1:
+            raise ValueError(f"token_confidence must be from 0 to 1; got {self.token_confidence}")
         self._check_head(vocab_size)
         for name in ("micro_steps", "least_rows", "group_length"):
             value = getattr(self, name)

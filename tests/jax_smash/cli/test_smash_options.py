@@ -42,6 +42,7 @@ def test_the_program_decodes_with_the_modules_beside_a_model(run, smashed, tmp_p
     ("options", "said"),
     [
         (("--confidence", "0"), "--confidence must be over 0 and at most 1; got 0.0"),
+        (("--token-confidence", "2"), "--token-confidence must be from 0 to 1; got 2.0"),
         (("--confidence", "1.5"), "--confidence must be over 0 and at most 1; got 1.5"),
         (("--micro-steps", "0"), "--micro-steps must be at least 1; got 0"),
         (("--micro-steps", "4"), "--micro-steps must be at most 3, what the modules were trained for; got 4"),

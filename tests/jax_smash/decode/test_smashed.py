@@ -19,6 +19,7 @@ from tests.smashed import Plainly, blind_together, smashed_model
 PROMPTS = [[5, 17, 60, 2], [100, 3], list(range(30, 44))]
 NEW = 24
 CONFIDENCE = 0.45
+SURE = 0.3
 
 
 def decoded(prompts=PROMPTS, *, new=NEW, steps=50, model=None, rows=None, limits=None, share=None, **options):
@@ -40,10 +41,10 @@ def lengths(session):
 
 
 @functools.cache
-def plainly(confidence=CONFIDENCE, limit=9):
+def plainly(confidence=CONFIDENCE, limit=9, sure=0.0):
     model, said = smashed_model(), []
     for prompt in PROMPTS:
-        row = Plainly(model)
+        row = Plainly(model, sure=sure)
         row.read(prompt)
         said.append((row.blind(NEW, confidence, limit), row))
     return said
@@ -51,7 +52,11 @@ def plainly(confidence=CONFIDENCE, limit=9):
 
 @pytest.mark.parametrize(
     ("options", "asked"),
-    [({"confidence": CONFIDENCE}, {}), ({"group_length": 3}, {"confidence": 0.0, "limit": 3})],
+    [
+        ({"confidence": CONFIDENCE}, {}),
+        ({"confidence": CONFIDENCE, "token_confidence": SURE}, {"sure": SURE}),
+        ({"group_length": 3}, {"confidence": 0.0, "limit": 3}),
+    ],
 )
 def test_text_and_slots_are_those_of_reading_everything_again(options, asked):
     session = decoded(**options)
@@ -89,6 +94,13 @@ def test_forced_lengths_are_had(length):
 def test_full_confidence_makes_groups_of_one_and_so_does_one_micro_step():
     for options in ({"confidence": 1.0}, {"micro_steps": 1, "confidence": 0.01}):
         assert lengths(decoded(**options)) == [[NEW, 0, 0, 0]] * 3
+
+
+def test_what_no_token_is_sure_enough_for_is_groups_of_one_whose_micro_steps_are_in_vain():
+    session = decoded(confidence=0.01, token_confidence=1.0)
+    assert lengths(session) == [[NEW, 0, 0, 0]] * 3
+    assert session.state.rows.draft.micro_steps.tolist() == [NEW - 1] * 3
+    assert session.outputs() == decoded(confidence=1.0).outputs()
 
 
 def test_rows_are_as_they_are_alone():

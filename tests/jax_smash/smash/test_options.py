@@ -14,6 +14,8 @@ CONFIG = smasher_of(micro_steps=3).config
         ({"confidence": 1.01}, ValueError, "confidence must be over 0 and at most 1; got 1.01"),
         ({"confidence": float("nan")}, ValueError, "confidence must be over 0 and at most 1; got nan"),
         ({"confidence": True}, TypeError, "confidence must be a number; got True"),
+        ({"token_confidence": -0.1}, ValueError, "token_confidence must be from 0 to 1; got -0.1"),
+        ({"token_confidence": float("nan")}, ValueError, "token_confidence must be from 0 to 1; got nan"),
         ({"micro_head": "int4"}, ValueError, "micro_head must be full, int8 or a number of tokens; got 'int4'"),
         ({"micro_head": "0"}, ValueError, "micro_head must be full, int8 or a number of tokens; got '0'"),
         ({"micro_steps": 0}, ValueError, "micro_steps must be at least 1; got 0"),
@@ -51,6 +53,7 @@ def test_a_number_is_a_reduced_head(head, size):
         ("least_rows", "2", "least_rows must be a whole number; got '2'"),
         ("group_length", 1.5, r"group_length must be a whole number; got 1\.5"),
         ("confidence", "0.7", "confidence must be a number; got '0.7'"),
+        ("token_confidence", None, "token_confidence must be a number; got None"),
     ],
 )
 def test_options_of_another_type_are_refused_by_name(name, value, complaint):
