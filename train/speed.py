@@ -26,7 +26,7 @@ from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.data import Batch
 from train.objective import language_model_objective
 from train.optimiser import Optimiser
-from train.program import check_new_file, run_program
+from train.program import check_new_file, make_devices, run_program
 from train.settings import Settings, load_settings
 from train.start import first_params
 from train.step import TrainState, make_step, place_rows
