@@ -17,6 +17,9 @@ def main(path: str) -> None:
         "jax_smash/assets/tiny/model.safetensors",
         "jax_smash/assets/tiny/tokenizer.json",
         "jax_smash/assets/tiny/chat_template.jinja",
+        "jax_smash/assets/tiny/hamburger/model.safetensors",
+        "jax_smash/assets/tiny/hamburger/smasher.json",
+        "jax_smash/assets/tiny/hamburger/smasher.safetensors",
         "pallas_kernels/__init__.py",
     }
     missing = wanted - set(names)
