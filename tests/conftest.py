@@ -29,6 +29,18 @@ jax.config.update("jax_disable_most_optimizations", True)
 MAPPINGS = 15_000
 
 
+def pytest_addoption(parser):
+    parser.addoption("--one-case", action="store_true", help="of each parametrised test only the first case")
+
+
+@pytest.hookimpl(trylast=True)  # Behind the choice by markers: the first case of those that are left.
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--one-case"):
+        first = {item.nodeid.split("[")[0]: item for item in reversed(items)}
+        config.hook.pytest_deselected(items=[x for x in items if first[x.nodeid.split("[")[0]] is not x])
+        items[:] = [x for x in items if first[x.nodeid.split("[")[0]] is x]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _few_programs():
     """Forgets compiled programs after a module where many are held."""
