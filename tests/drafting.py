@@ -1,9 +1,14 @@
-"""What drafters of looked-up continuations propose, written out plainly."""
+"""A model to draft with, and what drafters of looked-up continuations propose, written out plainly."""
+
+import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.draft.templates import named_tree
+from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
@@ -11,6 +16,18 @@ from tests.tiny import tiny_model
 
 LETTERS = 4
 """Different tokens of a random text: few, so that much of it stands there twice."""
+
+
+@functools.cache
+def other_model(**changes) -> Model:
+    """Returns a model whose distributions are not the target's, but near enough for some of its tokens to be kept."""
+    model = tiny_model(**changes)
+    noise = np.random.default_rng(3)
+    changed = jax.tree.map(
+        lambda w: w + jnp.asarray(noise.normal(size=w.shape) * 0.1 * float(w.std()), w.dtype) if w.ndim > 1 else w,
+        model.params["target"],
+    )
+    return dataclasses.replace(model, name="changed", params={"target": changed})
 
 
 def plain_tree(topology, pending: int, continuations: list[tuple[list[int], int]]) -> list[int]:
@@ -58,7 +75,7 @@ def follow_a_chat(method: str, plain_proposal, trees=("chain-4", "recycling-80")
       trees: topologies that are asked for.
       draft: options of drafting.
     """
-    model = tiny_model()
+    model = tiny_model(num_layers=1, layer_kinds=("full",))
     made = make_method(model, method, draft=DraftOptions(tree="chain-4", **draft))
     session = Session(model, made, slots=96, max_new_tokens=20, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
     rng = np.random.default_rng(0)

@@ -59,15 +59,14 @@ class Plainly:
         noise_at=lambda first, i: first + i,
         sure: float = 0.0,
     ):
-        self.base = model.definition.bind(model.params["target"])
-        self.smasher = model.modules.definition.bind(model.params["smasher"])
-        self.steps = self.smasher.config.micro_steps
+        self.steps = model.modules.config.micro_steps
         self.key, self.noise_at, self.sure = key, noise_at, sure
         self.entries, self.positions, self.pending, self.lengths = [], [], [], []
         self.bias = np.zeros(model.vocab_size, np.float32)
         for token, value in (bias or {}).items():
             self.bias[token] = value
-        self._forward, self._micro = _functions(model)
+        self._forward, self._micro, self._fuse, embed = _functions(model)
+        self._vectors = np.asarray(embed())
 
     @property
     def next_position(self) -> int:
@@ -140,13 +139,12 @@ class Plainly:
         return int(_drawn(logits, self.key, np.int32(self.noise_at(self.next_position, index))))
 
     def _slot(self, tokens: list[int]) -> None:
-        vectors = jnp.asarray(np.stack([self._vector(t) for t in tokens])[None])
-        fused = self.smasher.fuse(vectors, jnp.asarray([len(tokens)], jnp.int32))
+        fused = self._fuse(np.stack([self._vector(t) for t in tokens])[None])
         self.positions.append(self.next_position + len(tokens) - 1)
         self.entries.append(np.asarray(fused[0]))
 
     def _vector(self, token: int) -> np.ndarray:
-        return np.asarray(self.base.embed(jnp.asarray([[token]], jnp.int32))[0, 0])
+        return self._vectors[token]
 
     def _last(self, entries, positions):
         vectors = np.zeros((1, WIDTH, len(entries[0])), np.float32)
@@ -198,9 +196,18 @@ def _compiled(definition, smasher):
         spoken = modules.spoken(prefix, hidden, vectors)
         return base.unembed(spoken), modules.stop_logits(spoken)
 
-    return forward, micro
+    @jax.jit
+    def fuse(params, vectors):
+        return smasher.bind(params["smasher"]).fuse(vectors, jnp.asarray([vectors.shape[1]], jnp.int32))
+
+    @jax.jit
+    def embed(params):
+        base = definition.bind(params["target"])
+        return base.embed(jnp.arange(base.vocab_size, dtype=jnp.int32)[None])[0]
+
+    return forward, micro, fuse, embed
 
 
 def _functions(model: Model):
-    forward, micro = _compiled(model.definition, model.modules.definition)
-    return functools.partial(forward, model.params), functools.partial(micro, model.params)
+    made = _compiled(model.definition, model.modules.definition)
+    return tuple(functools.partial(function, model.params) for function in made)

@@ -136,7 +136,8 @@ def test_entries_of_a_block_by_hand():
     base, smasher = base_of(), smasher_of(micro_steps=3)
     tokens = jnp.array([[7, 8, 9], [30, 31, 0]], jnp.int32)
     group = Group(tokens=tokens, count=jnp.array([3, 2], jnp.int32))
-    inputs, position, block = group_block(base, smasher, group, jnp.array([10, 4], jnp.int32))
+    blocked = jax.jit(lambda group, length: group_block(base, smasher, group, length))
+    inputs, position, block = blocked(group, jnp.array([10, 4], jnp.int32))
     assert position.tolist() == [[10, 11, 12, 11, 12], [4, 5, 6, 5, 6]]
     assert block.valid.tolist() == [[True] * 5, [True, True, False, True, False]]
     assert block.mask()[0].astype(int).tolist() == [
@@ -149,7 +150,7 @@ def test_entries_of_a_block_by_hand():
     vectors = base.embed(tokens)
     np.testing.assert_array_equal(inputs[:, :3], vectors)
     for column, length in ((3, 2), (4, 3)):
-        fused = smasher.fuse(vectors[:, :length], jnp.full((2,), length, jnp.int32))
+        fused = jax.jit(smasher.fuse)(vectors[:, :length], jnp.full((2,), length, jnp.int32))
         np.testing.assert_allclose(inputs[:, column], fused, atol=1e-6)
     assert paths(group)[0].tolist() == [[-1, -1], [8, -1], [8, 9]]
 

@@ -15,11 +15,14 @@ from jax_smash.decode.programs import PROGRAMS
 from tests.tiny import tiny_config, tiny_model
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def optimised():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+ONE_LAYER = {"num_layers": 1, "layer_kinds": ("full",)}
 
 
 class EarlyWrite(Autoregressive):
@@ -46,20 +49,21 @@ class Talkative(Autoregressive):
         return super().step(params, state)
 
 
-def programs(strategy_class=Autoregressive, *, batch=2, sampled=False):
+def programs(strategy_class=Autoregressive, *, batch=2, sampled=False, names=("decode",)):
     arguments = abstract(
         tiny_config(), jax.devices()[0], batch=batch, slots=256, chunk=32, sampled=sampled, dtype=jnp.float32
     )
     arguments = dataclasses.replace(
         arguments, strategy=strategy_class(target=arguments.strategy.target, sampled=sampled)
     )
-    compiled = {name: f.lower(*args).compile() for name, (f, args) in arguments.programs.items() if name != "start"}
+    compiled = {name: f.lower(*args).compile() for name, (f, args) in arguments.programs.items() if name in names}
     return arguments, compiled
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(("batch", "sampled"), [(1, False), (3, True)])
 def test_no_program_copies_the_cache_or_reaches_the_host(batch, sampled):
-    arguments, compiled = programs(batch=batch, sampled=sampled)
+    arguments, compiled = programs(batch=batch, sampled=sampled, names=("prefill", "decode"))
     cache = sum(x.size * 4 for x in (*arguments.state.rows.cache.keys, *arguments.state.rows.cache.values))
     for name, one in compiled.items():
         program = Program.of(one)
@@ -71,18 +75,20 @@ def test_no_program_copies_the_cache_or_reaches_the_host(batch, sampled):
     assert not copies(everything, arguments.cache_shapes)
 
 
+@pytest.mark.usefixtures("optimised")
 def test_a_write_that_does_not_wait_would_be_seen():
     arguments, compiled = programs(EarlyWrite)
     assert copies(Program.of(compiled["decode"]).instructions(), arguments.cache_shapes)
 
 
+@pytest.mark.usefixtures("optimised")
 def test_a_call_of_the_host_would_be_seen():
     _, compiled = programs(Talkative)
     assert host_traffic(Program.of(compiled["decode"]).instructions())
 
 
 def test_other_prompts_and_settings_of_a_bucket_compile_nothing():
-    model = tiny_model()
+    model = tiny_model(**ONE_LAYER)
     heard = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, duration_secs, **_: heard.append(event) if "backend_compile" in event else None
@@ -99,7 +105,7 @@ def test_other_prompts_and_settings_of_a_bucket_compile_nothing():
 
 
 def test_what_was_forgotten_is_compiled_again_and_maps_no_memory():
-    model = tiny_model()
+    model = tiny_model(**ONE_LAYER)
     first = generate(model, "a first prompt", max_new_tokens=3)[0].text
     compiled = PROGRAMS.compiled
     mappings = pathlib.Path("/proc/self/maps")  # Linux alone has it, and a limit on them.

@@ -5,18 +5,23 @@ import pytest
 from jax_smash import generate
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions
+from tests.drafting import other_model
 from tests.tiny import tiny_model
 
-PROMPTS = ["the cat sat on the mat. the cat sat", "a b a b a b", "x", "to be or not to be, to be or", "mmmmmmmm", "q w"]
-CASES = [
-    *(("recycling", tree) for tree in ("off", "chain-1", "chain-4", "recycling-80", "auto")),
+# All of one length bucket, so that a method compiles one prefill.
+PROMPTS = ["the cat sat on the mat. the cat", "a b a b a b", "x", "to be or not to be, to be or", "mmmmmmmm", "q w"]
+CASES = [("recycling", "off"), ("recycling", "recycling-80"), ("hybrid", "auto"), ("draft-model", "chain-2")]
+CASES += [("draft-model", "siblings"), ("lookup", "chain-4"), ("suffix", "auto"), ("lookahead", "auto")]
+# Other pairs of a drafter and a way to make trees, both of which stand above.
+MORE_CASES = [
+    *(("recycling", tree) for tree in ("chain-1", "chain-4", "auto")),
     ("hybrid", "recycling-80"),
-    ("hybrid", "auto"),
-    ("draft-model", "chain-1"),
-    ("draft-model", "chain-4"),
-    ("draft-model", "recycling-80"),
-    *((method, tree) for method in ("lookup", "suffix", "lookahead") for tree in ("chain-4", "auto")),
+    *(("draft-model", tree) for tree in ("chain-1", "chain-4", "recycling-80")),
+    ("lookup", "auto"),
+    ("suffix", "chain-4"),
+    ("lookahead", "chain-4"),
 ]
+SIBLINGS = "[[0], [1], [0, 0], [1, 0]]"
 GREEDY = SamplingOptions()
 SAMPLED = SamplingOptions(temperature=0.8, top_k=20, top_p=0.95)
 PENALISED = SamplingOptions(
@@ -30,48 +35,69 @@ PENALISED = SamplingOptions(
 
 
 # Rows of one batch differ in how they choose.
-CHOICES = {"mixed": [GREEDY, SAMPLED, PENALISED, PENALISED, GREEDY, SAMPLED], "greedy": [GREEDY] * 6}
-
-
-def made(method, choices, **options):
-    model, sampling = tiny_model(stop_tokens=(10,)), CHOICES[choices]
-    return generate(model, PROMPTS, method=method, sampling=sampling, max_new_tokens=24, batch_size=3, **options)
+MIXED = [GREEDY, SAMPLED, PENALISED, PENALISED, GREEDY, SAMPLED]
 
 
 @functools.cache
-def plain(choices):
-    return made("ar", choices)
+def made(method, tree="auto", **options):
+    """Returns completions of the prompts, likeliest tokens alone, and of the prompts again, with mixed choices."""
+    if method == "draft-model":
+        # With siblings another model drafts, which is often wrong.
+        options["draft_model"] = other_model() if tree.endswith(".json") else "int8"
+    draft = DraftOptions(tree=tree, **options)
+    model, sampling = tiny_model(stop_tokens=(10,)), [GREEDY] * len(PROMPTS) + MIXED
+    completions = generate(
+        model, PROMPTS * 2, method=method, sampling=sampling, max_new_tokens=24, batch_size=3, draft=draft
+    )
+    return completions[: len(PROMPTS)], completions[len(PROMPTS) :]
+
+
+@pytest.fixture
+def siblings(tmp_path_factory):
+    """The name of a tree with siblings."""
+    file = tmp_path_factory.getbasetemp() / "siblings.json"
+    file.write_text(SIBLINGS)
+    return str(file)
 
 
 def tokens(completions):
     return [c.token_ids for c in completions]
 
 
-@pytest.mark.parametrize(("method", "tree"), CASES)
-def test_drafted_text_is_that_of_plain_decoding(method, tree):
-    options = DraftOptions(tree=tree, draft_model="int8" if method == "draft-model" else None)
-    drafted = made(method, "mixed", draft=options)
-    assert tokens(drafted) == tokens(plain("mixed"))
+def texts(parts):
+    return [tokens(completions) for completions in parts]
+
+
+@pytest.mark.parametrize(
+    ("method", "tree"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES)]
+)
+def test_drafted_text_is_that_of_plain_decoding(method, tree, siblings):
+    drafted = made(method, siblings if tree == "siblings" else tree)
+    assert texts(drafted) == texts(made("ar"))
+    drafted = [c for part in drafted for c in part]
     assert all(c.target_forwards <= max(c.new_tokens - 1, 0) for c in drafted)
     assert tree != "off" or all(c.target_forwards == c.new_tokens - 1 for c in drafted)
 
 
-@pytest.mark.parametrize("tree", ["off", "chain-4", "recycling-80", "auto"])
+@pytest.mark.parametrize(
+    "tree",
+    ["auto", *(pytest.param(tree, marks=pytest.mark.slow) for tree in ("off", "chain-4", "recycling-80"))],
+)
 def test_trees_grown_by_stored_probabilities_change_no_text(tree):
-    drafted = made("recycling", "mixed", draft=DraftOptions(tree=tree, stored_probabilities=True))
-    assert tokens(drafted) == tokens(plain("mixed"))
+    drafted = made("recycling", tree, stored_probabilities=True)
+    assert texts(drafted) == texts(made("ar"))
 
 
 def test_a_tree_saves_forwards():
-    drafted = made("recycling", "greedy", draft=DraftOptions(tree="recycling-80"))
-    expected = plain("greedy")
+    drafted, _ = made("recycling", "recycling-80")
+    expected, _ = made("ar")
     assert tokens(drafted) == tokens(expected)
     assert sum(c.target_forwards for c in drafted) < 0.9 * sum(c.target_forwards for c in expected)
 
 
 def test_a_model_that_drafts_for_itself_is_always_right():
     # One int8 product differs from the plain one by little, so all but ties are drafted rightly.
-    drafted = made("draft-model", "greedy", draft=DraftOptions(tree="chain-3", draft_model="int8"))
-    expected = plain("greedy")
+    drafted, _ = made("draft-model", "chain-2")
+    expected, _ = made("ar")
     assert tokens(drafted) == tokens(expected)
     assert sum(c.target_forwards for c in drafted) < 0.5 * sum(c.target_forwards for c in expected)

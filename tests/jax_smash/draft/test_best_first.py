@@ -98,7 +98,8 @@ def test_a_certain_successor_stands_below_its_parent():
         found = jnp.stack([above + 1, above + 2], axis=2)
         return found, jnp.broadcast_to(jnp.asarray([1.0, 0.0], jnp.float32), found.shape)
 
-    tree = grow_best_first(jnp.asarray([0], jnp.int32), always, nodes=4, levels=3, most_rank=jnp.int32(1))
+    grow = jax.jit(lambda root, rank: grow_best_first(root, always, nodes=4, levels=3, most_rank=rank))
+    tree = grow(jnp.asarray([0], jnp.int32), jnp.int32(1))
     assert tree.token.tolist() == [[0, 1, 2, 3]]
     assert tree.parent.tolist() == [[0, 0, 1, 2]]
 

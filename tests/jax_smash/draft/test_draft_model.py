@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import jax
@@ -10,48 +9,39 @@ from jax_smash import generate
 from jax_smash.cache import Block
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions, TopK
+from tests.drafting import other_model
 from tests.goodness import FALSE_ALARM, TOKENS, goodness
 from tests.tiny import tiny_model
 
-PROMPT = "the cat sat"
+PROMPT = [5, 17, 2, 9, 30, 11]
 KEPT, WARMTH, DRAWN = 4, 0.7, 4_000
 SAMPLED = SamplingOptions(temperature=WARMTH, top_k=KEPT)
 TREES = {"chain": "chain-2", "siblings": "siblings.json"}
+CHOICES = [SamplingOptions(), SAMPLED, SAMPLED]
 LOSSLESS = [("rejection", "chain"), ("rejection", "siblings"), ("k-seq", "siblings")]
 
 
+# A layer is traced once a level of the tree, and again to read; thousands of rows' logits are worked on a node.
+SMALL = {"num_layers": 1, "layer_kinds": ("full",), "vocab_size": 32}
+TARGET, OTHER = (functools.partial(make, **SMALL) for make in (tiny_model, other_model))
+
+
+def drafted(verify, tree, prompts=(PROMPT,), **options):
+    draft = DraftOptions(tree=TREES[tree], draft_model=OTHER(), verify=verify)
+    return generate(TARGET(), prompts, method="draft-model", draft=draft, **options)
+
+
 @functools.cache
-def other_model():
-    """A model whose distributions are not the target's, but near enough for some of its tokens to be kept."""
-    model = tiny_model()
-    noise = np.random.default_rng(3)
-    changed = jax.tree.map(
-        lambda w: w + jnp.asarray(noise.normal(size=w.shape) * 0.1 * float(w.std()), w.dtype) if w.ndim > 1 else w,
-        model.params["target"],
-    )
-    return dataclasses.replace(model, name="changed", params={"target": changed})
-
-
-def drawn(verify, tree, seed, *, method="draft-model", sampling=SAMPLED, tokens=TOKENS, count=DRAWN):
-    draft = DraftOptions() if method == "ar" else DraftOptions(tree=tree, draft_model=other_model(), verify=verify)
-    return generate(
-        tiny_model(),
-        PROMPT,
-        method=method,
-        draft=draft,
-        sampling=sampling,
-        num_samples=count,
-        max_new_tokens=tokens,
-        seed=seed,
-        batch_size=count,
-    )
+def plain():
+    """Returns what plain decoding says where the likeliest token is chosen, beside rows that sample."""
+    return generate(TARGET(), [PROMPT] * 3, sampling=CHOICES, max_new_tokens=24, seed=[1, 2, 3])[0]
 
 
 @functools.cache
 def joint(make_model):
     """Returns each run of three tokens that a model may draw, with its probability."""
     model = make_model()
-    bound, prompt = model.definition.bind(model.params["target"]), model.encode(PROMPT)
+    bound = model.definition.bind(model.params["target"])
 
     @jax.jit
     def after(tokens):
@@ -64,7 +54,7 @@ def joint(make_model):
 
     runs = {(): 1.0}
     for _ in range(TOKENS):
-        probability = np.asarray(after(jnp.asarray([[*prompt, *run] for run in runs], jnp.int32)), np.float64)
+        probability = np.asarray(after(jnp.asarray([[*PROMPT, *run] for run in runs], jnp.int32)), np.float64)
         runs = {
             (*run, int(token)): p * row[token]
             for (run, p), row in zip(runs.items(), probability, strict=True)
@@ -90,9 +80,9 @@ def trees(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("verify", "tree"), LOSSLESS)
 def test_text_checked_by_rejection_follows_the_target(verify, tree, trees):
-    completions = drawn(verify, TREES[tree], 0)
-    assert unlikely(completions, joint(tiny_model)) > FALSE_ALARM
-    assert unlikely(completions, joint(other_model)) < FALSE_ALARM
+    completions = drafted(verify, tree, sampling=SAMPLED, num_samples=DRAWN, max_new_tokens=TOKENS, batch_size=1)
+    assert unlikely(completions, joint(TARGET)) > FALSE_ALARM
+    assert unlikely(completions, joint(OTHER)) < FALSE_ALARM
     # Some drafts were kept and some were not.
     forwards = np.array([c.target_forwards for c in completions])
     assert set(forwards) == {1, 2}
@@ -100,33 +90,25 @@ def test_text_checked_by_rejection_follows_the_target(verify, tree, trees):
 
 
 def test_greedy_text_is_plain_decodings_however_it_is_checked(trees):
-    greedy = {"sampling": [SamplingOptions()], "tokens": 24, "count": 1}
-    plain = drawn("", "", 0, method="ar", **greedy)
-    drafted = drawn("k-seq", TREES["siblings"], 0, **greedy)
-    assert drafted[0].token_ids == plain[0].token_ids
-    assert drafted[0].target_forwards < plain[0].target_forwards
+    said = drafted("k-seq", "siblings", max_new_tokens=24)[0]
+    assert said.token_ids == plain().token_ids
+    assert said.target_forwards < plain().target_forwards
 
 
 @pytest.mark.parametrize("verify", ["rejection", "typical-lossy"])
 def test_a_greedy_row_keeps_its_text_beside_rows_that_sample(verify, trees):
-    model, choices = tiny_model(), [SamplingOptions(), SAMPLED, SAMPLED]
-    draft = DraftOptions(tree=TREES["siblings"], draft_model=other_model(), verify=verify)
-    given = {"sampling": choices, "max_new_tokens": 24, "seed": [1, 2, 3]}
-    mixed = generate(model, [PROMPT] * 3, method="draft-model", draft=draft, **given)
-    plain = generate(model, [PROMPT] * 3, **given)
-    assert mixed[0].token_ids == plain[0].token_ids
-    alone = generate(
-        model, PROMPT, method="draft-model", draft=draft, sampling=SAMPLED, max_new_tokens=24, seed=3, batch_size=1
-    )
-    assert alone[0].token_ids == mixed[2].token_ids
+    # The fourth prompt is the third again, alone in its batch.
+    options = {"sampling": [*CHOICES, SAMPLED], "max_new_tokens": 24, "seed": [1, 2, 3, 3], "batch_size": 3}
+    greedy, _, beside, alone = drafted(verify, "siblings", [PROMPT] * 4, **options)
+    assert greedy.token_ids == plain().token_ids
+    assert alone.token_ids == beside.token_ids
 
 
 def test_a_draft_models_own_samples_are_all_kept(trees):
-    model = tiny_model()
-    draft = DraftOptions(tree="chain-4", draft_model=model, verify="rejection")
-    made = generate(model, PROMPT, method="draft-model", draft=draft, sampling=SAMPLED, max_new_tokens=26)[0]
-    assert made.new_tokens == 26
-    assert made.target_forwards == 5
+    draft = DraftOptions(tree="chain-2", draft_model=TARGET(), verify="rejection")
+    made = generate(TARGET(), [PROMPT], method="draft-model", draft=draft, sampling=SAMPLED, max_new_tokens=25)[0]
+    assert made.new_tokens == 25
+    assert made.target_forwards == 8
 
 
 @pytest.mark.parametrize(
@@ -146,4 +128,4 @@ def test_what_does_not_fit_is_refused(method, options, said, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gap.json").write_text("[[1]]")
     with pytest.raises(ValueError, match=said):
-        generate(tiny_model(), PROMPT, method=method, draft=DraftOptions(**options), max_new_tokens=4)
+        generate(tiny_model(), "x", method=method, draft=DraftOptions(**options), max_new_tokens=4)

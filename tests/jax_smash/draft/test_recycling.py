@@ -1,5 +1,7 @@
 """Token Recycling's matrix and trees."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,15 +18,15 @@ from jax_smash.session import Session
 from tests.drafting import proposed
 from tests.tiny import tiny_model
 
+model = functools.partial(tiny_model, num_layers=1, layer_kinds=("full",))
 PROMPTS = ("a cat and a dog and a cat", "mm", "to be or not to be")
 
 
 def decoded(*, stored, tree="chain-2", steps=9):
     """Returns a session that has decoded for a while."""
-    model = tiny_model()
-    made = make_method(model, "recycling", draft=DraftOptions(tree=tree, stored_probabilities=stored))
-    session = Session(model, made, slots=96, max_new_tokens=40, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
-    session.read([model.encode(text) for text in PROMPTS])
+    made = make_method(model(), "recycling", draft=DraftOptions(tree=tree, stored_probabilities=stored))
+    session = Session(model(), made, slots=96, max_new_tokens=40, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
+    session.read([model().encode(text) for text in PROMPTS])
     session.run(steps)
     return session
 
@@ -49,16 +51,21 @@ def test_ids_do_not_depend_on_whether_probabilities_are_kept():
 def test_probabilities_are_those_that_the_model_gave_last():
     """A row of a token that stands only once in what was read is the model's softmax there."""
     session = decoded(stored=True, steps=0)
-    model, memory = tiny_model(), known(session)
-    tokens = model.encode(PROMPTS[1])
+    memory, tokens = known(session), model().encode(PROMPTS[1])
     assert tokens[-1] == tokens[-2]
-    target = model.definition.bind(model.params["target"])
-    chunk = jnp.asarray([tokens], jnp.int32)
-    place = jnp.arange(len(tokens), dtype=jnp.int32)[None]
-    out = target.forward(
-        target.embed(chunk), place, target.init_cache(1, 16, 8), Block.causal(jnp.ones_like(chunk, bool))
-    )
-    said = jax.nn.softmax(target.unembed(out.hidden)[0, -1])
+
+    @jax.jit
+    def softmax(chunk):
+        target, place = (
+            model().definition.bind(model().params["target"]),
+            jnp.arange(len(tokens), dtype=jnp.int32)[None],
+        )
+        out = target.forward(
+            target.embed(chunk), place, target.init_cache(1, 16, 8), Block.causal(jnp.ones_like(chunk, bool))
+        )
+        return jax.nn.softmax(target.unembed(out.hidden)[0, -1])
+
+    said = softmax(jnp.asarray([tokens], jnp.int32))
     row = np.asarray(memory.matrix[tokens[-1]])
     np.testing.assert_allclose(memory.probability[tokens[-1]], said[row], rtol=1e-4)
     assert row.tolist() == np.argsort(-said, stable=True)[:8].tolist()
@@ -99,7 +106,7 @@ def test_what_followed_a_token_moves_to_the_front_of_its_successors(stored):
 
     def follow(*pairs):
         token, then, seen = (jnp.asarray(x) for x in zip(*pairs, strict=True))
-        after = _followed(memory, token.astype(jnp.int32), then.astype(jnp.int32), seen)
+        after = jax.jit(_followed)(memory, token.astype(jnp.int32), then.astype(jnp.int32), seen)
         kept = after.probability[9].tolist() if stored else None
         return after.matrix[9].tolist(), kept, after.matrix[11].tolist()
 

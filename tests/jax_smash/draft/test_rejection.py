@@ -29,8 +29,14 @@ CASES = [("chain", CHAIN, "independent")] + [
     (name, parent, rule) for name, parent in (("siblings", SIBLINGS), ("tree", TREE)) for rule in RULES
 ]
 cases = pytest.mark.parametrize(("parent", "rule"), [case[1:] for case in CASES], ids=lambda x: str(x).replace(" ", ""))
+# Of three siblings, what is missing or never emitted is as of the two of the tree.
+fewer_cases = pytest.mark.parametrize(
+    ("parent", "rule"),
+    [pytest.param(*case[1:], marks=pytest.mark.slow if case[0] == "siblings" else ()) for case in CASES],
+    ids=lambda x: str(x).replace(" ", ""),
+)
 every_rule = pytest.mark.parametrize("rule", RULES)
-jitted = jax.jit(reject, static_argnames="rule")
+jitted, greedily = jax.jit(reject, static_argnames="rule"), jax.jit(accept)
 
 
 def run(target, draft, *, parent, rule, claimed=None, valid=None, draw=None, draws=DRAWS):
@@ -65,7 +71,7 @@ def test_three_tokens_follow_the_target_and_a_proposal_that_is_wrong_by_a_twenti
     assert run(target, draft, parent=parent, rule=rule, claimed=wrong)[0] < FALSE_ALARM
 
 
-@cases
+@fewer_cases
 def test_a_truncated_target_is_followed_where_the_proposal_is_not_truncated(parent, rule):
     target, draft = tables(VOCAB, seed=1)
     cut = truncated(target, TopK(k=jnp.array([3])))
@@ -77,7 +83,7 @@ def test_a_truncated_target_is_followed_where_the_proposal_is_not_truncated(pare
     assert run(cut, draft, parent=parent, rule=rule, claimed=wrong_by(softmax(draft), 0.05))[0] < FALSE_ALARM
 
 
-@cases
+@fewer_cases
 def test_proposals_that_the_target_cannot_emit_are_refused(parent, rule):
     target, draft = tables(VOCAB, seed=2)
     target[:, :2], draft[:, 2:] = -np.inf, -np.inf
@@ -100,7 +106,7 @@ def test_a_proposal_that_equals_the_target_is_accepted_down_to_a_leaf(parent, ru
     assert (first == {CHAIN: 3, SIBLINGS: 2, TREE: 3}[parent]).mean() > 0.999
 
 
-@cases
+@fewer_cases
 def test_missing_nodes_change_nothing_of_what_is_emitted(parent, rule):
     target, draft = tables(VOCAB, seed=4)
     valid = np.random.default_rng(0).random((DRAWS, len(parent))) < 0.7
@@ -204,7 +210,7 @@ def test_a_greedy_row_keeps_what_greedy_verification_keeps(rule):
     target = jnp.asarray(np.random.default_rng(1).integers(0, vocab_size, (batch, nodes)), jnp.int32)
     length = jnp.arange(batch, dtype=jnp.int32)
     accepted, token = jitted(tree, certain(target, vocab_size), row_keys(range(batch)), length, rule=RULES[rule][0])
-    expected = accept(tree, target)
+    expected = greedily(tree, target)
     np.testing.assert_array_equal(accepted.count, expected.count)
     assert len(np.unique(accepted.count)) > 2
     for row, count in enumerate(np.asarray(expected.count)):
@@ -227,7 +233,7 @@ def test_a_row_is_decided_by_its_own_key_and_place_alone(rule):
     assert len(np.unique(together.count)) > 2
     for row in range(12):
         own = slice(row, row + 1)
-        alone, last = one(jax.tree.map(lambda x, own=own: x[own], tree), mixed[own], keys[own], length[own])
+        alone, last = one(jax.tree.map(lambda x, own=own: np.asarray(x)[own], tree), mixed[own], keys[own], length[own])
         count = int(together.count[row])
         assert int(alone.count[0]) == count
         assert int(last[0]) == int(token[row])
