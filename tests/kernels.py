@@ -1,29 +1,56 @@
 """What tests of kernels share: one call by name, and the differences that rounding explains."""
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels.tree_attention import Inputs, tree_attention
 from pallas_kernels.tree_attention.cases import Case, make
+from pallas_kernels.tree_attention.inputs import Options
 
 INTERPRETED = ("tpu", "gpu")
 
+COVERED = (
+    "grouped heads",
+    "an empty cache",
+    "capped scores",
+    "padding behind",
+    "bfloat16",
+    "narrow heads",
+    "random 1",
+    "random 2",
+)
+"""Cases whose every feature another case has too."""
 
-def attended(inputs: Inputs, case: Case, implementation: str) -> np.ndarray:
-    """Returns what an implementation makes of a case's inputs, kernels interpreted."""
-    out = jax.jit(
+
+def parametrised(many: Sequence[Case]) -> list[Any]:
+    """Returns cases to parametrise a test with, those that are covered marked slow."""
+    return [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.name in COVERED else []) for case in many]
+
+
+@functools.cache
+def compiled(options: Options, implementation: str | None) -> Callable[[Inputs], jax.Array]:
+    """Returns an implementation, compiled once a shape, kernels interpreted. Its constants are those of that moment."""
+    return jax.jit(
         functools.partial(
             tree_attention,
-            scale=case.options.scale,
-            window=case.window,
-            softcap=case.softcap,
+            scale=options.scale,
+            window=options.window,
+            softcap=options.softcap,
             implementation=implementation,
             interpret=implementation in INTERPRETED,
         )
-    )(inputs)
+    )
+
+
+def attended(inputs: Inputs, case: Case, implementation: str | None) -> np.ndarray:
+    """Returns what an implementation makes of a case's inputs, kernels interpreted."""
+    out = compiled(case.options, implementation)(inputs)
     assert out.shape == inputs.query.shape
     assert out.dtype == inputs.query.dtype
     return np.asarray(out).astype(np.float32)

@@ -36,7 +36,7 @@ BASES = {
 @functools.cache
 def base_of(name: str = "llama"):
     """Returns a base bound to random weights that are spread enough to tell inputs apart."""
-    return nnx.merge(*_filled(abstract_params(BASES[name]), BASES[name].norm_offset))
+    return nnx.merge(*filled(abstract_params(BASES[name]), BASES[name].norm_offset))
 
 
 @functools.cache
@@ -44,13 +44,13 @@ def smasher_of(name: str = "llama", *, dtype=jnp.float32, **sizes):
     """Returns modules for a base, bound to random weights; two micro layers, and sizes as `SmashConfig.for_base`."""
     base = BASES[name]
     config = SmashConfig.for_base(base, **({"micro_layers": 2} | sizes))
-    return nnx.merge(*_filled(abstract_smasher(base, config, dtype), base.norm_offset))
+    return nnx.merge(*filled(abstract_smasher(base, config, dtype), base.norm_offset))
 
 
-def _filled(split, norm_offset):
+def filled(split, norm_offset=False, *, seed=0):
     """Fills parameters by numpy, which compiles nothing: matrices, and norms and biases too, that none goes unseen."""
     graphdef, params = split
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def fill(path, leaf):
         noise = rng.normal(0, 0.12, leaf.shape)

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,6 +56,7 @@ def plain_commit(held, keys, position, count, path):
 def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path):
     # Which writer runs is the platform's choice; all must do the same.
     monkeypatch.setattr(cache_module, "_write", getattr(cache_module, writer))
+    commit = jax.jit(lambda cache, *accepted: cache.commit(*accepted))
     generator = np.random.default_rng(batch * 10 + width)
     cache, held = empty_cache(batch, 64), [[] for _ in range(batch)]
     for _ in range(8):
@@ -63,7 +65,8 @@ def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, w
         count = generator.integers(0, width + 1, batch).astype(np.int32)
         path = np.stack([generator.permutation(width) for _ in range(batch)]).astype(np.int32) if with_path else None
         entries = jnp.asarray(keys)
-        cache = cache.commit(
+        cache = commit(
+            cache,
             ((entries, entries + 1), (entries + 2, entries + 3)),
             jnp.asarray(position),
             jnp.asarray(count),

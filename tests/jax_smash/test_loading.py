@@ -16,8 +16,9 @@ from jax_smash.checkpoints import huggingface
 from jax_smash.checkpoints.smasher import SMASHER_FILES, SmashModules, save_smasher, tokenizer_sha256
 from jax_smash.loading import find_modules, grafted, load, quantised
 from jax_smash.smash.config import SmashConfig
-from jax_smash.smash.smasher import SmasherDef, random_smasher
+from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 from tests.model_directory import write_model
+from tests.smashers import filled
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def folder(tmp_path_factory):
     path = write_model(tmp_path_factory.mktemp("model") / "base")
     config = huggingface.read_config(path)[0]
     sizes = SmashConfig.for_base(config, micro_layers=1, micro_steps=3, tokenizer_sha256=tokenizer_sha256(path))
-    save_smasher(path / "hamburger", sizes, random_smasher(config, sizes)[1])
+    save_smasher(path / "hamburger", sizes, filled(abstract_smasher(config, sizes))[1])
     return path
 
 
@@ -141,7 +142,7 @@ def test_a_base_that_was_trained_with_the_modules_takes_the_model_s_place(copied
 def test_modules_can_be_grafted_in_memory(folder):
     model = load(folder)
     config = SmashConfig.for_base(model.config, micro_layers=1)
-    graphdef, params = random_smasher(model.config, config)
+    graphdef, params = filled(abstract_smasher(model.config, config))
     modules = SmashModules(config=config, definition=SmasherDef(graphdef), params=params)
     made = grafted(model, modules)
     said = jax_smash.generate(made, "ab", method="hamburger", max_new_tokens=3)[0]

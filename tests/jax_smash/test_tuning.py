@@ -31,7 +31,7 @@ def test_a_curve_has_a_time_for_each_size_and_every_call_is_reported():
     assert calls == [(i, 6) for i in range(1, 7)]
 
 
-@pytest.mark.parametrize("name", ["recycling", "lookup"])
+@pytest.mark.parametrize("name", ["lookup", pytest.param("recycling", marks=pytest.mark.slow)])
 def test_a_method_s_whole_steps_are_measured_and_every_call_reported(name):
     calls = []
     curve = measure_method(

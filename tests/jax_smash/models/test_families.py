@@ -185,8 +185,15 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_as_many_parameters_as_the_real_model(name):
-    _, params = abstract_params(preset(name), jnp.bfloat16)
-    assert sum(v.size for _, v in nnx.to_flat_state(params)) == PARAMETERS[name]
+    config = preset(name)
+
+    def parameters(layers):
+        shorter = dataclasses.replace(config, num_layers=layers, layer_kinds=config.layer_kinds[:layers])
+        return sum(v.size for _, v in nnx.to_flat_state(abstract_params(shorter, jnp.bfloat16)[1]))
+
+    # Layers are of one size.
+    layer = parameters(2) - parameters(1)
+    assert parameters(1) + (config.num_layers - 1) * layer == PARAMETERS[name]
 
 
 def test_an_unknown_preset_is_refused():

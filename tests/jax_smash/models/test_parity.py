@@ -75,7 +75,11 @@ def through_cache(graphdef, params, tokens):
     return logits, cache
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+ALIKE = ("llama", "llama-linear", "qwen2", "qwen3-biases", "mistral-full", "gemma3-old-fields")
+"""Whose computation is made of what others have: a scaled rope (gemma3), biases (llama-mha-biases) and no window."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in CONFIGS])
 def test_logits_are_those_of_transformers(name, tmp_path):
     write_checkpoint(tmp_path, CONFIGS[name])
     config, _ = read_config(tmp_path)

@@ -58,11 +58,21 @@ def test_draws_of_neighbouring_places_and_seeds_are_independent():
     assert not fits(tokens[0] * 4 + tokens[0], pair)
 
 
+def processed(options, logits):
+    """Returns what the processors for some options make of logits."""
+
+    @jax.jit
+    def process(processors, logits):
+        for processor in processors:
+            logits = processor.apply((), logits, jnp.zeros((*logits.shape[:2], 0), jnp.int32))
+        return logits
+
+    return process(processors_for(options, stop_tokens=[0], vocab_size=12), logits)
+
+
 def test_draws_follow_processed_logits():
     options = [SamplingOptions(temperature=0.8, top_k=7, top_p=0.97)]
-    logits = jnp.tile(jnp.asarray(LOGITS, jnp.float32)[None, None], (1, DRAWS, 1))
-    for processor in processors_for(options, stop_tokens=[0], vocab_size=12):
-        logits = processor.apply((), logits, jnp.zeros((1, DRAWS, 0), jnp.int32))
+    logits = processed(options, np.tile(LOGITS.astype(np.float32), (1, DRAWS, 1)))
     tokens = choose(logits, row_keys([3]), POSITIONS[None], sampled=True)
 
     scaled = LOGITS / 0.8
@@ -108,10 +118,8 @@ def test_without_noise_the_first_of_the_likeliest_tokens_is_taken():
 
 
 def test_a_greedy_row_takes_no_noise_beside_one_that_samples():
-    logits = jnp.tile(jnp.asarray(LOGITS, jnp.float32)[None, None], (2, 200, 1))
     options = [SamplingOptions(), SamplingOptions(temperature=1.0)]
-    for processor in processors_for(options, stop_tokens=[0], vocab_size=12):
-        logits = processor.apply((), logits, jnp.zeros((2, 200, 0), jnp.int32))
+    logits = processed(options, np.tile(LOGITS.astype(np.float32), (2, 200, 1)))
     tokens = np.asarray(choose(logits, row_keys([0, 1]), jnp.tile(POSITIONS[None, :200], (2, 1)), sampled=True))
     assert (tokens[0] == np.argmax(LOGITS)).all()
     assert len(np.unique(tokens[1])) > 3
@@ -159,9 +167,7 @@ def test_more_likeliest_tokens_than_there_are_is_an_error():
     ("vocab_size", "n"), [(4096, 8), (4096, 40), (32000, 8), (259, 8), (128256, 5), (64, 64), (4096, 0)]
 )
 def test_the_likeliest_tokens_are_those_of_a_sort(vocab_size, n):
-    logits = jax.random.permutation(
-        jax.random.key(n), jnp.arange(6 * vocab_size, dtype=jnp.float32), independent=True
-    ).reshape(2, 3, vocab_size)
+    logits = np.random.default_rng(n).permutation(6 * vocab_size).astype(np.float32).reshape(2, 3, vocab_size)
     values, tokens = jax.jit(likeliest, static_argnums=1)(logits, n)
     order = np.argsort(-np.asarray(logits), axis=-1)[..., :n]
     np.testing.assert_array_equal(tokens, order)

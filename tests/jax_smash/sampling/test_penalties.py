@@ -39,12 +39,39 @@ def after(processor, prompts, outputs):
     valid = np.zeros((len(prompts), width), bool)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)], valid[row, : len(prompt)] = prompt, True
-    state = processor.observe_prompt(state, jnp.asarray(tokens), jnp.asarray(valid))
+    state = observed(processor, state, jnp.asarray(tokens), jnp.asarray(valid))
     for place in range(max(map(len, outputs))):
         running = jnp.array([place < len(o) for o in outputs])
         token = jnp.array([o[place] if place < len(o) else 0 for o in outputs], jnp.int32)
-        state = processor.advance(state, token, running)
+        (state,) = advanced((processor,), (state,), token, running)
     return state
+
+
+@jax.jit
+def observed(processor, state, tokens, valid):
+    return processor.observe_prompt(state, tokens, valid)
+
+
+@jax.jit
+def run(processors, states, logits, path):
+    for processor, state in zip(processors, states, strict=True):
+        logits = processor.apply(state, logits, path)
+    return logits
+
+
+@jax.jit
+def advanced(processors, states, token, running):
+    return tuple(p.advance(s, token, running) for p, s in zip(processors, states, strict=True))
+
+
+@jax.jit
+def started(processors, prompt, valid):
+    batch = prompt.shape[0]
+    return tuple(p.observe_prompt(p.init(batch, VOCAB), prompt, valid) for p in processors)
+
+
+def applied(processor, state, logits):
+    return run((processor,), (state,), logits, no_path(logits.shape[0]))
 
 
 @pytest.fixture
@@ -61,7 +88,7 @@ def test_repetition_penalty_equals_transformers(transformers_processors):
     prompts, outputs = [[1, 2, 3, 3], [4], [20, 21]], [[5, 1], [], [7, 7, 7]]
     penalty, logits = [1.3, 2.0, 0.7], random_logits(3)
     processor = RepetitionPenalty(penalty=jnp.array(penalty))
-    ours = processor.apply(after(processor, prompts, outputs), logits, no_path(3))
+    ours = applied(processor, after(processor, prompts, outputs), logits)
     for row, setting in enumerate(penalty):
         ids = torch.tensor([prompts[row] + outputs[row]])
         theirs = transformers_processors.RepetitionPenaltyLogitsProcessor(setting)(
@@ -76,7 +103,7 @@ def test_min_new_tokens_forbids_what_transformers_forbids(transformers_processor
 
     stops, logits = [3, STOP], random_logits(1)
     processor = MinNewTokens(count=jnp.array([2]), stop_tokens=jnp.array([[*stops, -1]]))
-    ours = processor.apply(after(processor, [[1, 2]], [[5] * emitted]), logits, no_path(1))
+    ours = applied(processor, after(processor, [[1, 2]], [[5] * emitted]), logits)
     theirs = transformers_processors.MinNewTokensLengthLogitsProcessor(2, 2, stops)(
         torch.zeros((1, 2 + emitted), dtype=torch.long), torch.from_numpy(np.array(logits[0]))
     ).numpy()
@@ -86,7 +113,7 @@ def test_min_new_tokens_forbids_what_transformers_forbids(transformers_processor
 def test_output_penalties_count_the_output_alone():
     processor = OutputPenalty(presence=jnp.array([0.5]), frequency=jnp.array([0.25]))
     state = after(processor, [[1, 1, 2]], [[3, 4, 4, 4]])
-    penalised = processor.apply(state, jnp.zeros((1, 1, VOCAB)), no_path(1))[0, 0]
+    penalised = applied(processor, state, jnp.zeros((1, 1, VOCAB)))[0, 0]
     expected = np.zeros(VOCAB)
     expected[3], expected[4] = -0.5 - 0.25, -0.5 - 3 * 0.25
     np.testing.assert_array_equal(penalised, expected)
@@ -95,13 +122,13 @@ def test_output_penalties_count_the_output_alone():
 def test_a_new_prompt_starts_counts_of_output_anew():
     counting = OutputPenalty(presence=jnp.array([0.5, 0.5]), frequency=jnp.zeros(2))
     state = after(counting, [[1], [1]], [[3], [3]])
-    state = counting.observe_prompt(state, jnp.array([[2], [0]]), jnp.array([[True], [False]]))
+    state = observed(counting, state, jnp.array([[2], [0]]), jnp.array([[True], [False]]))
     np.testing.assert_array_equal(state.sum(1), [0, 1])
 
 
 def test_logit_bias_is_added_and_its_padding_is_not():
     processor = LogitBias(tokens=jnp.array([[2, -1], [0, VOCAB - 1]]), bias=jnp.array([[1.5, 9.0], [-100.0, 4.0]]))
-    biased = processor.apply((), jnp.ones((2, 3, VOCAB)), jnp.zeros((2, 3, 0), jnp.int32))
+    biased = run((processor,), ((),), jnp.ones((2, 3, VOCAB)), jnp.zeros((2, 3, 0), jnp.int32))
     expected = np.ones((2, 3, VOCAB))
     expected[0, :, 2], expected[1, :, 0], expected[1, :, -1] = 2.5, -99.0, 5.0
     np.testing.assert_array_equal(biased, expected)
@@ -127,23 +154,6 @@ def every_processor():
         SamplingOptions(temperature=1.5, top_p=0.8, logit_bias={STOP: 3.0}),
     ]
     return processors_for(options, stop_tokens=[STOP], vocab_size=VOCAB, grammar=[grammar, None, grammar])
-
-
-@jax.jit
-def run(processors, states, logits, path):
-    for processor, state in zip(processors, states, strict=True):
-        logits = processor.apply(state, logits, path)
-    return logits
-
-
-@jax.jit
-def advanced(processors, states, token, running):
-    return tuple(p.advance(s, token, running) for p, s in zip(processors, states, strict=True))
-
-
-def started(processors, prompt, valid):
-    batch = prompt.shape[0]
-    return tuple(p.observe_prompt(p.init(batch, VOCAB), prompt, valid) for p in processors)
 
 
 @settings(max_examples=40, deadline=None)

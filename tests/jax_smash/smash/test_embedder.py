@@ -9,14 +9,21 @@ from flax import nnx
 from jax_smash.quantise import quantise_params
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.embedder import CompositionalEmbedder, MeanPooling
-from jax_smash.smash.smasher import random_smasher
-from tests.smashers import BASES, smasher_of
+from jax_smash.smash.smasher import abstract_smasher
+from tests.smashers import BASES, filled, smasher_of
 
 D = 32
 
 
 def vectors(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), (*shape, D))
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(*shape, D)).astype(np.float32))
+
+
+@functools.cache
+def fusing(kind):
+    """Returns the compiled ways to fuse groups: all of them, and those of several tokens alone."""
+    smasher = smasher_of(embedder=kind)
+    return jax.jit(lambda *x: smasher.fuse(*x)), jax.jit(lambda *x: smasher.fuse_some(*x))
 
 
 @functools.cache
@@ -42,7 +49,7 @@ def test_the_embedder_is_its_formula():
         weights = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
         mix = np.einsum("NJ,JNH->NH", weights, value)
         expected.append(mean + np.einsum("NH,NHD->D", mix, w["w_o"]) + b["b_o"])
-    actual = embedder(jnp.asarray(x, jnp.float32), jnp.array(count, jnp.int32))
+    actual = jax.jit(lambda *x: embedder(*x))(jnp.asarray(x, jnp.float32), jnp.array(count, jnp.int32))
     np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
 
 
@@ -61,13 +68,12 @@ def test_a_token_alone_passes_unchanged(kind, dtype):
 @pytest.mark.parametrize("kind", ["attention", "mean"])
 @pytest.mark.parametrize("counts", [(1, 3, 2, 1), (1, 1, 1, 1), (0, 1, 0, 4), (0, 0, 0, 0)])
 def test_what_is_skipped_where_no_group_has_several_tokens_changes_nothing(kind, counts):
-    smasher, x, count = smasher_of(embedder=kind), vectors(4, 4), jnp.array(counts, jnp.int32)
-    some = jax.jit(lambda x, count: smasher.fuse_some(x, count))(x, count)
-    np.testing.assert_allclose(some, smasher.fuse(x, count), rtol=1e-6, atol=1e-7)
+    (every, some), x, count = fusing(kind), vectors(4, 4), jnp.array(counts, jnp.int32)
+    np.testing.assert_allclose(some(x, count), every(x, count), rtol=1e-6, atol=1e-7)
 
 
 def test_mean_pooling_is_the_mean():
-    fused = MeanPooling()(vectors(2, 3, 4), jnp.array([[1, 2, 3], [4, 3, 0]], jnp.int32))
+    fused = jax.jit(MeanPooling())(vectors(2, 3, 4), jnp.array([[1, 2, 3], [4, 3, 0]], jnp.int32))
     x = np.asarray(vectors(2, 3, 4))
     np.testing.assert_allclose(fused[0, 2], x[0, 2, :3].mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(fused[1, 0], x[1, 0].mean(0), rtol=1e-5, atol=1e-6)
@@ -102,8 +108,8 @@ def test_groups_do_not_see_each_other():
 
 def test_the_gradient_is_finite_and_reaches_every_weight():
     base = BASES["qwen2"]
-    graphdef, params = random_smasher(base, SmashConfig.for_base(base, micro_layers=1))
-    x = jax.random.normal(jax.random.key(0), (5, 4, base.d_model))
+    graphdef, params = filled(abstract_smasher(base, SmashConfig.for_base(base, micro_layers=1)))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4, base.d_model)).astype(np.float32))
 
     def loss(params):
         return jnp.square(nnx.merge(graphdef, params).fuse(x, jnp.array([0, 1, 2, 3, 4], jnp.int32))).sum()
@@ -119,10 +125,10 @@ def test_the_gradient_is_finite_and_reaches_every_weight():
 
 def test_int8_weights_serve_too():
     base = BASES["llama"]
-    graphdef, params = random_smasher(base, SmashConfig.for_base(base, micro_layers=1))
+    graphdef, params = filled(abstract_smasher(base, SmashConfig.for_base(base, micro_layers=1)))
     count, x = jnp.array([1, 2, 3, 4], jnp.int32), vectors(4, 4)
     fuse = jax.jit(lambda p: nnx.merge(graphdef, p).fuse(x, count))
-    plain, rounded = fuse(params), fuse(quantise_params(params))
+    plain, rounded = fuse(params), fuse(jax.jit(quantise_params)(params))
     np.testing.assert_array_equal(rounded[0], x[0, 0])
     np.testing.assert_allclose(rounded, plain, atol=0.02)
 
@@ -130,6 +136,8 @@ def test_int8_weights_serve_too():
 def test_heads_are_thirty_two_wide_where_the_width_allows():
     config = SmashConfig.for_base(BASES["qwen2"])
     assert BASES["qwen2"].d_model // config.embedder_heads == 16
-    embedder = CompositionalEmbedder(BASES["qwen2"], config, rngs=nnx.Rngs(0), dtype=jnp.float32)
-    assert embedder.w_q[...].shape == (48, 3, 16)
-    assert embedder.place[...].shape == (4, 24)
+    embedder = nnx.eval_shape(
+        lambda: CompositionalEmbedder(BASES["qwen2"], config, rngs=nnx.Rngs(0), dtype=jnp.float32)
+    )
+    assert embedder.w_q.get_value().shape == (48, 3, 16)
+    assert embedder.place.get_value().shape == (4, 24)

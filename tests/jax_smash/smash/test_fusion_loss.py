@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +18,25 @@ SEGMENTS = jnp.array([[1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 0]], jnp.int32)
 def measured():
     base, smasher = base_of("llama-windows"), smasher_of("llama-windows")
     loss = jax.jit(lambda t, p, s: fusion_loss(base, smasher, t, p, s, micro_steps=3))(TOKENS, POSITION, SEGMENTS)
-    return base, smasher, np.asarray(loss)
+    return np.asarray(loss)
+
+
+@functools.cache
+def plainly():
+    """Returns compiled: the prediction behind the last of some vectors, and the vector of a group."""
+    base, smasher = base_of("llama-windows"), smasher_of("llama-windows")
+
+    @jax.jit
+    def predicted(inputs, position, count):
+        block = Block.causal(jnp.arange(inputs.shape[1])[None] < count)
+        hidden = base.forward(inputs, position, None, block).hidden[:, count - 1]
+        return jax.nn.log_softmax(base.unembed(hidden), axis=-1)
+
+    return predicted, jax.jit(lambda vectors, count: smasher.fuse(vectors, count))
 
 
 def test_a_token_alone_costs_nothing_and_no_group_leaves_its_document(measured):
-    loss = measured[2]
+    loss = measured
     assert loss.shape == (1, 12, 3)
     assert not loss[:, :, 0].any()
     assert np.flatnonzero(np.isinf(loss[0, :, 1])).tolist() == [0, 8, 11]
@@ -30,25 +46,25 @@ def test_a_token_alone_costs_nothing_and_no_group_leaves_its_document(measured):
 
 @pytest.mark.parametrize(("end", "length"), [(1, 2), (4, 3), (7, 2), (10, 3)])
 def test_a_loss_is_what_a_forward_with_that_one_group_fused_loses(measured, end, length):
-    base, smasher, loss = measured
-    start, begin = end - length + 1, 8 if end >= 8 else 0
+    predicted, fuse = plainly()
+    vectors = np.asarray(jax.jit(base_of("llama-windows").embed)(TOKENS))
+    begin = 8 if end >= 8 else 0
+    start = end - length + 1
 
-    @jax.jit
-    def predictions(tokens, position):
-        """The prediction behind the last token of a document up to there: unfused, and with the group fused."""
-        vectors = base.embed(tokens)
-        fused = smasher.fuse(vectors[:, start - begin :], jnp.array([length], jnp.int32))
+    def log_p(inputs, position):
+        """The prediction behind the last input, with padding behind it up to a document's width."""
+        behind = ((0, 0), (0, 8 - inputs.shape[1]))
+        padded = np.pad(inputs, (*behind, (0, 0))), np.pad(position, behind)
+        return np.asarray(predicted(*padded, inputs.shape[1])[0], np.float64)
 
-        def predicted(inputs, position):
-            block = Block.causal(jnp.ones(position.shape, bool))
-            return jax.nn.log_softmax(base.unembed(base.forward(inputs, position, None, block).hidden[:, -1]), axis=-1)
-
-        inputs = jnp.concatenate([vectors[:, : start - begin], fused[:, None]], axis=1)
-        kept = jnp.concatenate([position[:, : start - begin], position[:, -1:]], axis=1)
-        return predicted(vectors, position), predicted(inputs, kept)
-
-    made = predictions(TOKENS[:, begin : end + 1], POSITION[:, begin : end + 1])
-    log_p, log_q = (np.asarray(x[0], np.float64) for x in made)
-    expected = (np.exp(log_p) * (log_p - log_q)).sum()
+    position = np.asarray(POSITION)
+    group = np.pad(vectors[:, start : end + 1], ((0, 0), (0, 3 - length), (0, 0)))
+    fused = np.asarray(fuse(group, jnp.array([length], jnp.int32)))[:, None]
+    unfused = log_p(vectors[:, begin : end + 1], position[:, begin : end + 1])
+    with_fused = log_p(
+        np.concatenate([vectors[:, begin:start], fused], axis=1),
+        np.concatenate([position[:, begin:start], position[:, end : end + 1]], axis=1),
+    )
+    expected = (np.exp(unfused) * (unfused - with_fused)).sum()
     assert expected > 1e-4
-    assert loss[0, end, length - 1] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert measured[0, end, length - 1] == pytest.approx(expected, rel=1e-3, abs=1e-5)

@@ -13,7 +13,7 @@ from tests.smashers import BASES, base_of, smasher_of
 
 
 def entries(name, *shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), (*shape, BASES[name].d_model))
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(*shape, BASES[name].d_model)).astype(np.float32))
 
 
 @functools.cache
@@ -33,7 +33,9 @@ def read_all(decoder, prefix, vectors):
     return jnp.stack(hidden, axis=1), cache
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("llama-windows", "qwen2") else n for n in BASES]
+)
 def test_decoding_a_token_at_a_time_is_what_is_taught(name):
     decoder, read, teach = compiled(name)
     prefix, vectors = entries(name, 3, decoder.taps), entries(name, 3, 3, seed=1)
@@ -63,7 +65,7 @@ def test_the_layers_are_the_bases_with_full_attention_from_position_0(name):
 
 
 def test_leading_axes_and_remat_change_nothing():
-    decoder, _, teach = compiled()
+    decoder, _, teach = compiled(micro_layers=1)
     prefix, vectors = entries("llama", 2, 3, 4), entries("llama", 2, 3, 3, seed=1)
     flat = teach(prefix.reshape(6, 4, -1), vectors.reshape(6, 3, -1))
     np.testing.assert_allclose(teach(prefix, vectors).reshape(6, 3, -1), flat, rtol=1e-5, atol=1e-5)

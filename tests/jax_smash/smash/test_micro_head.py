@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_a_reduced_head_says_the_likeliest_tokens_and_those_that_end_a_text(name
 
 def test_int8_weights_stay_int8_in_a_smaller_head():
     graphdef, params = nnx.split(base_of())
-    base = nnx.merge(graphdef, quantise_params(params))
+    base = nnx.merge(graphdef, jax.jit(quantise_params)(params))
     assert isinstance(base, Transformer)
     whole = base.unembed(HIDDEN)
     np.testing.assert_array_equal(int8_head(base).logits(HIDDEN), whole)

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +8,9 @@ import pytest
 from jax_smash.models.rope import rotation
 from jax_smash.smash.slots import Following, Slots, group_vectors
 from tests.smashers import BASES, base_of, smasher_of
+
+PLAIN = ("llama", "qwen2", "qwen3")
+"""Bases of which another one here has all that a forward over slots could tell apart."""
 
 
 def row(*values):
@@ -53,22 +58,37 @@ def test_a_slot_sees_the_slots_before_it_in_its_document_alone():
     assert not mask[:, 7:].any()
 
 
-def forward_of(base, slots, smasher):
-    return jax.jit(lambda s: base.forward(inputs_of(base, smasher, s), s.position, None, s.block))(slots)
+@functools.cache
+def forward_of(name="llama", **sizes):
+    """Returns a compiled forward over slots, with the inputs it read."""
+    base, smasher = base_of(name), smasher_of(name, **sizes)
+
+    @jax.jit
+    def forward(slots):
+        inputs = inputs_of(base, smasher, slots)
+        return inputs, base.forward(inputs, slots.position, None, slots.block)
+
+    return forward
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in PLAIN else n for n in BASES])
 def test_groups_of_one_token_are_plain_training_rows(name):
-    base, smasher = base_of(name), smasher_of(name)
+    base = base_of(name)
     documents = [[[token] for group in document for token in group] for document in DOCUMENTS]
     position = [*range(8), *range(3)]
     slots = example(documents, position, micro_steps=4, slots=12)
     tokens, position = slots.tokens[:, :, 0], row(*position, 0)
-    inputs = jax.jit(lambda s: inputs_of(base, smasher, s))(slots)
-    np.testing.assert_array_equal(inputs[:, :11], base.embed(tokens)[:, :11])
-    plain = jax.jit(lambda t: base.forward(base.embed(t), position, None, slots.block).hidden)(tokens)
+    inputs, out = forward_of(name)(slots)
+
+    @jax.jit
+    def plainly(tokens, position, block):
+        embedded = base.embed(tokens)
+        return embedded, base.forward(embedded, position, None, block).hidden
+
+    embedded, plain = plainly(tokens, position, slots.block)
+    np.testing.assert_array_equal(inputs[:, :11], embedded[:, :11])
     # Equal inputs, but other programs: XLA may round in another order.
-    np.testing.assert_allclose(forward_of(base, slots, smasher).hidden[:, :11], plain[:, :11], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out.hidden[:, :11], plain[:, :11], rtol=1e-4, atol=1e-5)
     assert slots.following().tokens[0, :, 0].tolist() == [51, 52, 53, 54, 55, 56, 57, 0, 61, 62, 0, 0]
 
 
@@ -92,7 +112,6 @@ def test_a_window_compares_positions_not_slots():
 
 
 def test_documents_do_not_see_each_other():
-    base, smasher = base_of(), smasher_of(micro_steps=3)
     slots = example()
     other = Slots(
         tokens=slots.tokens.at[:, :5].add(1),
@@ -101,7 +120,7 @@ def test_documents_do_not_see_each_other():
         segments=slots.segments,
         weights=slots.weights,
     )
-    before, after = (forward_of(base, s, smasher).hidden for s in (slots, other))
+    before, after = (forward_of(micro_steps=3)(s)[1].hidden for s in (slots, other))
     np.testing.assert_array_equal(before[:, 5:7], after[:, 5:7])
     assert np.abs(before[:, :5] - after[:, :5]).max() > 1e-3
 
@@ -113,7 +132,7 @@ def test_training_rows_lead_to_what_decoding_does():
 
     @jax.jit
     def spoken(slots):
-        out, following = forward_of(base, slots, smasher), slots.following()
+        (_, out), following = forward_of(micro_steps=3)(slots), slots.following()
         assert isinstance(following, Following)
         prefix = smasher.prefix(out.taps, out.hidden)
         return prefix, out.hidden, smasher.spoken(prefix, out.hidden, group_vectors(base, following.tokens))
@@ -121,7 +140,7 @@ def test_training_rows_lead_to_what_decoding_does():
     prefix, hidden, read_from = spoken(slots)
     assert read_from.shape == (1, 9, 3, 32)
     np.testing.assert_array_equal(read_from[:, :, 0], hidden)
-    decoder, vectors = smasher.micro_decoder, base.embed(row(52, 53))
+    decoder, vectors = smasher.micro_decoder, jax.jit(lambda tokens: base.embed(tokens))(row(52, 53))
     read = jax.jit(lambda entries, cache: decoder.read(entries, cache))
     first, cache = read(jnp.concatenate([prefix[:, 1], vectors[:, :1]], axis=1), decoder.init_cache(1))
     second, _ = read(vectors[:, 1:], cache)
@@ -132,5 +151,5 @@ def test_training_rows_lead_to_what_decoding_does():
 def test_without_micro_steps_tokens_are_read_from_the_base_alone():
     smasher = smasher_of(micro_steps=1)
     hidden = jax.random.normal(jax.random.key(0), (2, 5, 32))
-    out = smasher.spoken(jnp.zeros((2, 5, 4, 32)), hidden, jnp.zeros((2, 5, 1, 32)))
+    out = jax.jit(lambda *x: smasher.spoken(*x))(jnp.zeros((2, 5, 4, 32)), hidden, jnp.zeros((2, 5, 1, 32)))
     np.testing.assert_array_equal(out[:, :, 0], hidden)

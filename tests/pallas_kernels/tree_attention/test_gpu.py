@@ -12,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from pallas_kernels.tree_attention import gpu, kernel_here, tree_attention
 from pallas_kernels.tree_attention.cases import BENCHMARKS, TESTS, Case, make, random_case
-from tests.kernels import attended, expected, flip, scribble, tolerance
+from tests.kernels import attended, expected, flip, parametrised, scribble, tolerance
 
 needs_a_simulated_gpu = pytest.mark.skipif(
     not hasattr(plgpu, "InterpretGPUParams"), reason="the GPU kernel needs jax 0.12 or newer"
@@ -26,9 +26,7 @@ CASES = [case for case in CASES if case.name in NAMES]
 
 @needs_a_simulated_gpu
 @pytest.mark.parametrize(
-    "case",
-    [*CASES, *(random_case(seed, dtype="bfloat16", head_widths=(64, 128)) for seed in (0, 2))],
-    ids=lambda case: case.name,
+    "case", parametrised([*CASES, *(random_case(seed, dtype="bfloat16", head_widths=(64, 128)) for seed in (0, 2))])
 )
 def test_the_kernel_agrees_with_the_reference(case):
     np.testing.assert_allclose(attended(make(case), case, "gpu"), expected(case), **tolerance(case))

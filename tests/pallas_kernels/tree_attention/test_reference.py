@@ -8,7 +8,7 @@ from jax_smash.attention import attend
 from jax_smash.cache import EMPTY, Block, LayerCache
 from pallas_kernels.tree_attention import cases
 from pallas_kernels.tree_attention.cases import TESTS, make
-from tests.kernels import attended, expected, tolerance
+from tests.kernels import attended, expected, parametrised, tolerance
 
 
 def by_the_library(inputs, case):
@@ -19,7 +19,7 @@ def by_the_library(inputs, case):
     return attend(inputs.query, inputs.key, inputs.value, inputs.position, cache, block, **numbers)
 
 
-@pytest.mark.parametrize("case", TESTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", parametrised(TESTS))
 def test_the_reference_is_the_librarys_attention(case):
     inputs = make(case)
     valid = np.asarray(inputs.valid)

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from eval.topology import MEMORY, devices
 from pallas_kernels.tree_attention import Inputs, tpu, tree_attention
 from pallas_kernels.tree_attention.cases import BENCHMARKS, TESTS, Case, make, random_case
-from tests.kernels import attended, expected, flip, scribble, tolerance
+from tests.kernels import attended, compiled, expected, flip, parametrised, scribble, tolerance
 
 TOPOLOGIES = ("v4:2x2x1", "v5e:1x1", "v5p:2x2x1", "v6e:1x1", "tpu7x:2x2x1")
 COMPILED = (
@@ -23,7 +23,7 @@ COMPILED = (
 )
 
 
-@pytest.mark.parametrize("case", [*TESTS, *map(random_case, range(2))], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", parametrised([*TESTS, *map(random_case, range(2))]))
 def test_the_kernel_agrees_with_the_reference(case):
     np.testing.assert_allclose(attended(make(case), case, "tpu"), expected(case), **tolerance(case))
 
@@ -55,6 +55,7 @@ def test_more_rows_than_fit_at_once_are_worked_on_in_tiles(monkeypatch):
     whole = attended(make(case), case, "tpu")
     monkeypatch.setattr(tpu, "MOST_ROWS", 32)
     monkeypatch.setattr(tpu, "MOST_SLOTS", 128)
+    compiled.cache_clear()
     np.testing.assert_allclose(attended(make(case), case, "tpu"), whole, **tolerance(case))
 
 
@@ -85,30 +86,36 @@ def optimised():
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="compiling for a TPU needs libtpu")
 @pytest.mark.xdist_group("tpu")
-@pytest.mark.parametrize("chip", TOPOLOGIES)
+@pytest.mark.parametrize(
+    ("chip", "case"),
+    # By default two cases a chip: the first, and another one from chip to chip.
+    [
+        pytest.param(chip, case, id=f"{chip}-{case.name}", marks=[] if j in (0, 1 + i % 3) else [pytest.mark.slow])
+        for i, chip in enumerate(TOPOLOGIES)
+        for j, case in enumerate(COMPILED)
+    ],
+)
 @pytest.mark.usefixtures("optimised")
-def test_it_compiles_for_a_chip_and_leaves_the_cache_where_it_is(chip):
+def test_it_compiles_for_a_chip_and_leaves_the_cache_where_it_is(chip, case):
     sharding = jax.sharding.SingleDeviceSharding(devices(chip)[0])
-    for case in COMPILED:
 
-        def run(inputs, case=case):
-            return tree_attention(
-                inputs,
-                scale=case.options.scale,
-                window=case.window,
-                softcap=case.softcap,
-                implementation="kernel",
-            )
+    def run(inputs):
+        return tree_attention(
+            inputs,
+            scale=case.options.scale,
+            window=case.window,
+            softcap=case.softcap,
+            implementation="kernel",
+        )
 
-        inputs = described(case, sharding)
-        compiled = jax.jit(run).lower(inputs).compile()
-        text = compiled.as_text()
-        assert "tpu_custom_call" in text, case.name
-        batch, heads, slots, width = inputs.keys.shape
-        shapes = rf"(?:{batch},{heads},{slots},{width}|{batch},{heads},{width},{slots})"
-        # Anything else that makes an array of the cache's shape would copy it.
-        made = {*re.findall(rf"= \(?\w+\[{shapes}\]\S* .*?([\w-]+)\(", text)}
-        assert {"parameter"} <= made <= {"parameter", "bitcast"}, case.name
+    inputs = described(case, sharding)
+    text = jax.jit(run).lower(inputs).compile().as_text()
+    assert "tpu_custom_call" in text
+    batch, heads, slots, width = inputs.keys.shape
+    shapes = rf"(?:{batch},{heads},{slots},{width}|{batch},{heads},{width},{slots})"
+    # Anything else that makes an array of the cache's shape would copy it.
+    made = {*re.findall(rf"= \(?\w+\[{shapes}\]\S* .*?([\w-]+)\(", text)}
+    assert {"parameter"} <= made <= {"parameter", "bitcast"}
 
 
 def test_every_chip_that_is_known_is_compiled_for():
