@@ -6,6 +6,7 @@ import pytest
 from eval.acceptance import Settings, main, measure
 from eval.report import run_program
 from jax_smash import generate, load
+from jax_smash.decode.programs import PROGRAMS
 from tests.model_directory import write_model
 
 SMALL = {"max_new_tokens": 12, "trees": ("chain-2",)}
@@ -20,9 +21,9 @@ def model(tmp_path_factory):
 def prompts(tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     lines = [
-        {"prompt": "the cat sat on the mat", "category": "cats"},
-        {"turns": ["a dog", "and a cat"], "category": "dogs"},
-        {"prompt": "to be or not to be", "category": "cats"},
+        {"prompt": "the cat sat on the mat; " * 2, "category": "cats"},
+        {"turns": ["a dog ran to the river and back", "and a cat"], "category": "dogs"},
+        {"prompt": "to be or not to be; " * 2, "category": "cats"},
         {"prompt": "word " * 90, "category": "long"},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -42,7 +43,10 @@ def written(model, prompts, tmp_path_factory):
         json=folder / "a.json",
         plot=folder / "a.png",
     )
-    assert main(settings, ["--trees", "tree.json", "chain-2"]) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        # So few rows need no memory back, and the tree's own chain is then the one that stands beside it.
+        patched.setattr(PROGRAMS, "forget", lambda: None)
+        assert main(settings, ["--trees", "tree.json", "chain-2"]) == 0
     return folder
 
 

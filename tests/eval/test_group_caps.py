@@ -15,13 +15,27 @@ def test_a_micro_step_of_the_papers_base():
     assert row["cap_4"] == pytest.approx(4 / (1 + 3 * row["micro_step_cost"]))
 
 
-def test_smaller_heads_fewer_layers_and_larger_bases_raise_the_cap():
-    rows = caps(Settings())
-    cost = {(row["shape"], row["micro_layers"], row["micro_head"]): row["micro_step_cost"] for row in rows}
-    assert cost["llama-3.2-1b", 4, "full"] > cost["llama-3.2-1b", 4, "int8"] > cost["llama-3.2-1b", 4, "16384"]
-    assert cost["llama-3.2-1b", 4, "full"] > cost["llama-3.2-1b", 1, "full"]
-    sizes = [cost[f"llama-{name}", 4, "full"] for name in ("3.2-1b", "3.1-8b", "3.1-70b")]
-    assert sizes == sorted(sizes, reverse=True)
+def test_smaller_heads_and_fewer_layers_raise_the_cap():
+    heads = caps(Settings(shapes=("llama-3.2-1b",), micro_layers=(4,)))
+    full, reduced, int8 = (next(row for row in heads if row["micro_head"] == h) for h in ("full", "16384", "int8"))
+    assert full["micro_step_cost"] > int8["micro_step_cost"] > reduced["micro_step_cost"]
+    assert full["cap_4"] < int8["cap_4"] < reduced["cap_4"]
+    (fewer,) = caps(Settings(shapes=("llama-3.2-1b",), micro_layers=(1,), micro_heads=("full",)))
+    assert full["micro_step_cost"] > fewer["micro_step_cost"]
+    assert full["cap_4"] < fewer["cap_4"]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ("llama-3.2-1b", "llama-3.1-8b"),
+        pytest.param(("llama-3.1-8b", "llama-3.1-70b"), marks=pytest.mark.slow),
+    ],
+)
+def test_larger_bases_raise_the_cap(shapes):
+    smaller, larger = caps(Settings(shapes=shapes, micro_layers=(4,), micro_heads=("full",)))
+    assert smaller["micro_step_cost"] > larger["micro_step_cost"]
+    assert smaller["cap_4"] < larger["cap_4"]
 
 
 def test_the_files(tmp_path, capsys):

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.kernels import CASES, Settings, measure
+from eval.kernels import CASES, Settings, main, measure
+from eval.report import run_program
 from pallas_kernels.tree_attention.cases import make
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,12 +58,13 @@ def test_the_report_says_how_it_was_made(written):
     assert report["versions"]["jax"]
 
 
-def test_a_bad_option_is_one_line_and_a_status(tmp_path):
+def test_a_bad_option_is_one_line_and_a_status(tmp_path, monkeypatch):
     out = tmp_path / "out.json"
-    done = run("--cases", "no-such-shape", "--json", out)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: cases must be of llama-8b-1")
-    assert done.stderr.count("\n") == 1
+    monkeypatch.setattr("sys.argv", ["kernels", "--cases", "no-such-shape", "--json", str(out)])
+    with pytest.raises(SystemExit) as end:
+        run_program(Settings, main)
+    assert end.value.code.startswith("error: cases must be of llama-8b-1")  # A text as the code: status 1.
+    assert "\n" not in end.value.code
     assert not out.exists()
 
 

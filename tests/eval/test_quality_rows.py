@@ -28,7 +28,7 @@ def compared(model, tmp_path_factory):
         methods=("ar", "hamburger"),
         modules=(str(folder / "one"), str(folder / "other")),
         confidence=(0.01, 0.4),
-        tasks=("coreference", "key_value"),
+        tasks=("coreference", "state"),  # Of one bucket of lengths: prompts and answers.
         lengths=(160,),
         count=3,
         json=folder / "a.json",
@@ -54,7 +54,7 @@ def test_modules_are_compared_with_another_base_over_all_tasks_together(compared
     ]
     for i, total in enumerate(totals):
         parts = rows[3 * i : 3 * i + 2]
-        assert (total["n"], total["sets"], total["settings"]["tasks"]) == (6, 2, ["coreference", "key_value"])
+        assert (total["n"], total["sets"], total["settings"]["tasks"]) == (6, 2, ["coreference", "state"])
         assert total["score"] == pytest.approx(sum(part["score"] for part in parts) / 2)
         if i:
             assert total["difference"]["baseline"]["model"] == totals[0]["model"]

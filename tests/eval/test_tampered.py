@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,17 @@ def tree():
     return grow(topology(PARENT), token)
 
 
+@functools.partial(jax.jit, static_argnames="tamper")  # Op by op, every operation would be compiled alone.
+def tampered(tree, tamper):
+    return tamper.change(tree)
+
+
+@functools.partial(jax.jit, static_argnames="tamper")
+def restored(seen, tamper):
+    return tamper.restore(seen)
+
+
+@jax.jit
 def verified(tree):
     batch, nodes = tree.token.shape
     target = jnp.asarray([[10, 20, 1, 1, 31, 1, 1, 1, 1, *[10] * (nodes - 9)], [1] * nodes], jnp.int32)
@@ -52,7 +64,7 @@ def paths(tree):
 
 
 def test_padding_leaves_the_mask_of_the_tree_s_own_nodes_alone(tree):
-    padded = Padded(None, extra=40).change(tree)
+    padded = tampered(tree, Padded(None, extra=40))
     assert padded.token.shape == (2, 49)
     np.testing.assert_array_equal(padded.block.mask()[:, :9, :9], tree.block.mask())
     assert not padded.block.mask()[:, :9, 9:].any()
@@ -60,32 +72,32 @@ def test_padding_leaves_the_mask_of_the_tree_s_own_nodes_alone(tree):
 
 
 def test_a_padding_node_would_be_accepted_were_it_valid(tree):
-    padded = Padded(None, extra=1).change(tree)
+    padded = tampered(tree, Padded(None, extra=1))
     np.testing.assert_array_equal(padded.token[:, 9], tree.token[:, 1])
     np.testing.assert_array_equal(unpack(padded.ancestors, 10)[:, 9], [[True, *[False] * 8, True]] * 2)
 
 
 def test_the_drafter_does_not_see_the_padding(tree):
     change = Padded(None, extra=40)
-    seen = change.restore(verified(change.change(tree)))
+    seen = restored(verified(tampered(tree, change)), change)
     same(seen, verified(tree))
 
 
 def test_swapped_siblings_make_the_same_tree_in_another_order(tree):
-    swapped = Reordered(None).change(tree)
+    swapped = tampered(tree, Reordered(None))
     assert swapped.token[0].tolist() == [9, 11, 10, 12, 20, 21, 22, 31, 30]
     assert paths(swapped) == paths(tree)
     assert not np.array_equal(swapped.ancestors, tree.ancestors)
 
 
 def test_swapped_bits_and_parents_belong_together(tree):
-    swapped = Reordered(None).change(tree)
+    swapped = tampered(tree, Reordered(None))
     same(tree_of(swapped.token, swapped.parent, swapped.valid, levels=3), dataclasses.replace(swapped, rank=None))
 
 
 def test_the_drafter_sees_siblings_where_it_put_them(tree):
     change = Reordered(None)
-    swapped = change.change(tree)
+    swapped = tampered(tree, change)
     order = jnp.asarray([[0, 2, 1, 3, 4, 5, 6, 8, 7]] * 2, jnp.int32)
     plain = verified(tree)
     moved = {
@@ -93,7 +105,7 @@ def test_the_drafter_sees_siblings_where_it_put_them(tree):
         "lesson": tuple(jnp.take_along_axis(leaf, order[:, :, None], axis=1) for leaf in plain.lesson),
     }
     seen = dataclasses.replace(verified(swapped), **moved, accepted=accept(swapped, moved["target"]))
-    back = change.restore(seen)
+    back = restored(seen, change)
     count = int(plain.accepted.count[0])
     assert count == 4
     assert back.accepted.path[0, :count].tolist() == plain.accepted.path[0, :count].tolist() == [0, 1, 4, 8]
@@ -101,24 +113,24 @@ def test_the_drafter_sees_siblings_where_it_put_them(tree):
 
 
 def test_first_children_are_a_chain(tree):
-    chain = FirstChildren(None).change(tree)
+    chain = tampered(tree, FirstChildren(None))
     assert paths(chain)[0] == sorted([(-1, -1, -1), (10, -1, -1), (10, 20, -1), (10, 20, 30)])
 
 
 def test_a_sibling_takes_the_place_of_one_that_is_not_valid(tree):
     missing = grow(topology(PARENT), tree.token.at[:, 1].set(-1))
-    assert paths(FirstChildren(None).change(missing))[0] == sorted([(-1, -1, -1), (11, -1, -1), (11, 22, -1)])
+    assert paths(tampered(missing, FirstChildren(None)))[0] == sorted([(-1, -1, -1), (11, -1, -1), (11, 22, -1)])
 
 
 def test_one_flipped_bit_is_one_entry_of_the_mask(tree):
-    flipped = FlippedBit(None).change(tree)
+    flipped = tampered(tree, FlippedBit(None))
     changed = np.argwhere(np.asarray(flipped.block.mask() != tree.block.mask()))
     assert changed.tolist() == [[0, 1, 0], [1, 1, 0]]
 
 
 def test_any_bit_can_be_flipped(tree):
-    wide = Padded(None, extra=40).change(tree)
-    flipped = FlippedBit(None, node=44, ancestor=44).change(wide)
+    wide = tampered(tree, Padded(None, extra=40))
+    flipped = tampered(wide, FlippedBit(None, node=44, ancestor=44))
     changed = np.argwhere(np.asarray(unpack(flipped.ancestors, 49) != unpack(wide.ancestors, 49)))
     assert changed.tolist() == [[0, 44, 44], [1, 44, 44]]
 

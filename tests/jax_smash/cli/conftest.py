@@ -14,7 +14,13 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> Path:
-    """The directory of a sound checkpoint. Tests must not change it."""
+    """The directory of a sound checkpoint of one layer, to decode with. Tests must not change it."""
+    return write_model(tmp_path_factory.mktemp("model") / "sound", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
+def two_layers(tmp_path_factory) -> Path:
+    """The same with two layers, to read and convert. Tests must not change it."""
     return write_model(tmp_path_factory.mktemp("model") / "sound")
 
 
@@ -27,6 +33,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "200",
     }
@@ -64,6 +71,16 @@ def run(start):
         return subprocess.CompletedProcess(args, process.returncode, out, err)
 
     return run_
+
+
+@pytest.fixture
+def called(call):
+    """Runs the program in this process, for tests that look at what `run` returns."""
+
+    def called_(*args) -> subprocess.CompletedProcess:
+        return subprocess.CompletedProcess(args, *call(*args))
+
+    return called_
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ def refused(result, *said: str) -> None:
 
 
 @pytest.fixture
-def broken(model, tmp_path):
-    """A copy of the sound checkpoint, to be damaged."""
-    return Path(shutil.copytree(model, tmp_path / "broken"))
+def broken(two_layers, tmp_path):
+    """A copy of a sound checkpoint, to be damaged."""
+    return Path(shutil.copytree(two_layers, tmp_path / "broken"))
 
 
 def change_tensors(directory: Path, change) -> None:
@@ -96,12 +96,19 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_by_what_is_wrong_with_it(run, broken, tmp_path, damage):
+def test_a_damaged_checkpoint_is_refused_by_what_is_wrong_with_it(called, broken, tmp_path, damage):
     change, said = DAMAGES[damage]
     change(broken)
     before = files(tmp_path)
-    refused(run("generate", "--model", broken, *GENERATE), *said)
+    refused(called("generate", "--model", broken, *GENERATE), *said)
     assert files(tmp_path) == before
+
+
+def test_the_packages_below_add_nothing_to_what_is_said_of_damage(run, broken):
+    """They write past what this process's standard error is replaced by."""
+    change, said = DAMAGES["tokenizer-cut"]
+    change(broken)
+    refused(run("generate", "--model", broken, *GENERATE), *said)
 
 
 @pytest.mark.parametrize("damage", ["half-written", "missing-tensor", "not-a-number"])
@@ -116,8 +123,8 @@ def test_a_damaged_checkpoint_is_not_converted(call, broken, tmp_path, damage):
     assert os.listdir(tmp_path) == ["broken"]
 
 
-def test_a_missing_checkpoint_is_named(run, call, tmp_path):
-    refused(run("generate", "--model", "absent", *GENERATE), "no model 'absent'", "neither a directory nor a hub id")
+def test_a_missing_checkpoint_is_named(called, call, tmp_path):
+    refused(called("generate", "--model", "absent", *GENERATE), "no model 'absent'", "neither a directory nor a hub id")
     for command in (["info", "absent"], ["convert", "absent", "target"]):
         status, _, err = call(*command)
         assert status == 1
@@ -125,16 +132,16 @@ def test_a_missing_checkpoint_is_named(run, call, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_weights_that_overflow_while_decoding_are_reported(run, tmp_path):
-    large = write_model(tmp_path / "large")
+def test_weights_that_overflow_while_decoding_are_reported(called, tmp_path):
+    large = write_model(tmp_path / "large", num_hidden_layers=1)
     change_tensors(large, overflow)
-    refused(run("generate", "--model", large, *GENERATE, "--stream"), "logits are not numbers", "check the weights")
+    refused(called("generate", "--model", large, *GENERATE, "--stream"), "logits are not numbers", "check the weights")
     assert os.listdir(tmp_path) == ["large"]
 
 
-def test_a_prompt_that_does_not_fit_the_context_is_counted(run, model, tmp_path):
+def test_a_prompt_that_does_not_fit_the_context_is_counted(called, model, tmp_path):
     refused(
-        run("generate", "--model", model, "--prompt", "x" * 250, "--max-new-tokens", "10", "--json", "out.jsonl"),
+        called("generate", "--model", model, "--prompt", "x" * 250, "--max-new-tokens", "10", "--json", "out.jsonl"),
         "prompt 0 has 250 tokens and may get 10 new ones",
         "260",
         "256",
@@ -142,18 +149,18 @@ def test_a_prompt_that_does_not_fit_the_context_is_counted(run, model, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def test_an_empty_prompt_is_refused(run, call, model, tmp_path):
-    refused(run("generate", "--model", model, "--prompt", "", "--json", "out.jsonl"), "--prompt must not be empty")
+def test_an_empty_prompt_is_refused(called, call, model, tmp_path):
+    refused(called("generate", "--model", model, "--prompt", "", "--json", "out.jsonl"), "--prompt must not be empty")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
     status, _, err = call("generate", "--model", model, "--prompts", "prompts.jsonl")
     assert status == 1
     assert "prompts.jsonl, line 2: prompt is empty" in err
 
 
-def test_a_malformed_prompts_file_names_its_line_and_nothing_is_written(run, model, tmp_path):
+def test_a_malformed_prompts_file_names_its_line_and_nothing_is_written(called, model, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": 3}\n')
     refused(
-        run("generate", "--model", model, "--prompts", "prompts.jsonl", "--json", "out.jsonl"),
+        called("generate", "--model", model, "--prompts", "prompts.jsonl", "--json", "out.jsonl"),
         "prompts.jsonl, line 3: prompt must be text, tokens or chat messages; got 3",
     )
     assert os.listdir(tmp_path) == ["prompts.jsonl"]
@@ -168,17 +175,17 @@ def test_tokens_outside_the_vocabulary_are_refused(call, model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial"])
-def test_an_output_file_that_exists_is_refused_before_anything_is_loaded(run, tmp_path, name):
+def test_an_output_file_that_exists_is_refused_before_anything_is_loaded(called, tmp_path, name):
     (tmp_path / name).write_text("precious")
-    refused(run("generate", "--model", "absent", *GENERATE), f"{name} exists", "--overwrite")
+    refused(called("generate", "--model", "absent", *GENERATE), f"{name} exists", "--overwrite")
     assert files(tmp_path) == {name: b"precious"}
 
 
-def test_a_target_of_a_conversion_that_exists_is_refused(run, model, tmp_path):
+def test_a_target_of_a_conversion_that_exists_is_refused(called, model, tmp_path):
     target = tmp_path / "target"
     target.mkdir()
     (target / "notes.txt").write_text("precious")
-    refused(run("convert", model, target), "target must be a new or empty directory")
+    refused(called("convert", model, target), "target must be a new or empty directory")
     assert files(tmp_path) == {"target/notes.txt": b"precious"}
 
 

@@ -138,9 +138,9 @@ def test_chat_without_a_template_is_refused(call, tmp_path):
     assert "plain has no chat template" in err
 
 
-def test_a_grammar_and_a_bias_are_obeyed(call, model, tmp_path):
+def test_a_grammar_and_a_bias_are_obeyed(call, two_layers, tmp_path):
     (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}')
-    arguments = ("generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", "40")
+    arguments = ("generate", "--model", two_layers, "--prompt", PROMPT, "--max-new-tokens", "40")
     status, out, _ = call(*arguments, "--json-schema", "@schema.json")
     assert (status, json.loads(out)) == (0, {"n": 7})
     assert call(*arguments, "--logit-bias", "65=90", "3=-1")[:2] == (0, "A" * 40 + "\n")

@@ -10,10 +10,10 @@ from jax_smash.plan import tree_bytes
 from tests.checkpoints import GEMMA2, write_checkpoint
 
 
-def test_a_checkpoint_is_described_as_it_is_when_loaded(call, model):
-    status, out, _ = call("info", model, "--json")
+def test_a_checkpoint_is_described_as_it_is_when_loaded(call, two_layers):
+    status, out, _ = call("info", two_layers, "--json")
     facts = json.loads(out)
-    loaded = jax_smash.load(model)
+    loaded = jax_smash.load(two_layers)
     assert status == 0
     assert facts["parameters"] == sum(x.size for x in jax.tree.leaves(loaded.params["target"]))
     assert facts["bytes_by_dtype"] == {"float32": tree_bytes(loaded.params["target"])}
@@ -28,8 +28,8 @@ def test_a_checkpoint_is_described_as_it_is_when_loaded(call, model):
     assert step["weight_bytes"] == facts["bytes_by_dtype"]["float32"] - 4 * 259 * 64
 
 
-def test_the_table_says_the_same(call, model):
-    status, out, _ = call("info", model)
+def test_the_table_says_the_same(call, two_layers):
+    status, out, _ = call("info", two_layers)
     table = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith(" "))
     assert status == 0
     assert table["parameters"] == "94,912"
@@ -46,9 +46,9 @@ def test_a_model_without_a_tokenizer_and_with_windows_is_described(call, tmp_pat
         assert said in out
 
 
-def test_both_layouts_are_described_alike(call, model, tmp_path):
-    assert call("convert", model, tmp_path / "orbax", "--to", "orbax")[0] == 0
-    ours, theirs = (json.loads(call("info", path, "--json")[1]) for path in (tmp_path / "orbax", model))
+def test_both_layouts_are_described_alike(call, two_layers, tmp_path):
+    assert call("convert", two_layers, tmp_path / "orbax", "--to", "orbax")[0] == 0
+    ours, theirs = (json.loads(call("info", path, "--json")[1]) for path in (tmp_path / "orbax", two_layers))
     assert (ours.pop("layout"), theirs.pop("layout")) == ("Orbax", "Hugging Face")
     del ours["model"], ours["path"], theirs["model"], theirs["path"]
     assert ours == theirs
@@ -63,11 +63,11 @@ def test_slots_out_of_range_are_refused(call, slots):
     )
 
 
-def test_int8_weights_are_a_quarter_of_what_a_step_reads(call, model):
-    plain, small = (json.loads(call("info", model, "--json", "--weights", w)[1]) for w in ("plain", "int8"))
-    loaded = jax_smash.load(model, weights="int8").params["target"]
+def test_int8_weights_are_a_quarter_of_what_a_step_reads(call, two_layers):
+    plain, small = (json.loads(call("info", two_layers, "--json", "--weights", w)[1]) for w in ("plain", "int8"))
+    loaded = jax_smash.load(two_layers, weights="int8").params["target"]
     # The embedding of an untied head is left out: 259 rows of 64 integers and a scale.
     assert small["decode_step"]["weight_bytes"] == tree_bytes(loaded) - 259 * (64 + 4)
     assert small["decode_step"]["cache_bytes"] == plain["decode_step"]["cache_bytes"]
     assert small["parameters"] == plain["parameters"]
-    assert "int8 weights" in call("info", model, "--weights", "int8")[1]
+    assert "int8 weights" in call("info", two_layers, "--weights", "int8")[1]

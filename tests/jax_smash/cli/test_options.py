@@ -16,13 +16,6 @@ def record(directory) -> dict:
     return json.loads(line)
 
 
-class Refused:
-    """What `refused` looks at."""
-
-    def __init__(self, status, stdout, stderr):
-        self.returncode, self.stdout, self.stderr = status, stdout, stderr
-
-
 def test_a_drafted_text_is_the_plain_one_and_says_how_drafts_fared(call, model, tmp_path):
     plain = call(*TEXT, "--model", model)
     before = record(tmp_path)
@@ -74,31 +67,31 @@ def test_a_warm_start_file_grows_from_run_to_run(call, model, tmp_path):
         (("--method", "recycling", "--tree", "chain-300"), ["tree must fit the cache's 256 slots; it has 301 nodes"]),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(call, model, tmp_path, given, said):
+def test_what_does_not_fit_is_refused_by_name(called, model, tmp_path, given, said):
     (tmp_path / "there").write_text("something else")
     (tmp_path / "cycle.json").write_text('{"parents": [-1, 2, 1]}')
     (tmp_path / "orphan.json").write_text("[[0, 0]]")
     (tmp_path / "late.json").write_text('{"parents": [-1, 2, 0]}')
     before = sorted(tmp_path.iterdir())
-    refused(Refused(*call(*TEXT, "--model", model, *given)), *said)
+    refused(called(*TEXT, "--model", model, *given), *said)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_matrix_of_another_tokenizer_is_refused(call, model, tmp_path):
+def test_a_matrix_of_another_tokenizer_is_refused(call, called, model, tmp_path):
     assert call(*DRAFTED, "--model", model, "--save-warm-start", "m.st")[0] == 0
-    other = write_model(tmp_path / "other")
+    other = write_model(tmp_path / "other", num_hidden_layers=1)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     first, second = list(vocabulary)[10:12]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    told = call(*DRAFTED, "--overwrite", "--model", other, "--warm-start", "m.st")
-    refused(Refused(*told), "m.st was saved with another tokenizer")
+    told = called(*DRAFTED, "--overwrite", "--model", other, "--warm-start", "m.st")
+    refused(told, "m.st was saved with another tokenizer")
 
 
-def test_a_model_of_another_vocabulary_cannot_draft(call, model, tmp_path):
+def test_a_model_of_another_vocabulary_cannot_draft(called, model, tmp_path):
     drafting = (*TEXT, "--model", model, "--method", "draft-model", "--draft-model", "tiny")
-    refused(Refused(*call(*drafting)), "tiny", "vocabulary")
+    refused(called(*drafting), "tiny", "vocabulary")
 
 
 def test_a_models_int8_copy_drafts(call, model, tmp_path):

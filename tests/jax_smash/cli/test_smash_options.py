@@ -26,9 +26,9 @@ def smashed(model, tmp_path_factory):
     return path
 
 
-def test_the_program_decodes_with_the_modules_beside_a_model(run, smashed, tmp_path):
+def test_the_program_decodes_with_the_modules_beside_a_model(called, smashed, tmp_path):
     options = ("--method", "hamburger", "--confidence", "0.2", "--micro-head", "100", "--json", "out.jsonl")
-    result = run("generate", "--model", smashed, *options, "--prompt", "Once upon a time", "--max-new-tokens", "9")
+    result = called("generate", "--model", smashed, *options, "--prompt", "Once upon a time", "--max-new-tokens", "9")
     assert result.returncode == 0, result.stderr
     record = json.loads((tmp_path / "out.jsonl").read_text())
     assert record["new_tokens"] == 9

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import matplotlib.image
 import pytest
@@ -20,11 +18,8 @@ def home(monkeypatch, tmp_path):
     return tmp_path / "home"
 
 
-def test_a_curve_is_measured_stored_and_printed(environment, home, model, tmp_path):
-    command = [sys.executable, "-m", "jax_smash", "tune", str(model), *FEW]
-    result = subprocess.run(
-        command, env=environment | {"JAX_SMASH_HOME": str(home)}, cwd=tmp_path, capture_output=True, text=True
-    )
+def test_a_curve_is_measured_stored_and_printed(called, home, model):
+    result = called("tune", model, *FEW)
     assert result.returncode == 0, result.stderr
     (path,) = (home / "costs").iterdir()
     assert result.stderr == f"wrote {path}\n"
