@@ -112,10 +112,10 @@ def test_a_corpus_that_cannot_be_packed_is_named_by_file_and_line(call, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bad_line_of_a_chat_file_ends_the_program_with_one_line(tmp_path):
+def test_a_bad_line_of_a_chat_file_ends_the_program_with_one_line(call, tmp_path):
     asked = write_bad(tmp_path, "a.jsonl", b'{"turns": ["Hi", "Hello"]}\n\n{"turns": ["Hi", 3]}\n')
     before = files(tmp_path)
-    refused(run(tmp_path, "pack", *asked), "a.jsonl:3: expected text, messages, turns", "got ['turns']")
+    refused(call("pack", *asked), "a.jsonl:3: expected text, messages, turns", "got ['turns']")
     assert files(tmp_path) == before
 
 
@@ -181,10 +181,10 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(call, place,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_shards_of_another_tokenizer_end_the_program_with_one_line(place, tmp_path):
+def test_shards_of_another_tokenizer_end_the_program_with_one_line(call, place, tmp_path):
     asked = options(place, tokenizer=place / "other-tokenizer")
     said = ("packed was packed with the tokenizer of hash", "other-tokenizer has")
-    refused(run(tmp_path, "base", *asked, "--output", "out", "--devices", "1"), *said)
+    refused(call("base", *asked, "--output", "out"), *said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
+import contextlib
 import dataclasses
+import io
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,10 @@ CONFIG = {
 }
 
 
+RUN = {"save_every": 1, "log_every": 2, "evaluate_every": 4, "mesh": "data=2"}
+"""Options of a run in this process."""
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Packed and segmented shards, the base that segmented them, and a configuration."""
@@ -60,27 +65,26 @@ def root(tmp_path_factory):
     return folder
 
 
-def begin(root, output, *options):
-    command = [sys.executable, "-m", "train.hamburger", "--config", root / "config.json"]
-    command += ["--segmented", root / "segmented", "--init-from", root / "base", "--output", output]
-    command += ["--devices", "2", "--save-every", "1", "--log-every", "2", "--evaluate-every", "4", *options]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(root / "cache")}
-    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": ""}
-    return subprocess.Popen(
-        list(map(str, command)), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def finish(process):
-    said, errors = process.communicate()
-    assert process.returncode == 0, errors[-2000:]
-    return said
-
-
 @pytest.fixture(scope="module")
 def whole(root):
     """A run that nothing disturbs, and what it said."""
-    return root / "whole", finish(begin(root, root / "whole", "--sources", root / "sources.md"))
+    return root / "whole", said(root, root / "whole", **RUN | {"save_every": 100})
+
+
+def begin(root, output, environment):
+    """Begins the same run in a process of its own."""
+    command = [sys.executable, "-m", "train.hamburger", "--config", root / "config.json"]
+    command += ["--segmented", root / "segmented", "--init-from", root / "base", "--output", output]
+    command += ["--sources", root / "sources.md", "--devices", jax.device_count()]
+    command += [word for name, value in RUN.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def said(root, output, **options):
+    """Makes the run, or what is left of it, in this process; returns what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(root / "config.json", root / "segmented", root / "base", output, sources=root / "sources.md", **options)
+    return out.getvalue()
 
 
 def newest(output):
@@ -105,7 +109,7 @@ def test_the_export_loads_as_a_base_and_as_its_modules(root, whole):
 
 
 def test_the_run_says_how_it_went(whole):
-    folder, said = whole
+    folder, printed = whole
     lines = read_metrics(folder / "metrics.jsonl")
     measured = [line for line in lines if "cross_entropy" in line]
     assert [line["step"] for line in measured] == [2, 4, 6, 8]
@@ -115,7 +119,7 @@ def test_the_run_says_how_it_went(whole):
     for line in measured:
         np.testing.assert_allclose(line["loss"], line["cross_entropy"] + 0.5 * line["stop_loss"], rtol=0.2)
     assert {*next(line for line in lines if "held_out" in line)["held_out"]} == {"stories", "chats"}
-    tokens = int(said.split("trained on ")[1].split(" tokens")[0].replace(",", ""))
+    tokens = int(printed.split("trained on ")[1].split(" tokens")[0].replace(",", ""))
     # Eight steps of eight rows of sixteen slots, some of them empty, some with several tokens.
     assert 0.5 * 1024 < tokens < 2 * 1024
     assert f"{tokens:,}" in (folder / "hamburger/README.md").read_text()
@@ -144,15 +148,15 @@ def test_tokens_of_replies_are_counted(root, whole):
     assert found.token_counts.shape == (290,)
 
 
-def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, tmp_path):
-    process = begin(root, tmp_path / "run", "--sources", root / "sources.md")
+def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_programs, tmp_path):
+    process = begin(root, tmp_path / "run", same_programs())
     while newest(tmp_path / "run") < 3 and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert 3 <= newest(tmp_path / "run") < 8
-    said = finish(begin(root, tmp_path / "run", "--resume", "--sources", root / "sources.md"))
-    assert said.replace(str(tmp_path / "run"), "") == whole[1].replace(str(whole[0]), "")
+    errors = process.communicate()[1]
+    assert 3 <= newest(tmp_path / "run") < 8, errors[-2000:]
+    resumed = said(root, tmp_path / "run", resume=True, **RUN)
+    assert resumed.replace(str(tmp_path / "run"), "") == whole[1].replace(str(whole[0]), "")
     for name in ("smasher.safetensors", "smasher.json", "model.safetensors", "README.md"):
         assert (tmp_path / "run/hamburger" / name).read_bytes() == (whole[0] / "hamburger" / name).read_bytes()
 
@@ -166,7 +170,14 @@ def train_here(root, output, changes, **options):
 
 
 def test_a_frozen_base_is_not_exported_and_means_need_no_weights(root, tmp_path):
-    changes = {"base": "frozen", "embedder": "mean", "tapped_layers": [1], "steps": 2, "further_share": 0.5}
+    changes = {
+        "base": "frozen",
+        "embedder": "mean",
+        "tapped_layers": [1],
+        "steps": 2,
+        "further_share": 0.5,
+        "accumulate": 2,
+    }
     folder = train_here(root, tmp_path / "run", changes, mesh="data=2")
     assert {file.name for file in folder.iterdir()} == {"README.md", "smasher.json", "smasher.safetensors"}
     found = modules_of(folder, root / "base")
@@ -174,7 +185,7 @@ def test_a_frozen_base_is_not_exported_and_means_need_no_weights(root, tmp_path)
 
 
 def test_low_rank_changes_are_exported_merged(root, tmp_path):
-    changes = {"base": "lora", "rank": 2, "steps": 2, "accumulate": 2}
+    changes = {"base": "lora", "rank": 2, "steps": 2}
     folder = train_here(root, tmp_path / "run", changes, mesh="fsdp=2")
     before, after = loaded_params(root / "base").params, loaded_params(folder).params
     paths = jax.tree_util.tree_flatten_with_path(before)[0]
@@ -189,8 +200,8 @@ def test_low_rank_changes_are_exported_merged(root, tmp_path):
 def test_trained_modules_go_on_learning(root, whole, tmp_path):
     folder = whole[0] / "hamburger"
     began, settings = loaded_params(folder), json.loads((whole[0] / "settings.json").read_text())
-    options = ("--init-from", folder, "--modules", folder, "--steps", "3", "--log-every", "1")
-    finish(begin(root, tmp_path / "run", *options))
+    options = {"modules": folder, "steps": 3, "log_every": 1, "mesh": "data=2"}
+    main(root / "config.json", root / "segmented", folder, tmp_path / "run", **options)
     assert json.loads((tmp_path / "run/settings.json").read_text())["modules_sha256"]
     assert not settings["modules_sha256"]
     first, anew = (read_metrics(run / "metrics.jsonl")[0] for run in (tmp_path / "run", whole[0]))

@@ -1,6 +1,6 @@
 import json
-import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +10,13 @@ import pytest
 
 from tests.train.corpus_files import make_packed
 from tests.train.test_settings import FIELDS, MODEL
+from train.base import main
 from train.checkpoint import only_run
 
-CONFIG = FIELDS | {"model": MODEL | {"d_model": 128, "mlp_width": 256}, "length": 32}
-SHORT, LONG = 12, 60
+CONFIG = FIELDS | {"model": MODEL | {"num_layers": 1, "d_model": 128, "mlp_width": 256}, "length": 32}
+SHORT, LONG, LOG_EVERY = 10, 60, 3
+DEVICES, MESH = 8, "data=2"
+"""Of the tests' own process and of every other one, that all compile the same programs."""
 
 
 @pytest.fixture(scope="module")
@@ -27,27 +30,39 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(place):
-    """A short run that nothing disturbs."""
-    finish(begin(place, place / "whole", SHORT))
+    """A short run that nothing disturbs, saved once."""
+    train_here(place, place / "whole", save_every=SHORT)
     return place / "whole"
 
 
-def begin(place, output, steps, *options, before=()):
-    command = [
-        *before,
-        sys.executable,
-        "-m",
-        "train.base",
-        "--config",
-        place / "config.json",
-        "--packed",
-        place / "packed",
-    ]
-    command += ["--tokenizer", place / "tokenizer", "--output", output, "--devices", "2", "--save-every", "1"]
-    command += ["--evaluate-every", "1000", "--steps", steps, *options]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(place / "cache")}
-    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "XLA_FLAGS": ""}
-    return subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+@pytest.fixture(scope="module")
+def begun(place):
+    """A short run that stopped after three steps; to be copied."""
+    train_here(place, place / "begun", until=3)
+    return place / "begun"
+
+
+def train_here(place, output, **options):
+    """Makes a short run, or what is left of it, in this process."""
+    given = {"steps": SHORT, "mesh": MESH, "save_every": 1, "evaluate_every": 1000, "log_every": LOG_EVERY} | options
+    main(place / "config.json", place / "packed", place / "tokenizer", output, **given)
+
+
+@pytest.fixture(scope="module")
+def begin(place, undisturbed, same_programs):
+    """Begins a run, or what is left of it, in a process of its own, which finds what `undisturbed` compiled."""
+    environment = same_programs()
+
+    def begin_(output, steps, *options, before=()):
+        command = [*before, sys.executable, "-m", "train.base", "--config", place / "config.json"]
+        command += ["--packed", place / "packed", "--tokenizer", place / "tokenizer", "--output", output]
+        command += ["--devices", DEVICES, "--mesh", MESH, "--save-every", "1", "--evaluate-every", "1000"]
+        command += ["--log-every", LOG_EVERY, "--steps", steps, *options]
+        return subprocess.Popen(
+            list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+
+    return begin_
 
 
 def finish(process):
@@ -60,11 +75,11 @@ def newest(output):
     return max(steps, default=0)
 
 
-def killed_often(place, output, total, kills):
+def killed_often(begin, output, total, kills):
     """Kills a run again and again while it works, and lets it end; returns the newest checkpoints at the kills."""
     rng, steps = random.Random(kills), []
     for number in range(kills):
-        process = begin(place, output, total, "--resume")
+        process = begin(output, total, "--resume")
         if number % 5 == 4:  # Anywhere, starting up included.
             time.sleep(rng.uniform(0, 10))
         else:  # A step or a few after the checkpoint that it began from; most of a step is saving.
@@ -76,7 +91,7 @@ def killed_often(place, output, total, kills):
         process.wait()
         process.stderr.close()
         steps.append(newest(output))
-    finish(begin(place, output, total, "--resume"))
+    finish(begin(output, total, "--resume"))
     return steps
 
 
@@ -90,29 +105,31 @@ def check(whole, killed, steps, total):
     assert 0 < steps[-1] < total
     assert weights(whole) == weights(killed)
     lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == [*range(10, total, 10), total]
+    assert [line["step"] for line in lines if "loss" in line] == [*range(LOG_EVERY, total, LOG_EVERY), total]
 
 
-def test_a_run_that_is_killed_ends_with_the_same_weights(place, undisturbed, tmp_path):
-    check(undisturbed, tmp_path, killed_often(place, tmp_path, SHORT, 2), SHORT)
+def test_a_run_that_is_killed_ends_with_the_same_weights(begin, undisturbed, tmp_path):
+    check(undisturbed, tmp_path, killed_often(begin, tmp_path, SHORT, 2), SHORT)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_twenty_times_ends_with_the_same_weights(place, tmp_path):
-    finish(begin(place, tmp_path / "whole", LONG))
-    steps = killed_often(place, tmp_path / "killed", LONG, 20)
+def test_a_run_that_is_killed_twenty_times_ends_with_the_same_weights(begin, tmp_path):
+    finish(begin(tmp_path / "whole", LONG))
+    steps = killed_often(begin, tmp_path / "killed", LONG, 20)
     check(tmp_path / "whole", tmp_path / "killed", steps, LONG)
 
 
-def test_a_second_program_on_a_runs_folder_is_refused_and_leaves_the_run_alone(place, undisturbed, tmp_path):
-    finish(begin(place, tmp_path, SHORT, "--until", "3"))
+def test_a_second_program_on_a_runs_folder_is_refused_and_leaves_the_run_alone(
+    place, begin, undisturbed, begun, tmp_path
+):
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
     with only_run(tmp_path):
-        second = begin(place, tmp_path, SHORT, "--resume")
+        second = begin(tmp_path, SHORT, "--resume")
         errors = second.communicate()[1].decode()
     assert second.returncode == 1
     assert f"another program trains in {tmp_path}; wait for it, or stop it" in errors
     assert "Traceback" not in errors
-    finish(begin(place, tmp_path, SHORT, "--resume"))
+    train_here(place, tmp_path, resume=True)
     assert weights(undisturbed) == weights(tmp_path)
 
 
@@ -142,9 +159,8 @@ def test_a_run_that_is_read_while_it_saves_ends_with_the_same_weights(place, und
     command = [sys.executable, "-c", READER, undisturbed, tmp_path / "checkpoints", SHORT]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout.readline() == "ready\n"
-        run = begin(place, tmp_path, SHORT)
         try:
-            finish(run)
+            train_here(place, tmp_path)
             read = [int(line) for line in reader.communicate(timeout=120)[0].split()]
         finally:
             reader.kill()
@@ -155,13 +171,13 @@ def test_a_run_that_is_read_while_it_saves_ends_with_the_same_weights(place, und
     assert weights(undisturbed) == weights(tmp_path)
 
 
-def test_a_disk_that_fills_costs_nothing_that_was_saved(place, undisturbed, tmp_path):
-    finish(begin(place, tmp_path, SHORT, "--until", "3"))
+def test_a_disk_that_fills_costs_nothing_that_was_saved(place, begin, undisturbed, begun, tmp_path):
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
     # The limit, in KiB a file, acts as a full disk does: writing fails.
-    full = begin(place, tmp_path, SHORT, "--resume", before=["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash"])
+    full = begin(tmp_path, SHORT, "--resume", before=["bash", "-c", 'ulimit -f 20 && exec "$@"', "bash"])
     errors = full.communicate()[1].decode()
     assert full.returncode == 1
     assert "a checkpoint could not be written: File too large; the newest whole one is of step 3" in errors
     assert "Traceback" not in errors
-    finish(begin(place, tmp_path, SHORT, "--resume"))
+    train_here(place, tmp_path, resume=True)
     assert weights(undisturbed) == weights(tmp_path)

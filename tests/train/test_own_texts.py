@@ -26,7 +26,7 @@ def root(tmp_path_factory):
     task = Source("state", task="state", count=8, lengths=(160,))
     corpus = Corpus(sources=(Source("text", paths=("a.jsonl",)), task), held_out=0.1)
     pack_corpus(corpus, root, root / "tokenizer", root / "packed")
-    model = MODEL | {"max_positions": 256}
+    model = MODEL | {"max_positions": 256, "num_layers": 1}
     own = {"length": LENGTH, "batch_size": 16, "own_rows": 8, "own_every": 2, "circle_weight": 3.0, "steps": 4}
     (root / "config.json").write_text(json.dumps(FIELDS | {"model": model} | own))
     return root

@@ -1,5 +1,7 @@
 """The objective over rows of slots, against one document at a time, written out token by token."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +26,9 @@ FIRST = [[10], [11, 12], [-13, -14, -15], [16], [17, 18]]
 SECOND = [[20], [21], [22, 23], [24, 25, 26]]
 CHAT = [[30], [31], [9], [32, 33], [8], [34], [9], [35, 8]]
 DOCUMENTS = [FIRST, SECOND, CHAT]
-ROOM = Room(slots=20, further=9, tokens=100)
+ROOM = Room(slots=30, further=9, tokens=100)
 BEGINS, ENDS = 9, 8
+MERGED = jax.jit(merged, static_argnums=2)
 NAME = "qwen2"
 """Of the base: two layers, one of them with a window, and a tied head."""
 
@@ -59,8 +62,14 @@ def params_of(name=NAME, **sizes):
     return (base_def, smasher_def), {"base": base_params, "smasher": smasher_params}
 
 
+@functools.cache
+def program(settings, *graphdefs):
+    """The compiled objective; tests share it."""
+    return jax.jit(smash_objective(*graphdefs, settings, chunk=16))
+
+
 def value(settings, batch, graphdefs, params):
-    total, tally = jax.jit(smash_objective(*graphdefs, settings, chunk=16))(params, batch)
+    total, tally = program(settings, *graphdefs)(params, batch)
     return float(total), jax.tree.map(float, {"count": tally.count, **tally.means})
 
 
@@ -87,6 +96,12 @@ def padded(document, micro_steps=3, slots=8):
 
 def alone(name, document):
     """Returns, for one document that shares a row with no other, what each slot says: log-probabilities and stops."""
+    return [np.asarray(x) for x in saying(name)(*padded(document))]
+
+
+@functools.cache
+def saying(name):
+    """Returns a function of a padded document; it is compiled once."""
     base, smasher = base_of(name), smasher_of(name, micro_layers=1, micro_steps=3)
 
     @jax.jit
@@ -98,7 +113,7 @@ def alone(name, document):
         said = smasher.spoken(prefix[:-1], made.hidden[0, :-1], vectors[1:])
         return jax.nn.log_softmax(base.unembed(said), axis=-1), jax.nn.sigmoid(smasher.stop_logits(said))
 
-    return [np.asarray(x) for x in says(*padded(document))]
+    return says
 
 
 def reference(name, document, *, answer=1.0, own=False, cut=()):
@@ -155,7 +170,7 @@ def test_one_token_a_slot_is_the_base_objective(rows):
 
 def test_groups_of_one_token_ask_nothing_of_the_micro_decoder(rows):
     alone = [[[token] for group in document for token in group] for document in DOCUMENTS]
-    batch = rows(alone, room=Room(30, 4, 100))
+    batch = rows(alone)
     graphdefs, params = params_of(micro_steps=3)
     _, means = value(settings_of(), batch, graphdefs, params)
     assert means["further_loss"][1] == 0
@@ -172,9 +187,15 @@ def test_remat_and_scan_change_nothing(rows):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def gradient_of(settings, batch, params, graphdefs):
+@functools.cache
+def gradient_program(settings, *graphdefs):
+    """The compiled gradient of the total; tests share it."""
     objective = smash_objective(*graphdefs, settings)
-    return jax.jit(jax.grad(lambda p, b: objective(p, b)[0]))(params, batch)
+    return jax.jit(jax.grad(lambda p, b: objective(p, b)[0]))
+
+
+def gradient_of(settings, batch, params, graphdefs):
+    return gradient_program(settings, *graphdefs)(params, batch)
 
 
 def moved(gradients):
@@ -198,12 +219,12 @@ def test_low_rank_changes_are_trained_and_work_as_merged(rows):
     graphdefs, params = params_of(micro_steps=3)
     settings = settings_of(base="lora", rank=2, alpha=6.0)
     lora = first_lora(params["base"], 2, 0)
-    before = value(settings_of(base="frozen"), rows(), graphdefs, params)
+    before = value(settings_of(), rows(), graphdefs, params)
     assert value(settings, rows(), graphdefs, params | {"lora": lora}) == before
     rng = np.random.default_rng(0)
     lora = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.1, x.shape), x.dtype), lora)
     got = value(settings, rows(), graphdefs, params | {"lora": lora})
-    expected = value(settings_of(), rows(), graphdefs, params | {"base": merged(params["base"], lora, 3.0)})
+    expected = value(settings_of(), rows(), graphdefs, params | {"base": MERGED(params["base"], lora, 3.0)})
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
     assert abs(got[0] - before[0]) > 1e-2
     names = moved(gradient_of(settings, rows(), params | {"lora": lora}, graphdefs))
@@ -219,14 +240,15 @@ def test_low_rank_changes_are_merged_before_weights_are_rounded(rows):
     lora = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.02, x.shape), x.dtype), lora)
     settings = settings_of(base="lora", rank=2, alpha=6.0, dtype="bfloat16", kl_weight=0.3)
     got = value(settings, rows(), graphdefs, params | {"lora": lora})
-    whole = {"base": merged(params["base"], lora, 3.0), "teacher": params["base"]}
+    whole = {"base": MERGED(params["base"], lora, 3.0), "teacher": params["base"]}
     expected = value(settings_of(dtype="bfloat16", kl_weight=0.3), rows(), graphdefs, params | whole)
     assert got == expected
 
+    @jax.jit
     def rounded(tree):
         return jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
 
-    late = merged(rounded(params["base"]), rounded(lora), 3.0)
+    late = MERGED(rounded(params["base"]), rounded(lora), 3.0)
     assert (
         value(settings_of(dtype="bfloat16", kl_weight=0.3), rows(), graphdefs, params | whole | {"base": late}) != got
     )
@@ -322,7 +344,7 @@ def test_a_run_begins_with_what_its_settings_ask_for():
         assert {*params} == roles
         transformation = settings.transformation()
         with jax.numpy_dtype_promotion("standard"):
-            ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), params)
+            ones = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), params)
             updates = jax.jit(lambda p, t=transformation: t.update(p, t.init(p), p)[0])(ones)
         assert learning == {role for role in roles if all(np.abs(u).max() > 0 for u in jax.tree.leaves(updates[role]))}
         still = [u for role in roles - learning for u in jax.tree.leaves(updates[role])]

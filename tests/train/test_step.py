@@ -15,7 +15,11 @@ from train.optimiser import Optimiser
 from train.step import Tally, TrainState, make_evaluation, make_step, place_rows
 
 ROWS, LENGTH = 8, 24
-MESHES = ["data=8", "fsdp=8", "fsdp=4,tp=2", "data=2,fsdp=2,tp=2", "data=4,tp=2"]
+MESHES = [
+    "data=8",
+    "data=2,fsdp=2,tp=2",
+    *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("fsdp=8", "fsdp=4,tp=2", "data=4,tp=2")),
+]
 
 
 def everywhere():
@@ -138,12 +142,10 @@ def test_every_mesh_trains_as_a_single_device_does(alone, mesh):
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate": 2},
         {"accumulate": 8},
-        {"remat": True},
-        {"scan": True},
         {"scan": True, "remat": True},
         {"chunk": 16},
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ({"accumulate": 2}, {"remat": True}, {"scan": True})),
     ],
 )
 def test_what_saves_memory_changes_nothing(alone, options):
@@ -163,7 +165,7 @@ def test_bfloat16_products_keep_float32_weights(alone):
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize("optimiser", ["muon", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_the_loss_of_what_is_seen_again_falls(optimiser):
     config = dataclasses.replace(tiny_config(), vocab_size=60)
     graphdef, params = random_params(config, 1)
