@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import jax
@@ -41,7 +42,7 @@ def peak_flops(dtype: str = "bfloat16") -> float:
     """Returns the operations a second that all devices together could do.
 
     Of a known accelerator it is the data sheet's bfloat16 figure, whatever the dtype; of any other device, a CPU's
-    cores taken together, the fastest of a few large products is measured, about a second.
+    cores taken together, the fastest of a few large products is measured, once a process, for about a second.
     """
     kind = jax.devices()[0].device_kind
     known = [PEAKS[name] for name in sorted(PEAKS, key=len, reverse=True) if kind.startswith(name)]
@@ -52,6 +53,7 @@ def peak_flops(dtype: str = "bfloat16") -> float:
     return measured if jax.devices()[0].platform == "cpu" else measured * jax.device_count()
 
 
+@functools.cache
 def _product_flops(dtype: str, width: int = 2048, repeats: int = 5) -> float:
     x = jnp.ones((width, width), jnp.dtype(dtype))
     product = jax.jit(jnp.matmul).lower(x, x).compile()

@@ -1,25 +1,11 @@
 """What every test of training shares: what is made once a process and found again."""
 
-import functools
 import os
 import shutil
 
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-
-import train.base
-import train.speed
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_measured_device():
-    """Measures a CPU's fastest product once: it takes a second or two, and every run of `train.base` asks."""
-    with pytest.MonkeyPatch.context() as patch:
-        measured = functools.cache(train.base.peak_flops)
-        for program in (train.base, train.speed):
-            patch.setattr(program, "peak_flops", measured)
-        yield
 
 
 @pytest.fixture(scope="session")
