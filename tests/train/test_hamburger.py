@@ -71,13 +71,13 @@ def whole(root):
     return root / "whole", said(root, root / "whole", **RUN | {"save_every": 100})
 
 
-def begin(root, output, environment):
-    """Begins the same run in a process of its own."""
+def begin(root, output, environment, errors):
+    """Begins the same run in a process of its own, which writes its errors to a file."""
     command = [sys.executable, "-m", "train.hamburger", "--config", root / "config.json"]
     command += ["--segmented", root / "segmented", "--init-from", root / "base", "--output", output]
     command += ["--sources", root / "sources.md", "--devices", jax.device_count()]
     command += [word for name, value in RUN.items() for word in (f"--{name.replace('_', '-')}", value)]
-    return subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(list(map(str, command)), env=environment, stderr=errors)
 
 
 def said(root, output, **options):
@@ -149,12 +149,13 @@ def test_tokens_of_replies_are_counted(root, whole):
 
 
 def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_programs, tmp_path):
-    process = begin(root, tmp_path / "run", same_programs())
-    while newest(tmp_path / "run") < 3 and process.poll() is None:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    errors = process.communicate()[1]
-    assert 3 <= newest(tmp_path / "run") < 8, errors[-2000:]
+    with (tmp_path / "errors").open("w") as errors:
+        process = begin(root, tmp_path / "run", same_programs(), errors)
+        while newest(tmp_path / "run") < 3 and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert 3 <= newest(tmp_path / "run") < 8, (tmp_path / "errors").read_text()[-2000:]
     resumed = said(root, tmp_path / "run", resume=True, **RUN)
     assert resumed.replace(str(tmp_path / "run"), "") == whole[1].replace(str(whole[0]), "")
     for name in ("smasher.safetensors", "smasher.json", "model.safetensors", "README.md"):

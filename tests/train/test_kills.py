@@ -53,14 +53,12 @@ def begin(place, undisturbed, same_programs):
     """Begins a run, or what is left of it, in a process of its own, which finds what `undisturbed` compiled."""
     environment = same_programs()
 
-    def begin_(output, steps, *options, before=()):
+    def begin_(output, steps, *options, before=(), errors=subprocess.PIPE):
         command = [*before, sys.executable, "-m", "train.base", "--config", place / "config.json"]
         command += ["--packed", place / "packed", "--tokenizer", place / "tokenizer", "--output", output]
         command += ["--devices", DEVICES, "--mesh", MESH, "--save-every", "1", "--evaluate-every", "1000"]
         command += ["--log-every", LOG_EVERY, "--steps", steps, *options]
-        return subprocess.Popen(
-            list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        return subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 
     return begin_
 
@@ -79,7 +77,8 @@ def killed_often(begin, output, total, kills):
     """Kills a run again and again while it works, and lets it end; returns the newest checkpoints at the kills."""
     rng, steps = random.Random(kills), []
     for number in range(kills):
-        process = begin(output, total, "--resume")
+        # No pipe that nobody reads: XLA writes more than one holds where it finds compiled programs, and waits.
+        process = begin(output, total, "--resume", errors=subprocess.DEVNULL)
         if number % 5 == 4:  # Anywhere, starting up included.
             time.sleep(rng.uniform(0, 10))
         else:  # A step or a few after the checkpoint that it began from; most of a step is saving.
@@ -89,7 +88,6 @@ def killed_often(begin, output, total, kills):
             time.sleep(rng.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        process.stderr.close()
         steps.append(newest(output))
     finish(begin(output, total, "--resume"))
     return steps
