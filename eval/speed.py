@@ -219,14 +219,15 @@ def measure(settings: Settings) -> dict[str, Any]:
     # The machine may be shared: the better of two measurements is nearer to what it can do.
     bandwidth = max(before, _bandwidth(settings), key=lambda b: b.bytes_per_second)
     speed = bandwidth.bytes_per_second
+    figures = with_caps(rows(contenders, runs, batch_size=settings.batch_size, bytes_per_second=speed))
     return {
         "read_bandwidth_bytes_per_second": speed,
         "read_bandwidth": dataclasses.asdict(bandwidth),
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params), "cache_slots": slots},
         "prompt_tokens": [len(prompt) for batch in batches for prompt in batch],
         "host_load_average": {"before": load_before, "after": os.getloadavg()[0]},
-        "notes": _notes(model),
-        "rows": with_caps(rows(contenders, runs, batch_size=settings.batch_size, bytes_per_second=speed)),
+        "notes": [*_slower(figures, settings.peers), *_notes(model)],
+        "rows": figures,
     }
 
 
@@ -309,6 +310,12 @@ def _bandwidth(settings: Settings) -> Bandwidth:
     return read_bandwidth(None if mebibytes is None else mebibytes * 2**20)
 
 
+def _slower(figures: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str]:
+    """Returns a note on each of our methods that does not pay here."""
+    slower = [row for row in figures if row["speedup"] < 1 and row["method"] not in peers]
+    return [f"{row['method']} is slower than {BASELINE} here: {row['speedup']:.2f} of its speed" for row in slower]
+
+
 def _notes(model: Model) -> list[str]:
     """Returns what a reader of the figures must know."""
     cpu, cache = jax.devices()[0].platform == "cpu", last_level_cache()
@@ -337,6 +344,8 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     title = f"{report['device']['kind']}: {found['model']['name']}, {settings.dtype}, batch {settings.batch_size}"
     print_table(title, report["rows"], COLUMNS)
     print(f"read bandwidth {found['read_bandwidth_bytes_per_second'] / 1e9:.1f} GB/s")
+    for note in found["notes"]:
+        print(note)
     if settings.json is not None:
         write_json(settings.json, report)
 

@@ -149,7 +149,8 @@ def test_groups_of_one_length_are_measured_beside_their_cap(config):
         micro_layers=1,
         **FAST,
     )
-    plain, ones, threes = measure(settings)["rows"]
+    report = measure(settings)
+    plain, ones, threes = report["rows"]
     assert [row["method"] for row in (plain, ones, threes)] == [
         "ar",
         "hamburger, groups of 1",
@@ -161,6 +162,8 @@ def test_groups_of_one_length_are_measured_beside_their_cap(config):
     assert (ones["output_compression"], threes["output_compression"]) == (1, 14 / 5)
     assert ones["cap"] == 1
     assert threes["share_of_cap"] == pytest.approx(threes["speedup"] / threes["cap"])
+    told = {row["method"] for row in (ones, threes) if any(row["method"] in note for note in report["notes"])}
+    assert told == {row["method"] for row in (ones, threes) if row["speedup"] < 1}
 
 
 @pytest.mark.parametrize(
