@@ -48,6 +48,7 @@ def main(
     init_from: Path,
     output: Path,
     modules: Path | None = None,
+    teacher: Path | None = None,
     tokenizer: Path | None = None,
     steps: int | None = None,
     until: int | None = None,
@@ -71,6 +72,9 @@ def main(
       init_from: Hugging Face folder of the base.
       output: folder for checkpoints, metrics and, in the end, `hamburger`.
       modules: folder of trained modules to begin with, of the file's sizes; by default they begin at random.
+      teacher: Hugging Face folder of a base of the same shape, such as one that was fine-tuned on the same text: where
+        `kl_weight` in the file is above 0, predictions are drawn to its own. By default the base that the run begins
+        with.
       tokenizer: folder of the tokenizer; by default the base's.
       steps: length of the run, in place of the file's.
       until: step to stop after, with the learning rate that the whole run has there.
@@ -91,7 +95,9 @@ def main(
     tokenizer = _tokenizer(init_from, tokenizer)
     rows = Segmented(segmented, tokenizer)
     began = loaded_params(init_from)
+    taught_by = _teacher(teacher, began, tokenizer) if teacher else None
     changes = {"steps": steps, "batch_size": batch_size, "seed": seed}
+    changes |= {"teacher_sha256": taught_by.sha256 if taught_by else ""}
     settings = _settings(config, began, tokenizer, modules, changes)
     rows.check(settings.model, settings.smash)
     optimiser = settings.transformation()
@@ -107,7 +113,7 @@ def main(
     where = make_mesh(mesh or MeshShape(data=jax.device_count()))
     # What does not divide is told before anything is written.
     check_rows(settings.batch_size, where, accumulate=settings.accumulate)
-    smasher, params = first_smash_params(settings, began.params, modules)
+    smasher, params = first_smash_params(settings, began.params, modules, taught_by.params if taught_by else None)
     param_shardings(params, where)
     remember(settings, output, resume=resume, packed=rows.sha256)
     graphdefs = (began.graphdef, smasher)
@@ -142,6 +148,22 @@ def _tokenizer(init_from: Path, tokenizer: Path | None) -> Path:
     if own.is_file() and file_sha256(own) != file_sha256(tokenizer / "tokenizer.json"):
         raise ValueError(f"tokenizer must be that of {init_from}: modules are loaded for it alone; got {tokenizer}")
     return tokenizer
+
+
+def _teacher(folder: Path, began: Loaded, tokenizer: Path) -> Loaded:
+    """Returns the teacher: a base of the same shape, with the same tokenizer.
+
+    Raises:
+      FileNotFoundError, ValueError: it is missing or damaged, or of another shape or tokenizer.
+    """
+    folder = resolve(folder)
+    check_tokenizer(folder)
+    if file_sha256(folder / "tokenizer.json") != file_sha256(tokenizer / "tokenizer.json"):
+        raise ValueError(f"the teacher must have the base's tokenizer; {folder} has another")
+    found = loaded_params(folder)
+    if found.config != began.config:
+        raise ValueError(f"the teacher must have the base's shape; {folder} has another")
+    return found
 
 
 def _settings(

@@ -38,7 +38,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | Groups cut by chance | {cut_share:g} of the places where a token joins the one before |
 | Weights of answers | {answer_weight:g} |
 | The base | {base} |
-| Divergence from the base that the run began with | counts {kl_weight:g} |
+| Divergence from {teacher} | counts {kl_weight:g} |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
 of the modules {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
 | Precision | {precision} products, float32 weights, stored in bfloat16 |
@@ -110,6 +110,9 @@ def hamburger_card(
         began=f"those of an earlier run, SHA-256 {settings.modules_sha256}"
         if settings.modules_sha256
         else "random ones",
+        teacher=f"a teacher, SHA-256 of its weights {settings.teacher_sha256}"
+        if settings.teacher_sha256
+        else "the base that the run began with",
         kl_weight=settings.kl_weight,
         optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
         precision=settings.dtype,

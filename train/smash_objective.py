@@ -49,8 +49,8 @@ def smash_objective(
 
     The first token of a group is read from the base's hidden vector of the slot before it, the others from the
     micro-step decoder's, through the base's own head. To a token's cross-entropy comes, in replies, the binary
-    cross-entropy of whether the group ends with it and, if asked for, how far its prediction lies from that of the base
-    that the run began with, which reads every token in a slot of its own. A token's weight is that of all three.
+    cross-entropy of whether the group ends with it and, if asked for, how far its prediction lies from that of a
+    teacher, which reads every token in a slot of its own. A token's weight is that of all three.
     With `stop_target` "own" a group also counts as ended where the micro-step decoder's next token would be wrong.
 
     Source: Liu and Zhang 2025, HAMburger, section 3. Differs: prompts do not count for the stop head, since a model

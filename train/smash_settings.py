@@ -34,7 +34,8 @@ class SmashSettings(Settings):
       stop_weight: what the stop head's loss counts.
       stop_target: one of `STOP_TARGETS`; by `own` a group also ends before a token that is not the micro-step
         decoder's most probable one, so that 1 − p_stop is the probability that it goes on rightly.
-      kl_weight: what it counts how far predictions lie from those of the base that the run began with.
+      kl_weight: what it counts how far predictions lie from the teacher's.
+      teacher_sha256: of the teacher's weights; empty where it is the base that the run began with.
       cut_share: of the tokens that share a slot with the one before them, how many begin a group after all, drawn anew
         each time that they are read: a careful stop head and a batch whose rows wait for each other make groups shorter
         than the segmentation does.
@@ -56,6 +57,7 @@ class SmashSettings(Settings):
     stop_weight: float = 0.5
     stop_target: str = "groups"
     kl_weight: float = 0.0
+    teacher_sha256: str = ""
     cut_share: float = 0.0
     further_share: float = 1.0
 
@@ -78,6 +80,8 @@ class SmashSettings(Settings):
                 f"stop_weight and kl_weight must be at least 0, further_share above 0 and at most 1; got "
                 f"{self.stop_weight}, {self.kl_weight} and {self.further_share}"
             )
+        if self.teacher_sha256 and not self.kl_weight:
+            raise ValueError(f"a teacher needs a kl_weight above 0; got {self.kl_weight}")
         if not 0 <= self.cut_share < 1:
             raise ValueError(f"cut_share must be from 0 to below 1; got {self.cut_share}")
         if self.model.max_positions < 2 * self.micro_steps:
@@ -104,12 +108,12 @@ class SmashSettings(Settings):
 
     @property
     def has_teacher(self) -> bool:
-        """Whether the weights that the base began with are kept beside those that it learns."""
-        return bool(self.kl_weight) and self.base == "trained"
+        """Whether a teacher's weights are kept beside those that learn: no frozen base is its own."""
+        return bool(self.teacher_sha256) or (bool(self.kl_weight) and self.base == "trained")
 
     def measured(self) -> SmashSettings:
         """Returns the settings under which exported weights are measured: in float32, without the divergence."""
-        return dataclasses.replace(self, base="trained", dtype="float32", kl_weight=0.0)
+        return dataclasses.replace(self, base="trained", dtype="float32", kl_weight=0.0, teacher_sha256="")
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the optimiser of `train.smash_start.first_smash_params`.

@@ -18,17 +18,18 @@ from train.start import quick_to_learn
 
 
 def first_smash_params(
-    settings: SmashSettings, base: nnx.State, modules: Path | None = None
+    settings: SmashSettings, base: nnx.State, modules: Path | None = None, teacher: nnx.State | None = None
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """Returns the modules' structure, and the parameters that a run begins with, by role.
 
-    `base` and `smasher` are always there, `lora` where the base learns low-rank changes, `teacher` where the weights
-    that it began with are kept beside those that it learns.
+    `base` and `smasher` are always there, `lora` where the base learns low-rank changes, `teacher` where other weights
+    than the base's own say what predictions should be near to.
 
     Args:
       settings: of the run.
       base: the base's float32 parameters.
       modules: folder of trained modules to begin with; None for random ones.
+      teacher: the teacher's float32 parameters; None for those that the base begins with.
 
     Raises:
       FileNotFoundError: a file of the modules is missing.
@@ -44,7 +45,7 @@ def first_smash_params(
     if settings.base == "lora":
         params["lora"] = first_lora(base, settings.rank, settings.seed)
     if settings.has_teacher:
-        params["teacher"] = jax.tree.map(jnp.copy, base)
+        params["teacher"] = jax.tree.map(jnp.copy, base) if teacher is None else teacher
     return graphdef, params
 
 

@@ -198,6 +198,46 @@ def test_low_rank_changes_are_exported_merged(root, tmp_path):
     assert changed == {"layers"}
 
 
+def test_predictions_are_drawn_to_those_of_a_teacher(root, whole, tmp_path):
+    """Another base than the one the run begins with, which it is as far from as the first step's figures say."""
+    teacher = whole[0] / "hamburger"
+    changes, options = {"steps": 2, "kl_weight": 0.5}, {"log_every": 1, "mesh": "data=2"}
+    folder = train_here(root, tmp_path / "taught", changes, teacher=teacher, **options)
+    train_here(root, tmp_path / "alone", changes, **options)
+    taught, alone = (read_metrics(tmp_path / run / "metrics.jsonl")[0] for run in ("taught", "alone"))
+    assert taught["cross_entropy"] == alone["cross_entropy"]
+    assert abs(taught["divergence"] - alone["divergence"]) > 1e-3
+    sha256 = loaded_params(teacher).sha256
+    assert f"a teacher, SHA-256 of its weights {sha256} | counts 0.5" in (folder / "README.md").read_text()
+    assert "the base that the run began with | counts 0.5" in (tmp_path / "alone/hamburger/README.md").read_text()
+    with pytest.raises(ValueError, match=r"taught was begun with teacher_sha256 '?[0-9a-f]{64}'?; got"):
+        train_here(root, tmp_path / "taught", changes, resume=True, **options)
+
+
+def test_a_teacher_of_another_shape_or_tokenizer_is_refused(root, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"kl_weight": 0.5}))
+    shutil.copytree(root / "base", tmp_path / "other")
+    text = (root / "base/tokenizer.json").read_text()
+    (tmp_path / "other/tokenizer.json").write_text(text.replace("<|pad|>", "<|fill|>"))
+    wide = {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1, "intermediate_size": 104}
+    write_checkpoint(tmp_path / "wider", wide)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(root / "base" / name, tmp_path / "wider")
+    for teacher, message in (
+        ("other", r"the teacher must have the base's tokenizer; .*other has another"),
+        ("wider", r"the teacher must have the base's shape; .*wider has another"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            main(
+                tmp_path / "config.json",
+                root / "segmented",
+                root / "base",
+                tmp_path / "run",
+                teacher=tmp_path / teacher,
+            )
+    assert not (tmp_path / "run").exists()
+
+
 def test_trained_modules_go_on_learning(root, whole, tmp_path):
     folder = whole[0] / "hamburger"
     began, settings = loaded_params(folder), json.loads((whole[0] / "settings.json").read_text())
@@ -258,6 +298,9 @@ def test_groups_follow_the_trained_modules(root, whole, tmp_path):
         ({}, {"init_from": Path("nowhere")}, "no model 'nowhere'|nowhere"),
         ({}, {"tokenizer": Path("packed")}, r"tokenizer\.json is missing"),
         ({}, {"modules": Path("base")}, r"smasher\.(json|safetensors)"),
+        ({}, {"teacher": Path("base")}, r"a teacher needs a kl_weight above 0; got 0\.0"),
+        ({"kl_weight": 1}, {"teacher": Path("packed")}, r"tokenizer\.json is missing"),
+        ({"kl_weight": 1}, {"teacher": Path("nowhere")}, "nowhere"),
         ({}, {"sources": Path("nowhere.md")}, r"nowhere\.md must be a file on the text's sources; there is none"),
         ({}, {"mesh": "data=3"}, "a batch must divide among 3 devices; got 8 rows"),
         ({}, {"until": 9}, "until must be from 1 to the run's 8 steps; got 9"),

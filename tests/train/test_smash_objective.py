@@ -338,6 +338,7 @@ def test_a_run_begins_with_what_its_settings_ask_for():
         ({"base": "lora"}, {"base", "smasher", "lora"}, {"smasher", "lora"}),
         ({"kl_weight": 0.1}, {"base", "smasher", "teacher"}, {"base", "smasher"}),
         ({"kl_weight": 0.1, "base": "frozen"}, {"base", "smasher"}, {"smasher"}),
+        ({"kl_weight": 0.1, "base": "frozen", "teacher_sha256": "5"}, {"base", "smasher", "teacher"}, {"smasher"}),
     ):
         settings = settings_of(**changes, optimiser=Optimiser(warmup=0, weight_decay=0.0))
         params = jax.eval_shape(lambda b, s=settings: first_smash_params(s, b)[1], base)
