@@ -47,11 +47,13 @@ class Room:
       slots: S, groups of a row.
       further: groups of two or more tokens among those that are predicted.
       tokens: of a document's part: the positions that the base knows.
+      read: tokens of all documents' parts, for a row that is also read token by token; None where none is.
     """
 
     slots: int
     further: int
     tokens: int
+    read: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.slots, self.tokens) < 2 or self.further < 1:

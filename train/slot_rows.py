@@ -100,7 +100,7 @@ def slot_batches(
     mixed = mixed_pieces(segmented, segmented.slot_pieces(TRAIN_SPLIT, room), seed)[host::hosts]
     if cut_share:
         mixed = mixed.random_map(functools.partial(_cut, room=room, share=cut_share), seed=seed)
-    features = mixed.map(functools.partial(_features, micro_steps=micro_steps, answer=answer_weight))
+    features = mixed.map(functools.partial(_features, room=room, micro_steps=micro_steps, answer=answer_weight))
     rows = packed_rows(features.to_iter_dataset(READ), _lengths(room), seed)
     return CountedBatches(iter(rows.batch(batch_size, drop_remainder=True).map(_batch)))
 
@@ -120,7 +120,7 @@ def held_out_slot_batches(
     batches = {}
     for name, pieces in segmented.slot_pieces(HELD_OUT_SPLIT, room).items():
         documents = grain.MapDataset.source(pieces).map(
-            functools.partial(_features, micro_steps=micro_steps, answer=1.0)
+            functools.partial(_features, room=room, micro_steps=micro_steps, answer=1.0)
         )
         found = packed_rows(documents.to_iter_dataset(), _lengths(room), seed=0)
         batches[name] = [_batch(batch) for batch in filled_batches(found, batch_size, rows)]
@@ -142,7 +142,7 @@ def _cut(piece: SlotPiece, rng: np.random.Generator, *, room: Room, share: float
     return piece._replace(places=places.astype(np.uint8), cut=cut)
 
 
-def _features(piece: SlotPiece, *, micro_steps: int, answer: float) -> dict[str, np.ndarray]:
+def _features(piece: SlotPiece, *, room: Room, micro_steps: int, answer: float) -> dict[str, np.ndarray]:
     """Returns a piece as slots, and the slots of it that a group of several tokens follows."""
     begins = piece.places == 0
     slot = np.cumsum(begins) - 1
@@ -151,7 +151,9 @@ def _features(piece: SlotPiece, *, micro_steps: int, answer: float) -> dict[str,
     weights = np.zeros((len(count), micro_steps), np.float32)
     tokens[slot, piece.places] = piece.tokens
     weights[slot, piece.places] = weights_of(piece.marks, answer=answer, circle=0.0)
-    return {
+    # Of each token nothing but that it takes room.
+    read = {} if room.read is None else {"read": np.zeros(len(piece.tokens), np.int8)}
+    return read | {
         "tokens": tokens,
         "count": count,
         # Of a group's last token.
@@ -166,7 +168,8 @@ def _features(piece: SlotPiece, *, micro_steps: int, answer: float) -> dict[str,
 
 def _lengths(room: Room) -> dict[str, int]:
     slots = ("tokens", "count", "position", "weights", "spoken", "cut")
-    return dict.fromkeys(slots, room.slots) | {"further": room.further}
+    read = {} if room.read is None else {"read": room.read}
+    return dict.fromkeys(slots, room.slots) | {"further": room.further} | read
 
 
 def _batch(rows: dict[str, np.ndarray]) -> SlotBatch:

@@ -172,10 +172,14 @@ def _divergence(
     chunk: int,
 ) -> Array:
     """Returns the weighted sum of what is lost of the teacher's predictions, in nats."""
-    hidden = _teacher_hidden(teacher, slots, settings)
-    last = jnp.maximum(slots.count - 1, 0)[:, :, None, None]
-    before = [jnp.take_along_axis(hidden, last, axis=2)[:, :, 0]]
-    before += [_flat(_picked(hidden, batch.further + 1)[:, :, :-1])] if len(parts) > 1 else []
+    hidden, entry = _read_alone(teacher, slots, settings)
+
+    def at(entry: Int[Array, "B N"]) -> Float[Array, "B N D"]:
+        return jnp.take_along_axis(hidden, entry[:, :, None], axis=1)
+
+    last = jnp.maximum(slots.count - 1, 0)[:, :, None]
+    before = [at(jnp.take_along_axis(entry, last, axis=2)[:, :, 0])]
+    before += [at(_flat(_picked(entry, batch.further + 1)[:, :, :-1]))] if len(parts) > 1 else []
     pairs = zip(before, parts, strict=True)
     return sum(
         (summed_divergence(teacher.unembed, of, model.unembed, p.hidden, p.weights, chunk=chunk) for of, p in pairs),
@@ -183,17 +187,31 @@ def _divergence(
     )
 
 
-def _teacher_hidden(teacher: Transformer, slots: Slots, settings: SmashSettings) -> Float[Array, "B S J D"]:
-    """Returns the hidden vector of every token, read in a slot of its own."""
+def _read_alone(
+    teacher: Transformer, slots: Slots, settings: SmashSettings
+) -> tuple[Float[Array, "B T D"], Int[Array, "B S J"]]:
+    """Returns the hidden vectors of a row's tokens, each read in an entry of its own, and which entry a token has.
+
+    The tokens of a row lie side by side: there are far fewer than its slots have places.
+    """
     rows, _, places = slots.tokens.shape
+    read = settings.room.read or slots.tokens.shape[1] * places
     place = jnp.arange(places, dtype=jnp.int32)[None, None]
     inside = place < slots.count[:, :, None]
-    position = jnp.where(inside, (slots.position - slots.count + 1)[:, :, None] + place, 0).reshape(rows, -1)
-    segments = jnp.where(inside, slots.segments[:, :, None], 0).reshape(rows, -1)
-    inputs = teacher.embed(slots.tokens.reshape(rows, -1))
+    entry = (jnp.cumsum(slots.count, axis=1) - slots.count)[:, :, None] + place
+    # Of a place without a token it is behind the row, where nothing is written.
+    target = jnp.where(inside, entry, read).reshape(rows, -1)
+
+    def side_by_side(x: Int[Array, "B S J"]) -> Int[Array, "B T"]:
+        write = jax.vmap(lambda values, at: jnp.zeros(read, jnp.int32).at[at].set(values, mode="drop"))
+        return write(jnp.broadcast_to(x, slots.tokens.shape).reshape(rows, -1), target)
+
+    position = side_by_side((slots.position - slots.count + 1)[:, :, None] + place)
+    segments = side_by_side(slots.segments[:, :, None])
     block = Block.causal(segments > 0, segments)
+    inputs = teacher.embed(side_by_side(slots.tokens))
     hidden = hidden_without_cache(teacher, inputs, position, block, remat=settings.remat, scan=settings.scan)
-    return hidden.reshape(*slots.tokens.shape, -1)
+    return hidden, jnp.minimum(entry, read - 1)
 
 
 def _cast(params: nnx.State, settings: SmashSettings) -> nnx.State:

@@ -104,7 +104,10 @@ class SmashSettings(Settings):
     @property
     def room(self) -> Room:
         """What a row has room for."""
-        return Room(self.length, math.ceil(self.further_share * self.length), self.model.max_positions)
+        further = math.ceil(self.further_share * self.length)
+        # One document's part fits in any case: its first group is none of those that are predicted.
+        read = min(self.micro_steps * self.length, self.length + (self.micro_steps - 1) * (further + 1))
+        return Room(self.length, further, self.model.max_positions, read if self.kl_weight else None)
 
     @property
     def has_teacher(self) -> bool:

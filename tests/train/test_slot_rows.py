@@ -115,6 +115,15 @@ def test_groups_are_cut_by_chance_where_a_row_has_room(many, room):
     assert not equal(batches, take(rows_of(data, room=room), 20))
 
 
+def test_a_row_has_no_more_tokens_than_it_is_read_by(many):
+    most = [
+        max(batch.count.sum(1).max() for batch in take(rows_of(many[1], room=room), 20))
+        for room in (Room(16, 16, 100), Room(16, 16, 100, read=30))
+    ]
+    assert most[0] > 30
+    assert 24 < most[1] <= 30
+
+
 def test_little_of_a_row_is_padding(many):
     batches = take(rows_of(many[1], room=Room(32, 32, 100)), 20)
     assert np.mean([(batch.segments > 0).mean() for batch in batches]) > 0.85
