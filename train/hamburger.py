@@ -97,8 +97,7 @@ def main(
     began = loaded_params(init_from)
     taught_by = _teacher(teacher, began, tokenizer) if teacher else None
     changes = {"steps": steps, "batch_size": batch_size, "seed": seed}
-    changes |= {"teacher_sha256": taught_by.sha256 if taught_by else ""}
-    settings = _settings(config, began, tokenizer, modules, changes)
+    settings = _settings(config, began, tokenizer, modules, taught_by, changes)
     rows.check(settings.model, settings.smash)
     optimiser = settings.transformation()
     batches, held_out = _batches(settings, rows, held_out_rows)
@@ -167,7 +166,12 @@ def _teacher(folder: Path, began: Loaded, tokenizer: Path) -> Loaded:
 
 
 def _settings(
-    config: Path, began: Loaded, tokenizer: Path, modules: Path | None, changes: dict[str, Any]
+    config: Path,
+    began: Loaded,
+    tokenizer: Path,
+    modules: Path | None,
+    taught_by: Loaded | None,
+    changes: dict[str, Any],
 ) -> SmashSettings:
     return load_kind(
         SmashSettings,
@@ -176,6 +180,7 @@ def _settings(
         init_sha256=began.sha256,
         tokenizer_sha256=file_sha256(tokenizer / "tokenizer.json"),
         modules_sha256=file_sha256(modules / WEIGHTS) if modules else "",
+        teacher_sha256=taught_by.sha256 if taught_by else "",
         **changes,
     )
 

@@ -111,7 +111,7 @@ class SmashSettings(Settings):
 
     @property
     def has_teacher(self) -> bool:
-        """Whether a teacher's weights are kept beside those that learn: no frozen base is its own."""
+        """Whether a teacher's weights are kept beside the base's: weights that do not learn are their own teacher."""
         return bool(self.teacher_sha256) or (bool(self.kl_weight) and self.base == "trained")
 
     def measured(self) -> SmashSettings:

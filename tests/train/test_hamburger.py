@@ -20,7 +20,7 @@ from jax_smash.checkpoints.smasher import load_smasher, tokenizer_sha256
 from jax_smash.loading import ASSETS
 from jax_smash.sharding import make_mesh, place
 from tests.checkpoints import LLAMA, write_checkpoint
-from tests.train.corpus_files import make_packed, make_tokenizer
+from tests.train.corpus_files import make_packed
 from train.hamburger import main
 from train.metrics import read_metrics
 from train.optimiser import Optimiser
@@ -198,8 +198,21 @@ def test_low_rank_changes_are_exported_merged(root, tmp_path):
     assert changed == {"layers"}
 
 
+def write_strangers(root, folder):
+    """Writes two bases beside the right one: `wider` is of another shape, `other` has another tokenizer."""
+    shutil.copytree(root / "base", folder / "other")
+    text = (root / "base/tokenizer.json").read_text()
+    (folder / "other/tokenizer.json").write_text(text.replace("<|pad|>", "<|fill|>"))
+    assert "<|fill|>" not in text
+    write_checkpoint(
+        folder / "wider", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1, "intermediate_size": 104}
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(root / "base" / name, folder / "wider")
+
+
 def test_predictions_are_drawn_to_those_of_a_teacher(root, whole, tmp_path):
-    """Another base than the one the run begins with, which it is as far from as the first step's figures say."""
+    """Those of another base than the one that the run begins with, at the same weights."""
     teacher = whole[0] / "hamburger"
     changes, options = {"steps": 2, "kl_weight": 0.5}, {"log_every": 1, "mesh": "data=2"}
     folder = train_here(root, tmp_path / "taught", changes, teacher=teacher, **options)
@@ -216,13 +229,7 @@ def test_predictions_are_drawn_to_those_of_a_teacher(root, whole, tmp_path):
 
 def test_a_teacher_of_another_shape_or_tokenizer_is_refused(root, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"kl_weight": 0.5}))
-    shutil.copytree(root / "base", tmp_path / "other")
-    text = (root / "base/tokenizer.json").read_text()
-    (tmp_path / "other/tokenizer.json").write_text(text.replace("<|pad|>", "<|fill|>"))
-    wide = {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1, "intermediate_size": 104}
-    write_checkpoint(tmp_path / "wider", wide)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(root / "base" / name, tmp_path / "wider")
+    write_strangers(root, tmp_path)
     for teacher, message in (
         ("other", r"the teacher must have the base's tokenizer; .*other has another"),
         ("wider", r"the teacher must have the base's shape; .*wider has another"),
@@ -316,15 +323,7 @@ def test_what_is_wrong_is_named_and_nothing_written(root, tmp_path, changes, opt
 
 
 def test_data_of_another_base_or_tokenizer_is_refused(root, tmp_path):
-    shutil.copytree(root / "base", tmp_path / "other")
-    write_checkpoint(
-        tmp_path / "wider", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1, "intermediate_size": 104}
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(root / "base" / name, tmp_path / "wider")
-    make_tokenizer(tmp_path / "words")
-    text = (tmp_path / "words/tokenizer.json").read_text()
-    (tmp_path / "other/tokenizer.json").write_text(text.replace("<|pad|>", "<|fill|>"))
+    write_strangers(root, tmp_path)
     for base, message in (
         ("wider", r"segmented was segmented by a base whose configuration has hash [0-9a-f]{64}; got [0-9a-f]{64}"),
         ("other", r"segmented was packed with the tokenizer of hash [0-9a-f]{64}; .*other has [0-9a-f]{64}"),
@@ -348,8 +347,9 @@ def test_a_run_goes_on_with_its_own_settings_alone(root, whole, tmp_path):
     assert before == {p.name: p.stat().st_mtime_ns for p in whole[0].rglob("*")}
 
 
-def test_the_shipped_configuration_fits_the_shipped_base(request):
-    file = request.config.rootpath / "train/configs/tiny-hamburger.json"
+@pytest.mark.parametrize("name", ["", "-further", "-last", "-ablations"])
+def test_the_shipped_configurations_fit_the_shipped_base(request, name):
+    file = request.config.rootpath / f"train/configs/tiny-hamburger{name}.json"
     settings = load_kind(SmashSettings, file, model=read_config(ASSETS / "tiny")[0])
     assert settings.smash.micro_steps == 4
     assert settings.transformation()
