@@ -197,6 +197,7 @@ def _batches(
         seed=settings.seed,
         answer_weight=settings.answer_weight,
         cut_share=settings.cut_share,
+        unfused_share=settings.unfused_share,
         host=jax.process_index(),
         hosts=jax.process_count(),
     )

@@ -36,6 +36,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | By source | {by_source} |
 | Groups end, for the stop head | {stops} |
 | Groups cut by chance | {cut_share:g} of the places where a token joins the one before |
+| Documents without groups | {unfused_share:g} of all, by chance |
 | Weights of answers | {answer_weight:g} |
 | The base | {base} |
 | Divergence from {teacher} | counts {kl_weight:g} |
@@ -103,6 +104,7 @@ def hamburger_card(
         loss=losses[0],
         stop_weight=settings.stop_weight,
         cut_share=settings.cut_share,
+        unfused_share=settings.unfused_share,
         stops=STOPS[settings.stop_target],
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in losses[1].items()),
         answer_weight=settings.answer_weight,

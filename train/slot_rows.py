@@ -77,6 +77,7 @@ def slot_batches(
     seed: int,
     answer_weight: float = 1.0,
     cut_share: float = 0.0,
+    unfused_share: float = 0.0,
     host: int = 0,
     hosts: int = 1,
 ) -> CountedBatches:
@@ -92,14 +93,16 @@ def slot_batches(
         nothing.
       cut_share: of the tokens that share a slot with the one before them, how many begin a group after all, drawn anew
         each time that they are read.
+      unfused_share: of documents, how many have groups of one token alone, as far as a row has room; drawn likewise.
       host, hosts: each host draws other documents.
 
     Raises:
       ValueError: there is nothing to train on.
     """
     mixed = mixed_pieces(segmented, segmented.slot_pieces(TRAIN_SPLIT, room), seed)[host::hosts]
-    if cut_share:
-        mixed = mixed.random_map(functools.partial(_cut, room=room, share=cut_share), seed=seed)
+    if cut_share or unfused_share:
+        cut = functools.partial(_cut, room=room, share=cut_share, unfused=unfused_share)
+        mixed = mixed.random_map(cut, seed=seed)
     features = mixed.map(functools.partial(_features, room=room, micro_steps=micro_steps, answer=answer_weight))
     rows = packed_rows(features.to_iter_dataset(READ), _lengths(room), seed)
     return CountedBatches(iter(rows.batch(batch_size, drop_remainder=True).map(_batch)))
@@ -127,14 +130,20 @@ def held_out_slot_batches(
     return batches
 
 
-def _cut(piece: SlotPiece, rng: np.random.Generator, *, room: Room, share: float) -> SlotPiece:
-    """Returns a piece of shorter groups, no more of them than a row has room for; its first group stays whole."""
+def _cut(piece: SlotPiece, rng: np.random.Generator, *, room: Room, share: float, unfused: float) -> SlotPiece:
+    """Returns a piece of shorter groups, no more of them than a row has room for; its first group stays whole.
+
+    By the chance `unfused` all its groups are cut into single tokens, from its beginning on while there is room.
+    """
     places = piece.places
     begins = places == 0
     sizes = np.diff(np.append(np.flatnonzero(begins), len(places)))
     joined = np.flatnonzero(~begins & (np.arange(len(places)) >= sizes[0]))
-    drawn = rng.permutation(joined[rng.random(len(joined)) < share])
-    drawn = drawn[: max(0, min(room.slots - len(sizes), room.further - np.count_nonzero(sizes[1:] > 1)))]
+    slots, further = room.slots - len(sizes), room.further - np.count_nonzero(sizes[1:] > 1)
+    if unfused and rng.random() < unfused:
+        drawn = joined[:slots]  # Leaves no more groups of several tokens than there were.
+    else:
+        drawn = rng.permutation(joined[rng.random(len(joined)) < share])[: max(0, min(slots, further))]
     cut = np.zeros(len(places), bool)
     cut[drawn] = True
     index = np.arange(len(places))

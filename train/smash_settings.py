@@ -39,6 +39,8 @@ class SmashSettings(Settings):
       cut_share: of the tokens that share a slot with the one before them, how many begin a group after all, drawn anew
         each time that they are read: a careful stop head and a batch whose rows wait for each other make groups shorter
         than the segmentation does.
+      unfused_share: of documents, how many are read token by token, drawn anew each time: what the base knows of text
+        without groups is trained as well.
       further_share: groups of several tokens that a row has room for, as a share of its slots. The micro-step decoder
         works on as many entries, used or not; where groups of one token are common, less than 1 is faster.
     """
@@ -59,6 +61,7 @@ class SmashSettings(Settings):
     kl_weight: float = 0.0
     teacher_sha256: str = ""
     cut_share: float = 0.0
+    unfused_share: float = 0.0
     further_share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -82,8 +85,9 @@ class SmashSettings(Settings):
             )
         if self.teacher_sha256 and not self.kl_weight:
             raise ValueError(f"a teacher needs a kl_weight above 0; got {self.kl_weight}")
-        if not 0 <= self.cut_share < 1:
-            raise ValueError(f"cut_share must be from 0 to below 1; got {self.cut_share}")
+        for name in ("cut_share", "unfused_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be from 0 to below 1; got {getattr(self, name)}")
         if self.model.max_positions < 2 * self.micro_steps:
             raise ValueError(f"micro_steps must be at most half the base's {self.model.max_positions} positions")
         _ = self.smash, self.room  # Refuses what does not fit the base.

@@ -296,6 +296,7 @@ def test_groups_follow_the_trained_modules(root, whole, tmp_path):
         ({"kl_weight": -1}, {}, "stop_weight and kl_weight must be at least 0"),
         ({"further_share": 0}, {}, r"further_share above 0 and at most 1; got 0\.5, 0\.0 and 0"),
         ({"cut_share": 1}, {}, "cut_share must be from 0 to below 1; got 1"),
+        ({"unfused_share": -0.5}, {}, "unfused_share must be from 0 to below 1; got -0.5"),
         ({"rank": 0}, {}, "rank must be at least 1"),
         ({"own_rows": 1}, {}, r"recall and own_rows are settings of train\.base alone"),
         ({"micro_stepps": 3}, {}, "unknown field 'micro_stepps'"),
