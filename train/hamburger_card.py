@@ -36,7 +36,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | By source | {by_source} |
 | Groups end, for the stop head | {stops} |
 | Groups cut by chance | {cut_share:g} of the places where a token joins the one before |
-| Documents without groups | {unfused_share:g} of all, by chance |
+| Documents without groups up to some place | {unfused_share:g} of all, by chance |
 | Weights of answers | {answer_weight:g} |
 | The base | {base} |
 | Divergence from {teacher} | counts {kl_weight:g} |

@@ -93,7 +93,8 @@ def slot_batches(
         nothing.
       cut_share: of the tokens that share a slot with the one before them, how many begin a group after all, drawn anew
         each time that they are read.
-      unfused_share: of documents, how many have groups of one token alone, as far as a row has room; drawn likewise.
+      unfused_share: of documents, how many have groups of one token alone up to some place, as prompts have, as far as
+        a row has room; both are drawn likewise.
       host, hosts: each host draws other documents.
 
     Raises:
@@ -133,17 +134,18 @@ def held_out_slot_batches(
 def _cut(piece: SlotPiece, rng: np.random.Generator, *, room: Room, share: float, unfused: float) -> SlotPiece:
     """Returns a piece of shorter groups, no more of them than a row has room for; its first group stays whole.
 
-    By the chance `unfused` all its groups are cut into single tokens, from its beginning on while there is room.
+    By the chance `unfused` groups are cut into single tokens up to a place anywhere in it, while there is room.
     """
     places = piece.places
     begins = places == 0
     sizes = np.diff(np.append(np.flatnonzero(begins), len(places)))
     joined = np.flatnonzero(~begins & (np.arange(len(places)) >= sizes[0]))
     slots, further = room.slots - len(sizes), room.further - np.count_nonzero(sizes[1:] > 1)
-    if unfused and rng.random() < unfused:
-        drawn = joined[:slots]  # Leaves no more groups of several tokens than there were.
-    else:
-        drawn = rng.permutation(joined[rng.random(len(joined)) < share])[: max(0, min(slots, further))]
+    begin = rng.integers(len(places) + 1) if unfused and rng.random() < unfused else 0
+    # No more groups of several tokens than there were, so that their room does not matter.
+    early = joined[joined < begin][: max(0, slots)]
+    late = rng.permutation(joined[(joined >= begin) & (rng.random(len(joined)) < share)])
+    drawn = np.append(early, late[: max(0, min(slots - len(early), further))])
     cut = np.zeros(len(places), bool)
     cut[drawn] = True
     index = np.arange(len(places))

@@ -39,8 +39,8 @@ class SmashSettings(Settings):
       cut_share: of the tokens that share a slot with the one before them, how many begin a group after all, drawn anew
         each time that they are read: a careful stop head and a batch whose rows wait for each other make groups shorter
         than the segmentation does.
-      unfused_share: of documents, how many are read token by token, drawn anew each time: what the base knows of text
-        without groups is trained as well.
+      unfused_share: of documents, how many are read token by token up to some place, both drawn anew each time: groups
+        are said behind prompts without any, and what the base knows of these is trained as well.
       further_share: groups of several tokens that a row has room for, as a share of its slots. The micro-step decoder
         works on as many entries, used or not; where groups of one token are common, less than 1 is faster.
     """
