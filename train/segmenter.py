@@ -1,4 +1,4 @@
-"""What cuts rows of tokens into groups: by the base's entropy alone, or by what a trained embedder loses too."""
+"""What cuts rows of tokens into groups: the base's entropy, alone or with what trained modules lose or would say."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block
-from jax_smash.protocols import CausalLM, ModelDef
+from jax_smash.protocols import CausalLM, Forward, ModelDef
 from jax_smash.smash.entropy import next_token_entropy
 from jax_smash.smash.fusion_loss import fusion_loss
-from jax_smash.smash.segment import Rule, allowed_lengths, cheapest_groups, greedy_groups
+from jax_smash.smash.own_groups import own_lengths
+from jax_smash.smash.segment import Own, Rule, allowed_lengths, cheapest_groups, greedy_groups, groups_of_lengths
 from jax_smash.smash.smasher import SmasherDef
 
 CHUNK = 2048
@@ -22,29 +23,62 @@ CHUNK = 2048
 
 
 @dataclasses.dataclass(frozen=True)
-class ByEntropy:
-    """Groups made from left to right by a rule of the base's entropy.
+class Segmenter:
+    """Makes groups of rows of windows.
 
     Attributes:
       target: the base; its parameters stand under `target`.
-      rule: which tokens join the group before them.
       micro_steps: J.
     """
 
     target: ModelDef
-    rule: Rule
     micro_steps: int
 
     def places(
         self,
         params: Any,
         base: CausalLM,
+        forward: Forward,
         tokens: Int[Array, "B T"],
-        length: Int[Array, "B"],
+        valid: Bool[Array, "B T"],
         entropy: Float[Array, "B T"],
         may_join: Bool[Array, "B T"],
     ) -> Int[Array, "B T"]:
-        """Returns each token's place in its group."""
+        """Returns each token's place in its group.
+
+        Args:
+          params: parameters by role.
+          base: bound to its own.
+          forward: of the base over the rows.
+          tokens: rows of windows.
+          valid: False at padding, which stands on the right.
+          entropy: of each token, in nats, given those before it in its row.
+          may_join: False at tokens that must begin a group, and at padding.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class ByEntropy(Segmenter):
+    """Groups made from left to right by a rule of the base's entropy.
+
+    Attributes:
+      rule: which tokens join the group before them.
+    """
+
+    rule: Rule
+
+    def places(
+        self,
+        params: Any,
+        base: CausalLM,
+        forward: Forward,
+        tokens: Array,
+        valid: Array,
+        entropy: Array,
+        may_join: Array,
+    ) -> Int[Array, "B T"]:
+        """Returns each token's place in its group. See `Segmenter`."""
         return greedy_groups(self.rule, entropy, may_join, micro_steps=self.micro_steps)
 
 
@@ -64,23 +98,61 @@ class ByFusionLoss(ByEntropy):
         self,
         params: Any,
         base: CausalLM,
-        tokens: Int[Array, "B T"],
-        length: Int[Array, "B"],
-        entropy: Float[Array, "B T"],
-        may_join: Bool[Array, "B T"],
+        forward: Forward,
+        tokens: Array,
+        valid: Array,
+        entropy: Array,
+        may_join: Array,
     ) -> Int[Array, "B T"]:
-        """Returns each token's place in its group."""
+        """Returns each token's place in its group. See `Segmenter`."""
         smasher = self.smasher.bind(params["smasher"])
         column = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        segments = (column < length[:, None]).astype(jnp.int32)
+        segments = valid.astype(jnp.int32)
         loss = fusion_loss(base, smasher, tokens, column, segments, micro_steps=self.micro_steps, chunk=CHUNK)
         allowed = allowed_lengths(self.rule, entropy, may_join, micro_steps=self.micro_steps)
         return cheapest_groups(loss, allowed, jnp.float32(self.price))
 
 
+@dataclasses.dataclass(frozen=True)
+class ByOwnGroups(Segmenter):
+    """The groups that trained modules would make of the text in decoding, if they said it.
+
+    Attributes:
+      rule: how sure a group's further tokens must be.
+      smasher: the grafted modules; their parameters stand under `smasher`.
+    """
+
+    rule: Own
+    smasher: SmasherDef
+
+    def places(
+        self,
+        params: Any,
+        base: CausalLM,
+        forward: Forward,
+        tokens: Array,
+        valid: Array,
+        entropy: Array,
+        may_join: Array,
+    ) -> Int[Array, "B T"]:
+        """Returns each token's place in its group. See `Segmenter`."""
+        lengths = own_lengths(
+            base,
+            self.smasher.bind(params["smasher"]),
+            forward,
+            tokens,
+            valid,
+            micro_steps=self.micro_steps,
+            confidence=self.rule.confidence,
+            token_confidence=self.rule.token_confidence,
+            chunk=CHUNK,
+        )
+        return groups_of_lengths(lengths, may_join)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def segment_rows(
-    segmenter: ByEntropy,
+    segmenter: Segmenter,
     params: Any,
     tokens: Int[Array, "B T"],
     length: Int[Array, "B"],
@@ -100,7 +172,7 @@ def segment_rows(
     base = segmenter.target.bind(params["target"])
     position = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     valid = position < length[:, None]
-    hidden = base.forward(base.embed(tokens), position, None, Block.causal(valid)).hidden
-    following = next_token_entropy(base.unembed, hidden, chunk=CHUNK)
+    forward = base.forward(base.embed(tokens), position, None, Block.causal(valid))
+    following = next_token_entropy(base.unembed, forward.hidden, chunk=CHUNK)
     entropy = jnp.pad(following[:, :-1], ((0, 0), (1, 0)))
-    return segmenter.places(params, base, tokens, length, entropy, may_join & valid), entropy
+    return segmenter.places(params, base, forward, tokens, valid, entropy, may_join & valid), entropy
