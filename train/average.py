@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,13 @@ Averaged in float32, stored in bfloat16: `python -m train.average --models {mode
 """
 
 
-def averaged(params: Sequence[nnx.State], shares: Sequence[float]) -> nnx.State:
-    """Returns the average of float32 parameters, each model's counting by its share."""
-
-    def average(*leaves: jax.Array) -> jax.Array:
-        return reduce(jnp.add, (leaf * np.float32(share) for leaf, share in zip(leaves, shares, strict=True)))
-
-    return jax.tree.map(average, *params)
+def averaged(params: Iterable[nnx.State], shares: Sequence[float]) -> nnx.State:
+    """Returns the average of float32 parameters, each model's counting by its share; one after another is asked for."""
+    scaled = (
+        jax.tree.map(lambda x, share=share: x * np.float32(share), each)
+        for each, share in zip(params, shares, strict=True)
+    )
+    return reduce(partial(jax.tree.map, jnp.add), scaled)
 
 
 def main(models: tuple[Path, ...], output: Path, shares: tuple[float, ...] = ()) -> None:
@@ -72,10 +72,18 @@ def main(models: tuple[Path, ...], output: Path, shares: tuple[float, ...] = ())
     check_new(output)
     folders = [resolve(model) for model in models]
     _check_same(folders)
-    loaded = [loaded_params(folder) for folder in folders]
-    params = averaged([each.params for each in loaded], shares)
-    export(output, loaded[0].config, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), folders[0])
-    (output / "README.md").write_text(_card([each.sha256 for each in loaded], shares), encoding="utf-8")
+    hashes: list[str] = []
+
+    def each() -> Iterator[nnx.State]:
+        """Loads a model when it is its turn: memory holds no more than one beside the sum."""
+        for folder in folders:
+            loaded = loaded_params(folder)
+            hashes.append(loaded.sha256)
+            yield loaded.params
+
+    params = averaged(each(), shares)
+    export(output, read_config(folders[0])[0], jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), folders[0])
+    (output / "README.md").write_text(_card(hashes, shares), encoding="utf-8")
     print("averaged into", output)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,24 @@ CHUNK = 2048
 """Entries whose logits are in memory at once."""
 
 
+class RowsRead(NamedTuple):
+    """Rows of windows as the base reads them.
+
+    Attributes:
+      forward: of the base over the rows.
+      tokens: of the rows.
+      valid: False at padding, which stands on the right.
+      entropy: of each token, in nats, given those before it in its row.
+      may_join: False at tokens that must begin a group, and at padding.
+    """
+
+    forward: Forward
+    tokens: Int[Array, "B T"]
+    valid: Bool[Array, "B T"]
+    entropy: Float[Array, "B T"]
+    may_join: Bool[Array, "B T"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Segmenter:
     """Makes groups of rows of windows.
@@ -34,26 +52,13 @@ class Segmenter:
     target: ModelDef
     micro_steps: int
 
-    def places(
-        self,
-        params: Any,
-        base: CausalLM,
-        forward: Forward,
-        tokens: Int[Array, "B T"],
-        valid: Bool[Array, "B T"],
-        entropy: Float[Array, "B T"],
-        may_join: Bool[Array, "B T"],
-    ) -> Int[Array, "B T"]:
+    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
         """Returns each token's place in its group.
 
         Args:
           params: parameters by role.
           base: bound to its own.
-          forward: of the base over the rows.
-          tokens: rows of windows.
-          valid: False at padding, which stands on the right.
-          entropy: of each token, in nats, given those before it in its row.
-          may_join: False at tokens that must begin a group, and at padding.
+          rows: to cut into groups.
         """
         raise NotImplementedError
 
@@ -68,18 +73,9 @@ class ByEntropy(Segmenter):
 
     rule: Rule
 
-    def places(
-        self,
-        params: Any,
-        base: CausalLM,
-        forward: Forward,
-        tokens: Array,
-        valid: Array,
-        entropy: Array,
-        may_join: Array,
-    ) -> Int[Array, "B T"]:
+    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
         """Returns each token's place in its group. See `Segmenter`."""
-        return greedy_groups(self.rule, entropy, may_join, micro_steps=self.micro_steps)
+        return greedy_groups(self.rule, rows.entropy, rows.may_join, micro_steps=self.micro_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,22 +90,13 @@ class ByFusionLoss(ByEntropy):
     smasher: SmasherDef
     price: float = 0.1
 
-    def places(
-        self,
-        params: Any,
-        base: CausalLM,
-        forward: Forward,
-        tokens: Array,
-        valid: Array,
-        entropy: Array,
-        may_join: Array,
-    ) -> Int[Array, "B T"]:
+    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
         """Returns each token's place in its group. See `Segmenter`."""
         smasher = self.smasher.bind(params["smasher"])
-        column = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        segments = valid.astype(jnp.int32)
-        loss = fusion_loss(base, smasher, tokens, column, segments, micro_steps=self.micro_steps, chunk=CHUNK)
-        allowed = allowed_lengths(self.rule, entropy, may_join, micro_steps=self.micro_steps)
+        column = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)[None], rows.tokens.shape)
+        segments = rows.valid.astype(jnp.int32)
+        loss = fusion_loss(base, smasher, rows.tokens, column, segments, micro_steps=self.micro_steps, chunk=CHUNK)
+        allowed = allowed_lengths(self.rule, rows.entropy, rows.may_join, micro_steps=self.micro_steps)
         return cheapest_groups(loss, allowed, jnp.float32(self.price))
 
 
@@ -125,29 +112,20 @@ class ByOwnGroups(Segmenter):
     rule: Own
     smasher: SmasherDef
 
-    def places(
-        self,
-        params: Any,
-        base: CausalLM,
-        forward: Forward,
-        tokens: Array,
-        valid: Array,
-        entropy: Array,
-        may_join: Array,
-    ) -> Int[Array, "B T"]:
+    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
         """Returns each token's place in its group. See `Segmenter`."""
         lengths = own_lengths(
             base,
             self.smasher.bind(params["smasher"]),
-            forward,
-            tokens,
-            valid,
+            rows.forward,
+            rows.tokens,
+            rows.valid,
             micro_steps=self.micro_steps,
             confidence=self.rule.confidence,
             token_confidence=self.rule.token_confidence,
             chunk=CHUNK,
         )
-        return groups_of_lengths(lengths, may_join)
+        return groups_of_lengths(lengths, rows.may_join)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -175,4 +153,4 @@ def segment_rows(
     forward = base.forward(base.embed(tokens), position, None, Block.causal(valid))
     following = next_token_entropy(base.unembed, forward.hidden, chunk=CHUNK)
     entropy = jnp.pad(following[:, :-1], ((0, 0), (1, 0)))
-    return segmenter.places(params, base, forward, tokens, valid, entropy, may_join & valid), entropy
+    return segmenter.places(params, base, RowsRead(forward, tokens, valid, entropy, may_join & valid)), entropy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -195,8 +195,7 @@ def _read_alone(
     The tokens of a row lie side by side: there are far fewer than its slots have places.
     """
     rows, _, places = slots.tokens.shape
-    read = settings.room.read
-    assert read is not None  # Rows are packed for it wherever the divergence counts.
+    read = cast(int, settings.room.read)  # Rows are packed for it wherever the divergence counts.
     place = jnp.arange(places, dtype=jnp.int32)[None, None]
     inside = place < slots.count[:, :, None]
     entry = (jnp.cumsum(slots.count, axis=1) - slots.count)[:, :, None] + place

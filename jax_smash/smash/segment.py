@@ -145,7 +145,7 @@ def make_rule(name: str, vocab_size: int, **settings: float) -> Rule | Own:
     if unknown := sorted({*settings} - {*RULES[name]}):
         raise ValueError(f"rule {name!r} has {' and '.join(RULES[name])}; got {unknown[0]!r}")
     fields = RULES[name] | settings
-    if "confidence" in fields and name != "own":
+    if _CLASSES[name] in (Sliding, UpperBound):
         fields = {"bound": entropy_bound(fields["confidence"], vocab_size)}
     return _CLASSES[name](**fields)
 
