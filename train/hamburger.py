@@ -198,6 +198,7 @@ def _batches(
         answer_weight=settings.answer_weight,
         cut_share=settings.cut_share,
         unfused_share=settings.unfused_share,
+        singles=settings.beyond_weight > 0,
         host=jax.process_index(),
         hosts=jax.process_count(),
     )

@@ -37,6 +37,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | Groups end, for the stop head | {stops} |
 | Groups cut by chance | {cut_share:g} of the places where a token joins the one before |
 | Documents without groups up to some place | {unfused_share:g} of all, by chance |
+| The token behind a group, as the micro-step decoder's next | counts {beyond_weight:g} |
 | Weights of answers | {answer_weight:g} |
 | The base | {base} |
 | Divergence from {teacher} | counts {kl_weight:g} |
@@ -105,6 +106,7 @@ def hamburger_card(
         stop_weight=settings.stop_weight,
         cut_share=settings.cut_share,
         unfused_share=settings.unfused_share,
+        beyond_weight=settings.beyond_weight,
         stops=STOPS[settings.stop_target],
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in losses[1].items()),
         answer_weight=settings.answer_weight,

@@ -22,7 +22,7 @@ class SlotBatch(NamedTuple):
 
     `spoken` marks the groups of replies, which a model says, and `cut` those that end where chance ended them, not the
     segmentation. `further` lists each row's slots that a group of two or more tokens follows, -1 behind them: what the
-    micro-step decoder is trained on.
+    micro-step decoder is trained on. If asked for, single tokens of replies are among them.
     """
 
     count: Int32[np.ndarray, "B S"]
@@ -78,6 +78,7 @@ def slot_batches(
     answer_weight: float = 1.0,
     cut_share: float = 0.0,
     unfused_share: float = 0.0,
+    singles: bool = False,
     host: int = 0,
     hosts: int = 1,
 ) -> CountedBatches:
@@ -95,6 +96,8 @@ def slot_batches(
         each time that they are read.
       unfused_share: of documents, how many have groups of one token alone up to some place, as prompts have, as far as
         a row has room; both are drawn likewise.
+      singles: the micro-step decoder also reads replies' groups of one token, as many as leave a document no more than
+        its slots' share of a row's room.
       host, hosts: each host draws other documents.
 
     Raises:
@@ -104,7 +107,9 @@ def slot_batches(
     if cut_share or unfused_share:
         cut = functools.partial(_cut, room=room, share=cut_share, unfused=unfused_share)
         mixed = mixed.random_map(cut, seed=seed)
-    features = mixed.map(functools.partial(_features, room=room, micro_steps=micro_steps, answer=answer_weight))
+    features = mixed.map(
+        functools.partial(_features, room=room, micro_steps=micro_steps, answer=answer_weight, singles=singles)
+    )
     rows = packed_rows(features.to_iter_dataset(READ), _lengths(room), seed)
     return CountedBatches(iter(rows.batch(batch_size, drop_remainder=True).map(_batch)))
 
@@ -153,8 +158,10 @@ def _cut(piece: SlotPiece, rng: np.random.Generator, *, room: Room, share: float
     return piece._replace(places=places.astype(np.uint8), cut=cut)
 
 
-def _features(piece: SlotPiece, *, room: Room, micro_steps: int, answer: float) -> dict[str, np.ndarray]:
-    """Returns a piece as slots, and the slots of it that a group of several tokens follows."""
+def _features(
+    piece: SlotPiece, *, room: Room, micro_steps: int, answer: float, singles: bool = False
+) -> dict[str, np.ndarray]:
+    """Returns a piece as slots, and the slots of it that the micro-step decoder reads."""
     begins = piece.places == 0
     slot = np.cumsum(begins) - 1
     count = np.bincount(slot).astype(np.int32)
@@ -173,8 +180,17 @@ def _features(piece: SlotPiece, *, room: Room, micro_steps: int, answer: float) 
         "spoken": piece.replies[begins],
         # By the token that begins the next one.
         "cut": np.append(piece.cut[begins][1:], False),
-        "further": np.flatnonzero(count[1:] > 1).astype(np.int32),
+        "further": _further(count, piece.replies[begins] & singles, room),
     }
+
+
+def _further(count: Int32[np.ndarray, "S"], singles: Bool[np.ndarray, "S"], room: Room) -> Int32[np.ndarray, "M"]:
+    """Returns the slots that a group of several tokens follows, and evenly chosen ones that one of `singles` does."""
+    several = np.flatnonzero(count[1:] > 1)
+    alone = np.flatnonzero((count[1:] == 1) & singles[1:])
+    wanted = min(len(alone), max(0, room.further * len(count) // room.slots - len(several)))
+    chosen = alone[np.linspace(0, len(alone), wanted, endpoint=False).astype(int)]
+    return np.sort(np.append(several, chosen)).astype(np.int32)
 
 
 def _lengths(room: Room) -> dict[str, int]:

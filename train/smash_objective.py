@@ -14,7 +14,7 @@ from jax_smash.models.depth import hidden_without_cache, tapped_without_cache
 from jax_smash.models.transformer import Transformer
 from jax_smash.objectives import most_probable, summed_cross_entropy, summed_divergence
 from jax_smash.pytree import pytree, replace
-from jax_smash.smash.slots import Slots, group_vectors
+from jax_smash.smash.slots import Following, Slots, group_vectors
 from jax_smash.smash.smasher import Smasher
 from train.objective import CHUNK
 from train.slot_rows import SlotBatch
@@ -52,9 +52,10 @@ def smash_objective(
     cross-entropy of whether the group ends with it and, if asked for, how far its prediction lies from that of a
     teacher, which reads every token in a slot of its own. A token's weight is that of all three.
     With `stop_target` "own" a group also counts as ended where the micro-step decoder's next token would be wrong.
+    With a `beyond_weight` the micro-step decoder also learns the token behind a group that could have been longer.
 
     Source: Liu and Zhang 2025, HAMburger, section 3. Differs: prompts do not count for the stop head, since a model
-    says none; a group's tokens weigh what they would in `train.base`.
+    says none; a group's tokens weigh what they would in `train.base`; the token behind a group is not in the paper.
 
     Args:
       base: structure of the base.
@@ -134,14 +135,30 @@ def said(
         """The group's tokens behind its first."""
         return _flat(_picked(x, batch.further)[:, :, 1:])
 
+    asked = _with_beyond(following, spoken, settings.beyond_weight) if settings.beyond_weight else following
     further = Said(
         hidden=_flat(others),
-        tokens=flat(following.tokens),
-        weights=flat(following.weights) * _flat(jnp.broadcast_to(given, before.shape[:3])),
+        tokens=flat(asked.tokens),
+        weights=flat(asked.weights) * _flat(jnp.broadcast_to(given, before.shape[:3])),
         ends=flat(ends),
         stop_weights=flat(stop_weights) * _flat(jnp.broadcast_to(given, before.shape[:3])),
     )
     return first, further
+
+
+def _with_beyond(following: Following, spoken: Float[Array, "B S 1"], weight: float) -> Following:
+    """Returns groups to which the token behind each is added as a target, where both are said and a slot has room."""
+    behind, said, its_weight = (
+        jnp.pad(x[:, 1:, :1], ((0, 0), (0, 1), (0, 0))) for x in (following.tokens, spoken, following.weights)
+    )
+    place = jnp.arange(following.tokens.shape[2], dtype=jnp.int32)[None, None]
+    # Where the document ends nothing is behind the group, and its weight is 0.
+    beyond = (place == following.count[:, :, None]) & (place > 0)
+    return replace(
+        following,
+        tokens=jnp.where(beyond, behind, following.tokens),
+        weights=jnp.where(beyond, jnp.float32(weight) * spoken * said * its_weight, following.weights),
+    )
 
 
 def _own_ends(model: Transformer, first: Said, further: Said, batch: SlotBatch, chunk: int) -> tuple[Said, Said]:

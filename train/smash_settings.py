@@ -41,6 +41,9 @@ class SmashSettings(Settings):
         than the segmentation does.
       unfused_share: of documents, how many are read token by token up to some place, both drawn anew each time: groups
         are said behind prompts without any, and what the base knows of these is trained as well.
+      beyond_weight: what the token that follows a group of a reply counts as the micro-step decoder's next, where a
+        token of the group counts 1. Else it learns only what the segmentation lets share a slot, and is sure of what
+        lies beyond, where a group should end.
       further_share: groups of several tokens that a row has room for, as a share of its slots. The micro-step decoder
         works on as many entries, used or not; where groups of one token are common, less than 1 is faster.
     """
@@ -62,6 +65,7 @@ class SmashSettings(Settings):
     teacher_sha256: str = ""
     cut_share: float = 0.0
     unfused_share: float = 0.0
+    beyond_weight: float = 0.0
     further_share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -78,11 +82,11 @@ class SmashSettings(Settings):
             raise ValueError(
                 f"rank must be at least 1, alpha and base_rate above 0; got {self.rank}, {self.alpha}, {self.base_rate}"
             )
-        if self.stop_weight < 0 or self.kl_weight < 0 or not 0 < self.further_share <= 1:
-            raise ValueError(
-                f"stop_weight and kl_weight must be at least 0, further_share above 0 and at most 1; got "
-                f"{self.stop_weight}, {self.kl_weight} and {self.further_share}"
-            )
+        for name in ("stop_weight", "kl_weight", "beyond_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+        if not 0 < self.further_share <= 1:
+            raise ValueError(f"further_share must be above 0 and at most 1; got {self.further_share}")
         if self.teacher_sha256 and not self.kl_weight:
             raise ValueError(f"a teacher needs a kl_weight above 0; got {self.kl_weight}")
         for name in ("cut_share", "unfused_share"):
@@ -119,8 +123,9 @@ class SmashSettings(Settings):
         return bool(self.teacher_sha256) or (bool(self.kl_weight) and self.base == "trained")
 
     def measured(self) -> SmashSettings:
-        """Returns the settings under which exported weights are measured: in float32, without the divergence."""
-        return dataclasses.replace(self, base="trained", dtype="float32", kl_weight=0.0, teacher_sha256="")
+        """Returns the settings under which exported weights are measured: in float32, by the groups' tokens alone."""
+        alone = {"kl_weight": 0.0, "teacher_sha256": "", "beyond_weight": 0.0}
+        return dataclasses.replace(self, base="trained", dtype="float32", **alone)
 
     def transformation(self) -> optax.GradientTransformation:
         """Returns the optimiser of `train.smash_start.first_smash_params`.

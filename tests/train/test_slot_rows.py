@@ -151,6 +151,29 @@ def test_a_document_without_groups_that_a_row_has_no_room_for_keeps_its_last_one
     assert any(len(groups) == 16 and len(groups[-1]) > 1 for groups in found)
 
 
+@pytest.mark.parametrize("further", [20, 40])
+def test_single_tokens_of_replies_are_read_by_the_micro_decoder_if_asked_for(many, further):
+    room = Room(slots=40, further=further, tokens=100)
+    batches = take(rows_of(many[1], room=room, singles=True), 20)
+    alone = 0
+    for batch in batches:
+        for row in range(2):
+            slots = np.flatnonzero(np.diff(batch.segments[row]) == 0)
+            several = slots[batch.count[row][slots + 1] > 1]
+            said = slots[(batch.count[row][slots + 1] == 1) & batch.spoken[row][slots + 1]]
+            given = batch.further[row][batch.further[row] >= 0].tolist()
+            assert sorted(given) == given
+            assert {*several.tolist()} <= {*given} <= {*several.tolist(), *said.tolist()}
+            alone += len(given) - len(several)
+            if further == room.slots:
+                assert given == sorted([*several, *said])
+    assert alone > 0
+    if further == room.slots:
+        # The groups themselves, and how they lie in rows, are as without.
+        plain = take(rows_of(many[1], room=room), 20)
+        assert equal([b._replace(further=p.further) for b, p in zip(batches, plain, strict=True)], plain)
+
+
 def test_a_row_has_no_more_tokens_than_it_is_read_by(many):
     most = [
         max(batch.count.sum(1).max() for batch in take(rows_of(many[1], room=room), 20))

@@ -317,6 +317,33 @@ def test_the_stop_head_is_not_asked_where_chance_ended_a_group(rows, target):
     assert means["stop_loss"][1] == sums[3] < reference(NAME, FIRST)[3]
 
 
+@pytest.mark.parametrize("target", ["groups", "own"])
+@pytest.mark.parametrize("singles", [False, True])
+def test_the_token_behind_a_group_is_learned_if_asked_for(rows, singles, target):
+    graphdefs, params = params_of(micro_steps=3)
+    batch = rows()
+    if singles:
+        said = (batch.segments[0, 1:] == batch.segments[0, :-1]) & (batch.segments[0, 1:] > 0)
+        slots = np.flatnonzero(said & ((batch.count[0, 1:] > 1) | batch.spoken[0, 1:]))
+        batch = batch._replace(further=jnp.asarray(slots, jnp.int32)[None])
+    plain, means = value(settings_of(stop_target=target), batch, graphdefs, params)
+    entropy = weight = 0.0
+    for document in DOCUMENTS:
+        log_p, said = alone(NAME, document)[0], is_reply(document)
+        for slot, group in enumerate(document[1:]):
+            size, behind = len(group), document[slot + 2 : slot + 3]
+            if behind and all(said[slot + 1 : slot + 3]) and (1 if singles else 2) <= size < 3:
+                entropy -= 0.5 * float(log_p[slot, size, abs(behind[0][0])])
+                weight += 0.5
+    assert weight > 0
+    total, got = value(settings_of(stop_target=target, beyond_weight=0.5), batch, graphdefs, params)
+    np.testing.assert_allclose(total, plain + entropy, rtol=1e-4)
+    assert got["count"] == means["count"] + weight
+    # The stop head is asked what it was asked without.
+    np.testing.assert_allclose(got["stop_loss"], means["stop_loss"], rtol=1e-5)
+    np.testing.assert_allclose(got["first_loss"], means["first_loss"], rtol=1e-5)
+
+
 def test_padding_rows_count_nothing(rows):
     graphdefs, params = params_of(micro_steps=3)
     one, two = (value(settings_of(), rows(batch_size=n), graphdefs, params) for n in (1, 2))
