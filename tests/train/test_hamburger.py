@@ -349,7 +349,9 @@ def test_a_run_goes_on_with_its_own_settings_alone(root, whole, tmp_path):
     assert before == {p.name: p.stat().st_mtime_ns for p in whole[0].rglob("*")}
 
 
-@pytest.mark.parametrize("name", ["", "-further", "-last", "-averaged", "-unfused", "-prompts", "-beyond", "-ablations"])
+@pytest.mark.parametrize(
+    "name", ["", "-further", "-last", "-averaged", "-unfused", "-prompts", "-beyond", "-ablations"]
+)
 def test_the_shipped_configurations_fit_the_shipped_base(request, name):
     file = request.config.rootpath / f"train/configs/tiny-hamburger{name}.json"
     settings = load_kind(SmashSettings, file, model=read_config(ASSETS / "tiny")[0])
