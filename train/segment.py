@@ -2,8 +2,7 @@
 
     python -m train.segment --packed PACKED --model MODEL --output SEGMENTED
 
-With `--modules`, a folder that `train.hamburger` wrote, groups follow what its trained embedder loses, too; with
-`--rule own` they are those that the modules would make of the text in decoding.
+With `--modules`, a folder that `train.hamburger` wrote, groups follow what its trained embedder loses, too.
 
 The folder holds what the packed one does and, for each shard, the place of every token in its group. `index.json` says
 how groups were made and what they are like, `groups.png` shows it. A run that was cut off goes on with `--resume`.
@@ -24,13 +23,13 @@ from jax_smash.checkpoints.smasher import WEIGHTS, load_smasher, tokenizer_sha25
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model, find, load
 from jax_smash.smash.config import MOST_STEPS, base_sha256
-from jax_smash.smash.segment import Own, Rule, make_rule
+from jax_smash.smash.segment import Rule, make_rule
 from train.data import Packed
 from train.pack import file_sha256
 from train.program import run_program
 from train.replies import Replies
 from train.segmented import Reading, segment_packed
-from train.segmenter import ByEntropy, ByFusionLoss, ByOwnGroups, Segmenter
+from train.segmenter import ByEntropy, ByFusionLoss
 from train.tokenizer import END
 
 PRICE = 0.1
@@ -45,7 +44,6 @@ def main(
     floor: float | None = None,
     ratio: float | None = None,
     confidence: float | None = None,
-    token_confidence: float | None = None,
     micro_steps: int = 4,
     prompt_share: float = 0.25,
     answers_alone: bool = False,
@@ -63,13 +61,10 @@ def main(
       packed: folder of shards, made by `train.pack` with the model's tokenizer.
       model: the frozen base: a shipped model, a folder, or a hub id.
       output: folder to write; absent or empty.
-      rule: which tokens join the group before them: decreasing, ratio, sliding or upper-bound, by the base's entropy;
-        own, by `modules`.
+      rule: which tokens join the group before them: decreasing, ratio, sliding or upper-bound.
       floor: of decreasing: nats below which any token joins.
       ratio: of decreasing and ratio: share of the group's largest entropy below which a token joins.
-      confidence: of sliding and upper-bound: tokens join below the entropy that leaves the likeliest so probable; of
-        own: a group goes on where the stop head is so sure that it does.
-      token_confidence: of own: tokens join to which the micro-step decoder gives so much.
+      confidence: of sliding and upper-bound: tokens join below the entropy that leaves the likeliest so probable.
       micro_steps: tokens of a group at most.
       prompt_share: of a text without replies and marked answers, up to this share stands for a prompt and is not fused.
       answers_alone: in a text with several marked answers, what stands between them is not fused either.
@@ -78,8 +73,7 @@ def main(
       length: tokens that the model reads at once; by default 1024, or as many as it was trained for.
       batch_tokens: tokens of a batch, about.
       modules: folder of trained modules for this model, the model itself where the folder holds a base: of the groups
-        that the rule allows, those are made that their embedder loses least by, or with the rule own those that they
-        would say themselves.
+        that the rule allows, those are made that their embedder loses least by.
       price: beside `modules`, nats that a slot less is worth; by default 0.1.
       resume: go on with a run that was cut off.
     """
@@ -92,10 +86,8 @@ def main(
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{folder} must hold tokenizer.json; got none")
     data = Packed(packed, folder)
-    given = {"floor": floor, "ratio": ratio, "confidence": confidence, "token_confidence": token_confidence}
+    given = {"floor": floor, "ratio": ratio, "confidence": confidence}
     chosen = make_rule(rule, data.index["vocab_size"], **{k: v for k, v in given.items() if v is not None})
-    if isinstance(chosen, Own) and (modules is None or price is not None):
-        raise ValueError("rule own needs modules, and has no price")
     Replies(prompt_share=prompt_share)  # Refuses a share out of range before the weights are read.
     base = load(model, dtype=jnp.float32)
     config = base.config
@@ -128,23 +120,21 @@ def main(
 
 
 def _segmenter(
-    base: Model, rule: Rule | Own, micro_steps: int, modules: Path | None, price: float | None
-) -> tuple[Segmenter, dict[str, Any], dict[str, Any]]:
+    base: Model, rule: Rule, micro_steps: int, modules: Path | None, price: float | None
+) -> tuple[ByEntropy, dict[str, Any], dict[str, Any]]:
     """Returns what makes groups, its parameters by role, and what is to be kept of it in the index."""
     if modules is None:
-        return ByEntropy(base.definition, micro_steps, cast(Rule, rule)), base.params, {}
+        return ByEntropy(base.definition, rule, micro_steps), base.params, {}
     config = cast(ModelConfig, base.config)
     found = load_smasher(modules, config, tokenizer_sha256(base.path), dtype=jnp.float32)
     if (modules / CONFIG).is_file() and base.path is not None and modules.resolve() != base.path.resolve():
         raise ValueError(f"{modules} holds the base that its modules were trained with: give it as the model too")
     if micro_steps > found.config.micro_steps:
         raise ValueError(f"micro_steps must be at most the {found.config.micro_steps} of {modules}; got {micro_steps}")
-    params, kept = base.params | {"smasher": found.params}, {"modules_sha256": file_sha256(modules / WEIGHTS)}
-    if isinstance(rule, Own):
-        return ByOwnGroups(base.definition, micro_steps, rule, found.definition), params, kept
     price = PRICE if price is None else price
-    segmenter = ByFusionLoss(base.definition, micro_steps, rule, found.definition, price)
-    return segmenter, params, {"price": price, **kept}
+    segmenter = ByFusionLoss(base.definition, rule, micro_steps, found.definition, price)
+    kept = {"price": price, "modules_sha256": file_sha256(modules / WEIGHTS)}
+    return segmenter, base.params | {"smasher": found.params}, kept
 
 
 def _checked_length(length: int | None, config: ModelConfig) -> int:

@@ -23,7 +23,7 @@ from train.data import Packed
 from train.group_counts import GroupCounts, plot_groups
 from train.pack import ANSWER, INDEX
 from train.replies import Replies, document_seed, may_join
-from train.segmenter import Segmenter, segment_rows
+from train.segmenter import ByEntropy, segment_rows
 from train.windows import WindowBatch, batches_of, document_chunks, windows_of
 
 SPLITS = (TRAIN_SPLIT, HELD_OUT_SPLIT)
@@ -96,7 +96,7 @@ class _Run:
 
 def segment_packed(
     packed: Packed,
-    segmenter: Segmenter,
+    segmenter: ByEntropy,
     params: Any,
     reading: Reading,
     output: Path,
@@ -158,7 +158,7 @@ class _Shard:
     folder: Path
     name: str
     number: int
-    segmenter: Segmenter
+    segmenter: ByEntropy
     params: Any
     reading: Reading
 

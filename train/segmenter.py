@@ -1,81 +1,51 @@
-"""What cuts rows of tokens into groups: the base's entropy, alone or with what trained modules lose or would say."""
+"""What cuts rows of tokens into groups: by the base's entropy alone, or by what a trained embedder loses too."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block
-from jax_smash.protocols import CausalLM, Forward, ModelDef
+from jax_smash.protocols import CausalLM, ModelDef
 from jax_smash.smash.entropy import next_token_entropy
 from jax_smash.smash.fusion_loss import fusion_loss
-from jax_smash.smash.own_groups import own_lengths
-from jax_smash.smash.segment import Own, Rule, allowed_lengths, cheapest_groups, greedy_groups, groups_of_lengths
+from jax_smash.smash.segment import Rule, allowed_lengths, cheapest_groups, greedy_groups
 from jax_smash.smash.smasher import SmasherDef
 
 CHUNK = 2048
 """Entries whose logits are in memory at once."""
 
 
-class RowsRead(NamedTuple):
-    """Rows of windows as the base reads them.
-
-    Attributes:
-      forward: of the base over the rows.
-      tokens: of the rows.
-      valid: False at padding, which stands on the right.
-      entropy: of each token, in nats, given those before it in its row.
-      may_join: False at tokens that must begin a group, and at padding.
-    """
-
-    forward: Forward
-    tokens: Int[Array, "B T"]
-    valid: Bool[Array, "B T"]
-    entropy: Float[Array, "B T"]
-    may_join: Bool[Array, "B T"]
-
-
 @dataclasses.dataclass(frozen=True)
-class Segmenter:
-    """Makes groups of rows of windows.
+class ByEntropy:
+    """Groups made from left to right by a rule of the base's entropy.
 
     Attributes:
       target: the base; its parameters stand under `target`.
+      rule: which tokens join the group before them.
       micro_steps: J.
     """
 
     target: ModelDef
+    rule: Rule
     micro_steps: int
 
-    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
-        """Returns each token's place in its group.
-
-        Args:
-          params: parameters by role.
-          base: bound to its own.
-          rows: to cut into groups.
-        """
-        raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class ByEntropy(Segmenter):
-    """Groups made from left to right by a rule of the base's entropy.
-
-    Attributes:
-      rule: which tokens join the group before them.
-    """
-
-    rule: Rule
-
-    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
-        """Returns each token's place in its group. See `Segmenter`."""
-        return greedy_groups(self.rule, rows.entropy, rows.may_join, micro_steps=self.micro_steps)
+    def places(
+        self,
+        params: Any,
+        base: CausalLM,
+        tokens: Int[Array, "B T"],
+        length: Int[Array, "B"],
+        entropy: Float[Array, "B T"],
+        may_join: Bool[Array, "B T"],
+    ) -> Int[Array, "B T"]:
+        """Returns each token's place in its group."""
+        return greedy_groups(self.rule, entropy, may_join, micro_steps=self.micro_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,47 +60,27 @@ class ByFusionLoss(ByEntropy):
     smasher: SmasherDef
     price: float = 0.1
 
-    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
-        """Returns each token's place in its group. See `Segmenter`."""
+    def places(
+        self,
+        params: Any,
+        base: CausalLM,
+        tokens: Int[Array, "B T"],
+        length: Int[Array, "B"],
+        entropy: Float[Array, "B T"],
+        may_join: Bool[Array, "B T"],
+    ) -> Int[Array, "B T"]:
+        """Returns each token's place in its group."""
         smasher = self.smasher.bind(params["smasher"])
-        column = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)[None], rows.tokens.shape)
-        segments = rows.valid.astype(jnp.int32)
-        loss = fusion_loss(base, smasher, rows.tokens, column, segments, micro_steps=self.micro_steps, chunk=CHUNK)
-        allowed = allowed_lengths(self.rule, rows.entropy, rows.may_join, micro_steps=self.micro_steps)
+        column = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+        segments = (column < length[:, None]).astype(jnp.int32)
+        loss = fusion_loss(base, smasher, tokens, column, segments, micro_steps=self.micro_steps, chunk=CHUNK)
+        allowed = allowed_lengths(self.rule, entropy, may_join, micro_steps=self.micro_steps)
         return cheapest_groups(loss, allowed, jnp.float32(self.price))
-
-
-@dataclasses.dataclass(frozen=True)
-class ByOwnGroups(Segmenter):
-    """The groups that trained modules would make of the text in decoding, if they said it.
-
-    Attributes:
-      rule: how sure a group's further tokens must be.
-      smasher: the grafted modules; their parameters stand under `smasher`.
-    """
-
-    rule: Own
-    smasher: SmasherDef
-
-    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
-        """Returns each token's place in its group. See `Segmenter`."""
-        lengths = own_lengths(
-            base,
-            self.smasher.bind(params["smasher"]),
-            rows.forward,
-            rows.tokens,
-            rows.valid,
-            micro_steps=self.micro_steps,
-            confidence=self.rule.confidence,
-            token_confidence=self.rule.token_confidence,
-            chunk=CHUNK,
-        )
-        return groups_of_lengths(lengths, rows.may_join)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def segment_rows(
-    segmenter: Segmenter,
+    segmenter: ByEntropy,
     params: Any,
     tokens: Int[Array, "B T"],
     length: Int[Array, "B"],
@@ -150,7 +100,7 @@ def segment_rows(
     base = segmenter.target.bind(params["target"])
     position = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     valid = position < length[:, None]
-    forward = base.forward(base.embed(tokens), position, None, Block.causal(valid))
-    following = next_token_entropy(base.unembed, forward.hidden, chunk=CHUNK)
+    hidden = base.forward(base.embed(tokens), position, None, Block.causal(valid)).hidden
+    following = next_token_entropy(base.unembed, hidden, chunk=CHUNK)
     entropy = jnp.pad(following[:, :-1], ((0, 0), (1, 0)))
-    return segmenter.places(params, base, RowsRead(forward, tokens, valid, entropy, may_join & valid)), entropy
+    return segmenter.places(params, base, tokens, length, entropy, may_join & valid), entropy

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float
 
 from jax_smash.objectives import Unembed
 from jax_smash.shapes import round_up
@@ -49,25 +49,6 @@ def divergence(
     return _by_pieces(kl, of, approximation, chunk=chunk)
 
 
-def token_log_probability(
-    unembed: Unembed, hidden: Float[Array, "B T D"], tokens: Int[Array, "B T"], *, chunk: int = 512
-) -> Float[Array, "B T"]:
-    """Returns the log-probability, float32, of a token after each entry.
-
-    Args:
-      unembed: logits of entries, `CausalLM.unembed`.
-      hidden: after the final norm.
-      tokens: one an entry.
-      chunk: entries whose logits are in memory at once, about.
-    """
-
-    def of_token(hidden: Array, tokens: Array) -> Array:
-        log_p = jax.nn.log_softmax(unembed(hidden).astype(jnp.float32), axis=-1)
-        return jnp.take_along_axis(log_p, tokens, axis=-1)[:, :, 0]
-
-    return _by_pieces(of_token, hidden, tokens[:, :, None], chunk=chunk)
-
-
 def entropy_bound(confidence: float, vocab_size: int) -> float:
     """Returns the largest entropy, in nats, of a prediction whose likeliest token has the probability `confidence`.
 
@@ -84,7 +65,7 @@ def entropy_bound(confidence: float, vocab_size: int) -> float:
     return -confidence * math.log(confidence) - rest * math.log(rest / (vocab_size - 1))
 
 
-def _by_pieces(function: Callable[..., Array], *vectors: Shaped[Array, "B T _"], chunk: int) -> Float[Array, "B T"]:
+def _by_pieces(function: Callable[..., Array], *vectors: Float[Array, "B T D"], chunk: int) -> Float[Array, "B T"]:
     """Returns a function of vectors, computed for a piece of the columns at a time."""
     rows, length, _ = vectors[0].shape
     columns = min(length, max(1, chunk // rows))

@@ -94,42 +94,22 @@ class UpperBound:
         return jnp.maximum(entropy, peak) < self.bound
 
 
-@dataclasses.dataclass(frozen=True)
-class Own:
-    """A token joins where trained modules would say it in the group, if they said the text: `own_lengths` finds it.
-
-    Attributes:
-      confidence: of the stop head, that the group goes on.
-      token_confidence: of the micro-step decoder, in the token.
-    """
-
-    confidence: float = 0.5
-    token_confidence: float = 0.9
-
-    def __post_init__(self) -> None:
-        _check_range("confidence", self.confidence, 0.0, 1.0)
-        _check_range("token_confidence", self.token_confidence, 0.0, 1.0)
-
-
-_CLASSES: dict[str, Callable[..., Rule | Own]] = {
+_CLASSES: dict[str, Callable[..., Rule]] = {
     "decreasing": Decreasing,
     "ratio": RatioOnly,
     "sliding": Sliding,
     "upper-bound": UpperBound,
-    "own": Own,
 }
 RULES: dict[str, dict[str, float]] = {
     "decreasing": {"floor": 0.05, "ratio": 0.3},
     "ratio": {"ratio": 0.3},
     "sliding": {"confidence": 0.7},
     "upper-bound": {"confidence": 0.95},
-    "own": {"confidence": 0.5, "token_confidence": 0.9},
 }
-"""Settings of each rule by its name, those of entropy as the paper's authors have them; where these have a `confidence`
-it stands for its `entropy_bound`."""
+"""Settings of each rule by its name, as the paper's authors have them; `confidence` stands for its `entropy_bound`."""
 
 
-def make_rule(name: str, vocab_size: int, **settings: float) -> Rule | Own:
+def make_rule(name: str, vocab_size: int, **settings: float) -> Rule:
     """Returns a rule by its name, with its usual settings or others.
 
     Args:
@@ -145,7 +125,7 @@ def make_rule(name: str, vocab_size: int, **settings: float) -> Rule | Own:
     if unknown := sorted({*settings} - {*RULES[name]}):
         raise ValueError(f"rule {name!r} has {' and '.join(RULES[name])}; got {unknown[0]!r}")
     fields = RULES[name] | settings
-    if _CLASSES[name] in (Sliding, UpperBound):
+    if "confidence" in fields:
         fields = {"bound": entropy_bound(fields["confidence"], vocab_size)}
     return _CLASSES[name](**fields)
 
@@ -173,25 +153,6 @@ def greedy_groups(
     rows = entropy.shape[0]
     start = (jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), entropy.dtype))
     return jax.lax.scan(step, start, (entropy.T, may_join.T))[1].T
-
-
-@jax.jit
-def groups_of_lengths(lengths: Int[Array, "B T"], may_join: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """Returns each token's place in its group, the groups made from left to right.
-
-    Args:
-      lengths: tokens that a group has which begins with this one, where all of them may join.
-      may_join: as `greedy_groups` has it.
-    """
-
-    def step(carry: tuple[Array, Array], token: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
-        (place, most), (length, free) = carry, token
-        joined = free & (place + 1 < most)
-        place = jnp.where(joined, place + 1, 0)
-        return (place, jnp.where(joined, most, length)), place
-
-    start = jnp.zeros_like(lengths[:, 0])
-    return jax.lax.scan(step, (start, start), (lengths.T, may_join.T))[1].T
 
 
 def allowed_lengths(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jax_smash.cache import Block
-from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
 from jax_smash.loading import load
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.segment import RatioOnly
@@ -178,7 +177,7 @@ def test_groups_follow_what_the_embedder_loses(place, tmp_path):
     data, rule = Packed(place / "packed", place / "model"), RatioOnly(1.0)
     made = {}
     for price in (0.0, 1.0):
-        segmenter = ByFusionLoss(model.definition, 3, rule, SmasherDef(graphdef), price)
+        segmenter = ByFusionLoss(model.definition, rule, 3, SmasherDef(graphdef), price)
         index = segment_packed(
             data,
             segmenter,
@@ -192,32 +191,11 @@ def test_groups_follow_what_the_embedder_loses(place, tmp_path):
     assert made[1.0]["tokens_a_group"] > 1.1
 
 
-def test_the_modules_own_groups_are_the_longer_the_less_sure_they_must_be(place, tmp_path):
-    model = load(str(place / "model"), dtype=jnp.float32)
-    config = SmashConfig.for_base(
-        model.config, micro_layers=1, micro_steps=3, tokenizer_sha256=tokenizer_sha256(place / "model")
-    )
-    save_smasher(tmp_path / "modules", config, random_smasher(model.config, config)[1])
-    found = []
-    for confidence in (0.0, 1.0):
-        options = {**SETTINGS, "rule": "own", "ratio": None, "confidence": confidence, "token_confidence": 0.0}
-        output = tmp_path / str(confidence)
-        main(place / "packed", str(place / "model"), output, **options, modules=tmp_path / "modules")
-        statistics = read(output)[0]["segmentation"]["statistics"]
-        found.append(statistics["train-stories"]["tokens_a_group"])
-    assert found[0] > 2.5  # Of at most 3.
-    assert found[1] == 1.0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"rule": "fixed", "ratio": None},
-            "rule must be one of decreasing, ratio, sliding, upper-bound, own; got 'fixed'",
-        ),
+        ({"rule": "fixed", "ratio": None}, "rule must be one of decreasing, ratio, sliding, upper-bound; got 'fixed'"),
         ({"confidence": 0.5}, "rule 'ratio' has ratio; got 'confidence'"),
-        ({"rule": "own", "ratio": None}, "rule own needs modules, and has no price"),
         ({"ratio": 2.0}, r"ratio must be from 0 to 1; got 2"),
         ({"micro_steps": 0}, "micro_steps must be from 1 to 64; got 0"),
         ({"prompt_share": -1.0}, r"prompt_share must be from 0 to 1; got -1"),

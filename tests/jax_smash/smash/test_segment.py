@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from jax_smash.smash.segment import (
+    RULES,
     Decreasing,
-    Own,
     RatioOnly,
     Sliding,
     UpperBound,
     allowed_lengths,
     cheapest_groups,
     greedy_groups,
-    groups_of_lengths,
     make_rule,
 )
 
@@ -47,7 +46,7 @@ def random_entropies(rows=6, width=40, seed=0):
     return entropy, rng.random((rows, width)) > 0.15
 
 
-@pytest.mark.parametrize("name", JOINS)
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_each_rule_is_its_reference(name, steps):
     entropy, free = random_entropies()
@@ -89,7 +88,7 @@ def test_a_token_that_may_not_join_begins_a_group():
     assert greedy_groups(Decreasing(), entropy, free, micro_steps=4).tolist() == [[0, 1, 0, 0, 1, 2]]
 
 
-@pytest.mark.parametrize("name", JOINS)
+@pytest.mark.parametrize("name", RULES)
 def test_the_allowed_groups_are_those_whose_tokens_all_join(name):
     entropy, free = random_entropies(rows=4, width=12, seed=1)
     allowed = np.asarray(lengths_allowed(make_rule(name, V), jnp.asarray(entropy), jnp.asarray(free), micro_steps=4))
@@ -156,22 +155,12 @@ def test_long_rows_keep_their_precision():
     np.testing.assert_array_equal(cheapest_groups(loss, allowed, jnp.float32(100.0)), place)
 
 
-def test_groups_are_as_long_as_their_first_tokens_say_where_all_may_join():
-    lengths = jnp.array([[1, 3, 9, 9, 2, 1, 4, 1, 1, 1]], jnp.int32)
-    free = jnp.array([[1, 1, 1, 1, 1, 1, 1, 1, 0, 1]], bool)
-    assert groups_of_lengths(lengths, free).tolist() == [[0, 0, 1, 2, 0, 1, 0, 1, 0, 0]]
-
-
 def test_rules_have_names_settings_and_ranges():
-    assert make_rule("own", V) == Own(0.5, 0.9)
-    assert make_rule("own", V, token_confidence=0.0) == Own(0.5, 0.0)
-    with pytest.raises(ValueError, match="token_confidence must be from 0 to 1; got 2"):
-        make_rule("own", V, token_confidence=2.0)
     assert make_rule("decreasing", V) == Decreasing(0.05, 0.3)
     assert make_rule("decreasing", V, ratio=0.5) == Decreasing(0.05, 0.5)
     assert make_rule("sliding", V).bound == pytest.approx(BOUND["s"])
     assert make_rule("upper-bound", V, confidence=1.0) == UpperBound(0.0)
-    with pytest.raises(ValueError, match="must be one of decreasing, ratio, sliding, upper-bound, own; got 'fixed'"):
+    with pytest.raises(ValueError, match="rule must be one of decreasing, ratio, sliding, upper-bound; got 'fixed'"):
         make_rule("fixed", V)
     with pytest.raises(ValueError, match="rule 'decreasing' has floor and ratio; got 'confidence'"):
         make_rule("decreasing", V, confidence=0.5)
