@@ -14,6 +14,9 @@ MASKED = -1e30
 FEW_ROWS = 8
 """Rows a KV head up to which a CPU multiplies them one by one."""
 
+FEW_SCORES = 40
+"""Scores a KV head up to which they are made, and values mixed by them, without a matrix product."""
+
 QUERIES_AT_ONCE = 64
 """Queries whose scores are in memory at once where there is no cache, as in training."""
 
@@ -38,7 +41,7 @@ def attend(
       query: of the last Q of the T new entries, the rotary embedding already in.
       key, value: of all of them.
       position: position of each new entry.
-      cache: what the layer has committed; None where there is nothing.
+      cache: what the layer has committed; None, or without slots, where there is nothing.
       block: which new entries see which.
       scale: multiplies the scores.
       window: an entry sees positions later than its own minus this; 0 for no window.
@@ -56,7 +59,7 @@ def attend(
     seen = block.mask()[:, -width:]
     if window:
         seen &= position[:, None, :] > asking[:, :, None] - window
-    if cache is None:
+    if cache is None or not cache.position.shape[1]:
         out = _attend_without_past(query, key, value, seen, capped)
         return out.reshape(batch, width, heads, head_width)
 
@@ -66,12 +69,12 @@ def attend(
         visible &= cache.position[:, None, :] > asking[:, :, None] - window
     # A KV head's queries side by side, token by token: R = T · G rows.
     query = query.transpose(0, 2, 1, 3, 4).reshape(batch, kv_heads, -1, head_width)
-    past = _hide(capped(_products("BKRH,BKSH->BKRS", query, cache.keys)), visible)
+    past = _hide(capped(_scores(query, cache.keys)), visible)
     own = _hide(capped(_own_scores(query, key)), seen)
     peak = jnp.maximum(past.max(-1, keepdims=True), own.max(-1, keepdims=True))
     past, own = jnp.exp(past - peak), jnp.exp(own - peak)
     total = past.sum(-1, keepdims=True) + own.sum(-1, keepdims=True)
-    out = _products("BKRS,BKSH->BKRH", past.astype(value.dtype), cache.values) + _own_mix(own, value)
+    out = _mix(past, cache.values) + _own_mix(own, value)
     out = (out / total).astype(value.dtype).reshape(batch, kv_heads, width, -1, head_width)
     return out.transpose(0, 2, 1, 3, 4).reshape(batch, width, heads, head_width)
 
@@ -104,19 +107,45 @@ def _products(spec: str, rows: Float[Array, "B K R X"], matrix: Float[Array, "B 
     return jax.lax.platform_dependent(rows, matrix, cpu=one_by_one, default=at_once)
 
 
+def _scores(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:
+    """Returns each row's product with the cache's keys, float32."""
+    if _are_few(query.shape[2], keys.shape[2]):
+        return _few_scores(query, keys)
+    return _products("BKRH,BKSH->BKRS", query, keys)
+
+
+def _mix(weights: Float[Array, "B K R S"], values: Float[Array, "B K S H"]) -> Float[Array, "B K R H"]:
+    """Returns the cache's values weighted for each row, float32."""
+    if _are_few(*weights.shape[2:]):
+        return _few_mixed(weights, values)
+    return _products("BKRS,BKSH->BKRH", weights.astype(values.dtype), values)
+
+
 def _own_scores(query: Float[Array, "B K R H"], key: Float[Array, "B T K H"]) -> Float[Array, "B K R T"]:
     """Returns each row's product with the block's keys, float32."""
-    if key.shape[1] == 1:  # No matrix product: it would cost a call of its own.
-        wide = query.astype(jnp.float32) * key.transpose(0, 2, 1, 3).astype(jnp.float32)
-        return wide.sum(-1, keepdims=True)
+    if _are_few(query.shape[2], key.shape[1]):
+        return _few_scores(query, key.transpose(0, 2, 1, 3))
     return jnp.einsum("BKRH,BTKH->BKRT", query, key, preferred_element_type=jnp.float32)
 
 
 def _own_mix(weights: Float[Array, "B K R T"], value: Float[Array, "B T K H"]) -> Float[Array, "B K R H"]:
     """Returns the block's values weighted for each row, float32."""
-    if value.shape[1] == 1:
-        return weights * value.transpose(0, 2, 1, 3).astype(jnp.float32)
+    if _are_few(*weights.shape[2:]):
+        return _few_mixed(weights, value.transpose(0, 2, 1, 3))
     return jnp.einsum("BKRT,BTKH->BKRH", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+
+
+def _are_few(rows: int, keys: int) -> bool:
+    """Whether the products of a KV head are made without a library's call, which would cost more than they do."""
+    return keys == 1 or rows * keys <= FEW_SCORES
+
+
+def _few_scores(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:
+    return (query.astype(jnp.float32)[:, :, :, None] * keys.astype(jnp.float32)[:, :, None]).sum(-1)
+
+
+def _few_mixed(weights: Float[Array, "B K R S"], values: Float[Array, "B K S H"]) -> Float[Array, "B K R H"]:
+    return (weights[..., None] * values.astype(jnp.float32)[:, :, None]).sum(-2)
 
 
 def _attend_without_past(

@@ -68,7 +68,25 @@ def choose(
         if place is not None:
             noise = jnp.take_along_axis(noise, place[:, :, None], axis=1)
         logits = logits.astype(jnp.float32) + noise
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return highest(logits)
+
+
+def highest(logits: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
+    """Returns the index of the highest logit, the first of several; where one is NaN, of the first NaN.
+
+    XLA on a CPU looks for the highest value and its index together, one value after the other. There they are found one
+    after the other, each of many values at once.
+    """
+
+    def at_once(logits: Array) -> Array:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def value_first(logits: Array) -> Array:
+        found = (logits == logits.max(-1, keepdims=True)) | jnp.isnan(logits)
+        index = jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * (logits.ndim - 1) + (-1,))
+        return jnp.where(found, index, logits.shape[-1]).min(-1)
+
+    return jax.lax.platform_dependent(logits, cpu=value_first, default=at_once)
 
 
 def likeliest(logits: Float[Array, "*batch V"], n: int) -> tuple[Float[Array, "*batch n"], Int[Array, "*batch n"]]:

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.attention import QUERIES_AT_ONCE, attend
-from jax_smash.cache import Block
+from jax_smash.attention import FEW_SCORES, QUERIES_AT_ONCE, attend
+from jax_smash.cache import EMPTY, Block, LayerCache
 
 B, N, K, H = 2, 4, 2, 8
 
@@ -39,6 +39,35 @@ def test_a_block_without_a_past_attends_to_what_it_sees(width, window, softcap):
     if window:
         seen &= np.asarray(position)[:, None, :] > np.asarray(position)[:, :, None] - window
     np.testing.assert_allclose(out, by_hand(*entries(width), seen, scale=0.3, softcap=softcap), atol=2e-5)
+
+
+@pytest.mark.parametrize("width", [1, 3, 12])
+@pytest.mark.parametrize("slots", [5, 64])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (4, 2.0)])
+def test_few_and_many_scores_are_those_of_cache_and_block_side_by_side(width, slots, window, softcap):
+    """The fewest are made without a matrix product, and the most with one, of the cache and of the block."""
+    rows = width * N // K
+    assert (rows * slots <= FEW_SCORES) == (slots == 5 and width < 12)
+    assert (rows * width <= FEW_SCORES) == (width < 12)
+    query, key, value = entries(width)
+    _, past_key, past_value = entries(slots, seed=1)
+    filled = jnp.array([slots - 1, 2], jnp.int32)[:, None]
+    slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32)[None], (B, slots))
+    cache = LayerCache(
+        keys=past_key.transpose(0, 2, 1, 3),
+        values=past_value.transpose(0, 2, 1, 3),
+        position=jnp.where(slot < filled, slot, EMPTY),
+    )
+    position = filled + jnp.arange(width, dtype=jnp.int32)[None]
+    block = Block.causal(jnp.ones((B, width), bool))
+    attended = jax.jit(lambda *x: attend(*x, position, cache, block, scale=0.3, window=window, softcap=softcap))
+    at = np.concatenate([np.asarray(cache.position), np.asarray(position)], axis=1)[:, None]
+    seen = at <= np.asarray(position)[:, :, None]
+    if window:
+        seen &= at > np.asarray(position)[:, :, None] - window
+    side_by_side = (jnp.concatenate(pair, axis=1) for pair in ((past_key, key), (past_value, value)))
+    expected = by_hand(query, *side_by_side, seen, scale=0.3, softcap=softcap)
+    np.testing.assert_allclose(attended(query, key, value), expected, atol=2e-5)
 
 
 def test_the_gradient_is_that_of_scores_made_all_at_once():

@@ -13,6 +13,7 @@ from jax_smash.sampling import (
     processors_for,
     row_keys,
 )
+from jax_smash.sampling.choice import highest
 
 choose = jax.jit(sampling.choose, static_argnames="sampled")
 FALSE_ALARM = 1e-6
@@ -115,6 +116,16 @@ def test_without_noise_the_first_of_the_likeliest_tokens_is_taken():
     logits = jnp.array([[[0.0, 2.0, 2.0], [5.0, -1.0, 4.0]]])
     position = jnp.zeros((1, 2), jnp.int32)
     np.testing.assert_array_equal(choose(logits, row_keys([0]), position, sampled=False), [[1, 0]])
+
+
+def test_the_highest_logit_is_the_first_of_its_value_and_not_a_number_before_all():
+    inf, nan = np.inf, np.nan
+    logits = np.random.default_rng(0).integers(-3, 4, (50, 9)).astype(np.float32)
+    odd = [[-inf] * 9, [-inf, inf, 2, inf] + [0] * 5, [1, 7, nan, 7, nan] + [0] * 4, [nan] * 9, [-inf] * 8 + [nan]]
+    logits = np.concatenate([logits, np.array(odd, np.float32)])
+    found = jax.jit(highest)(logits)
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, np.argmax(logits, axis=-1))
 
 
 def test_a_greedy_row_takes_no_noise_beside_one_that_samples():

@@ -7,7 +7,7 @@ from qwix import QArray
 
 from jax_smash.models.transformer import Transformer
 from jax_smash.quantise import quantise_params
-from jax_smash.smash.micro_head import ROLE, int8_head, micro_logits, reduced_head
+from jax_smash.smash.micro_head import ROLE, int8_head, micro_logits, reduced_head, sure
 from tests.smashers import base_of
 
 HIDDEN = jnp.asarray(np.random.default_rng(1).normal(0, 1, (3, 32)), jnp.float32)
@@ -62,3 +62,15 @@ def test_int8_weights_stay_int8_in_a_smaller_head():
 def test_a_head_that_cannot_be_is_refused(counts, size, always, complaint):
     with pytest.raises(ValueError, match=complaint):
         reduced_head(base_of(), counts, size, always=always)
+
+
+def test_a_head_is_sure_of_a_token_by_its_probability():
+    inf, nan = np.inf, np.nan
+    logits = jnp.asarray(np.random.default_rng(0).normal(0, 4, (60, 7)), jnp.float32)
+    probability = np.asarray(jax.nn.softmax(logits, axis=-1).max(-1))
+    for least in (0.0, 0.3, 0.9, 0.999):
+        assert np.abs(probability - least).min() > 1e-5
+        np.testing.assert_array_equal(sure(logits, jnp.float32(least)), probability >= least)
+    # Of what a head cannot say, and of what is no number.
+    odd = jnp.array([[-inf, 50.0, 0.0], [-inf, -inf, -inf], [0.0, nan, 0.0]])
+    assert sure(odd, jnp.float32(1.0)).tolist() == [True, False, False]
