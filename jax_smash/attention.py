@@ -41,7 +41,7 @@ def attend(
       query: of the last Q of the T new entries, the rotary embedding already in.
       key, value: of all of them.
       position: position of each new entry.
-      cache: what the layer has committed; None, or without slots, where there is nothing.
+      cache: what the layer has committed; None where there is nothing.
       block: which new entries see which.
       scale: multiplies the scores.
       window: an entry sees positions later than its own minus this; 0 for no window.
@@ -59,7 +59,7 @@ def attend(
     seen = block.mask()[:, -width:]
     if window:
         seen &= position[:, None, :] > asking[:, :, None] - window
-    if cache is None or not cache.position.shape[1]:
+    if cache is None:
         out = _attend_without_past(query, key, value, seen, capped)
         return out.reshape(batch, width, heads, head_width)
 
