@@ -132,7 +132,7 @@ def copies(instructions: Iterable[Instruction], shapes: Collection[tuple[int, ..
 
     A copy counts as one of an array's where it has as many elements and an axis of the size of each of the array's last
     two: axes change places and leading ones are merged on the way. A move between memory spaces is left out: it is a
-    prefetch into fast memory, or its way back.
+    prefetch into fast memory, or its way back. So is a copy that is made in fast memory.
 
     Args:
       instructions: of a program.
@@ -142,7 +142,9 @@ def copies(instructions: Iterable[Instruction], shapes: Collection[tuple[int, ..
         x
         for x in instructions
         if x.opcode in ("copy", "transpose") or (x.opcode == "copy-start" and not _moves(x))
-        if any(_resembles(sizes, shape) for _, sizes, _ in x.arrays for shape in shapes)
+        if any(
+            _resembles(sizes, shape) and FAST_MEMORY not in layout for _, sizes, layout in x.arrays for shape in shapes
+        )
     ]
 
 

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.program import Program, collectives, tally
+from eval.program import Program, collectives, copies, tally
 from jax_smash.sharding import axes_sharding, constrain, make_mesh, on_mesh
 
 
@@ -40,3 +40,20 @@ def test_collectives_that_are_alike_are_counted_together():
         {"kind": "all-reduce", "shape": "bf16[4,32]", "count": 1, "megabytes": 256 / 1e6},
         {"kind": "all-gather", "shape": "f32[8]", "count": 2, "megabytes": 64 / 1e6},
     ]
+
+
+def test_copies_are_those_of_the_arrays_that_stay_in_the_large_memory():
+    text = """ENTRY main (p: bf16[8,4,2]) -> bf16[8,4,2] {
+  %p = bf16[8,4,2]{2,1,0} parameter(0)
+  %other = bf16[9,4,2]{2,1,0} copy(%q)
+  %whole = bf16[8,4,2]{2,1,0} copy(%p)
+  %turned = bf16[4,8,2]{2,1,0} transpose(%whole), dimensions={1,0,2}
+  %fetch = (bf16[8,4,2]{2,1,0:S(1)}, bf16[8,4,2]{2,1,0}, u32[]) copy-start(%whole)
+  %fetched = bf16[8,4,2]{2,1,0:S(1)} copy-done(%fetch)
+  %inside = bf16[8,4,2]{2,1,0:S(1)} copy(%fetched)
+  %back = (bf16[8,4,2]{2,1,0}, bf16[8,4,2]{2,1,0}, u32[]) copy-start(%whole)
+  ROOT %end = bf16[8,4,2]{2,1,0} copy-done(%back)
+}
+"""
+    found = copies(Program.read(text).instructions(), {(8, 4, 2)})
+    assert [x.name for x in found] == ["whole", "turned", "back"]
