@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jax_smash.draft.noise import Purpose, gumbel, place_key
 from jax_smash.pytree import pytree
+from jax_smash.sampling import highest
 
 
 @pytree
@@ -51,7 +52,7 @@ def draw_independent(
 
     def draw(child: Int[Array, ""]) -> Int[Array, "B M"]:
         own = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, child)))(place)
-        return jnp.argmax(likelihood + gumbel(own, logits.shape[-1]), axis=-1).astype(jnp.int32)
+        return highest(likelihood + gumbel(own, logits.shape[-1]))
 
     token = jax.lax.map(draw, jnp.arange(count, dtype=jnp.int32))
     return Children(token=jnp.moveaxis(token, 0, -1), proposal=proposal)

@@ -9,6 +9,7 @@ from jax_smash.draft.rules import Independent, Rule, Trial, accepts
 from jax_smash.draft.tree import DraftTree
 from jax_smash.draft.verify import Accepted, path_to
 from jax_smash.pytree import pytree
+from jax_smash.sampling import highest
 
 
 @pytree
@@ -94,7 +95,7 @@ def reject(
     # No node: a row draws this once a position, whichever node it stands at.
     after = place_key(key, Purpose.AFTER, (token_length + depth)[:, None], root[:, None])[:, 0]
     noise = gumbel(after, logits.shape[-1])
-    token = jnp.argmax(jnp.log(rule.rest(walk.trial)) + noise, axis=-1).astype(jnp.int32)
+    token = highest(jnp.log(rule.rest(walk.trial)) + noise)
     return Accepted(path=path_to(tree, walk.node), count=depth + 1), token
 
 

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.draft.tree import DraftTree, all_ancestors, unpack
 from jax_smash.draft.verify import Accepted, path_to
+from jax_smash.sampling import highest
 
 
 def accept_typical_lossy(
@@ -47,7 +48,7 @@ def accept_typical_lossy(
     score = jnp.where(on_path & kept[:, None], own[:, None], 0).sum(-1)
     deepest = kept & (tree.depth == jnp.where(kept, tree.depth, 0).max(1, keepdims=True))
     node = jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=1).astype(jnp.int32)[:, None]
-    token = jnp.argmax(jnp.take_along_axis(logits, node[..., None], axis=1)[:, 0], axis=-1).astype(jnp.int32)
+    token = highest(jnp.take_along_axis(logits, node[..., None], axis=1)[:, 0])
     return Accepted(
         path=path_to(tree, node[:, 0]), count=jnp.take_along_axis(tree.depth, node, axis=1)[:, 0] + 1
     ), token

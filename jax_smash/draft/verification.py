@@ -12,7 +12,7 @@ from jax_smash.draft.rules import Independent, Rule, WithoutReplacement
 from jax_smash.draft.tree import DraftTree
 from jax_smash.draft.typical import accept_typical_lossy
 from jax_smash.draft.verify import Accepted, accept
-from jax_smash.sampling import choose
+from jax_smash.sampling import choose, highest
 
 
 class Verification(abc.ABC):
@@ -44,7 +44,7 @@ class Verification(abc.ABC):
         """
         if sampled:
             return self._check_samples(tree, logits, key, token_length)
-        target = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        target = highest(logits)
         return accept(tree, target), target
 
     @abc.abstractmethod
@@ -106,7 +106,7 @@ def _behind(
     place = jnp.arange(path.shape[1], dtype=jnp.int32)[None]
     follower = jnp.concatenate([path[:, 1:], jnp.zeros_like(path[:, :1])], axis=1)
     token = jnp.where(place + 1 < count, jnp.take_along_axis(tree.token, follower, axis=1), last[:, None])
-    target = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    target = highest(logits)
     row = jnp.arange(path.shape[0], dtype=jnp.int32)[:, None]
     return target.at[row, jnp.where(place < count, path, target.shape[1])].set(token, mode="drop")
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jax_smash.pytree import pytree
+from jax_smash.sampling.choice import highest
 from jax_smash.sampling.stateless import Stateless
 
 
@@ -24,8 +25,8 @@ class Temperature(Stateless):
         """Returns logits at each row's temperature."""
         greedy = (self.temperature == 0)[:, None, None]
         scaled = logits / jnp.where(greedy, 1.0, self.temperature[:, None, None])
-        likeliest = jnp.argmax(logits, axis=-1, keepdims=True)
-        token = jnp.arange(logits.shape[-1])[None, None]
+        likeliest = highest(logits)[..., None]
+        token = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None]
         return jnp.where(greedy & (token != likeliest), -jnp.inf, scaled)
 
 
