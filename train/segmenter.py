@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,22 @@ CHUNK = 2048
 """Entries whose logits are in memory at once."""
 
 
+class RowsRead(NamedTuple):
+    """Rows of windows that the base has read.
+
+    Attributes:
+      tokens: of the rows.
+      valid: False at padding, which stands on the right.
+      entropy: of each token, in nats, given those before it in its row.
+      may_join: False at tokens that must begin a group, and at padding.
+    """
+
+    tokens: Int[Array, "B T"]
+    valid: Bool[Array, "B T"]
+    entropy: Float[Array, "B T"]
+    may_join: Bool[Array, "B T"]
+
+
 @dataclasses.dataclass(frozen=True)
 class ByEntropy:
     """Groups made from left to right by a rule of the base's entropy.
@@ -35,17 +51,9 @@ class ByEntropy:
     rule: Rule
     micro_steps: int
 
-    def places(
-        self,
-        params: Any,
-        base: CausalLM,
-        tokens: Int[Array, "B T"],
-        length: Int[Array, "B"],
-        entropy: Float[Array, "B T"],
-        may_join: Bool[Array, "B T"],
-    ) -> Int[Array, "B T"]:
+    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
         """Returns each token's place in its group."""
-        return greedy_groups(self.rule, entropy, may_join, micro_steps=self.micro_steps)
+        return greedy_groups(self.rule, rows.entropy, rows.may_join, micro_steps=self.micro_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +68,13 @@ class ByFusionLoss(ByEntropy):
     smasher: SmasherDef
     price: float = 0.1
 
-    def places(
-        self,
-        params: Any,
-        base: CausalLM,
-        tokens: Int[Array, "B T"],
-        length: Int[Array, "B"],
-        entropy: Float[Array, "B T"],
-        may_join: Bool[Array, "B T"],
-    ) -> Int[Array, "B T"]:
+    def places(self, params: Any, base: CausalLM, rows: RowsRead) -> Int[Array, "B T"]:
         """Returns each token's place in its group."""
         smasher = self.smasher.bind(params["smasher"])
-        column = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-        segments = (column < length[:, None]).astype(jnp.int32)
-        loss = fusion_loss(base, smasher, tokens, column, segments, micro_steps=self.micro_steps, chunk=CHUNK)
-        allowed = allowed_lengths(self.rule, entropy, may_join, micro_steps=self.micro_steps)
+        column = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)[None], rows.tokens.shape)
+        segments = rows.valid.astype(jnp.int32)
+        loss = fusion_loss(base, smasher, rows.tokens, column, segments, micro_steps=self.micro_steps, chunk=CHUNK)
+        allowed = allowed_lengths(self.rule, rows.entropy, rows.may_join, micro_steps=self.micro_steps)
         return cheapest_groups(loss, allowed, jnp.float32(self.price))
 
 
@@ -103,4 +103,4 @@ def segment_rows(
     hidden = base.forward(base.embed(tokens), position, None, Block.causal(valid)).hidden
     following = next_token_entropy(base.unembed, hidden, chunk=CHUNK)
     entropy = jnp.pad(following[:, :-1], ((0, 0), (1, 0)))
-    return segmenter.places(params, base, tokens, length, entropy, may_join & valid), entropy
+    return segmenter.places(params, base, RowsRead(tokens, valid, entropy, may_join & valid)), entropy
