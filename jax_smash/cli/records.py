@@ -21,7 +21,6 @@ class RecordFile:
     Attributes:
       path: the file's name.
       partial: where lines are until then.
-      count: lines written.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False):
@@ -34,8 +33,8 @@ class RecordFile:
         Raises:
           UsageError: one of them exists, is no regular file, or its directory is missing or read-only.
         """
-        self.path, self.partial, self.count = path, path.with_name(path.name + ".partial"), 0
-        self._overwrite, self._size = overwrite, 0
+        self.path, self.partial = path, path.with_name(path.name + ".partial")
+        self._overwrite = overwrite
         self._file: io.FileIO | None = None
         if not path.parent.is_dir():
             raise UsageError(f"the output {path} needs a directory {path.parent}; there is none")
@@ -55,8 +54,8 @@ class RecordFile:
             return
         if self._file is not None:
             self._file.close()
-            if self.count:
-                error.add_note(f"{self.count} finished completions are in {self.partial}")
+            if lines := self._settle():
+                error.add_note(f"{lines} finished completions are in {self.partial}")
             else:
                 self.partial.unlink(missing_ok=True)
 
@@ -64,7 +63,7 @@ class RecordFile:
         """Adds a line, which is on its way to the disk when this returns. Numbers that are not finite become null.
 
         Raises:
-          OSError: the disk is full, or fails otherwise. Lines written before are whole.
+          OSError: the disk is full, or fails otherwise. Leaving the context then cuts the part of a line away.
         """
         line = memoryview(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n")
         file = self._open()
@@ -73,11 +72,20 @@ class RecordFile:
             while done < len(line):
                 done += file.write(line[done:])
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(file.fileno(), self._size)
             raise OSError(error.errno, error.strerror, str(self.partial)) from error
-        self._size += len(line)
-        self.count += 1
+
+    def _settle(self) -> int:
+        """Cuts the partial file after its last whole line; returns how many there are.
+
+        It asks the file: an interrupt may come at any point of a write, before the count of what was written, too.
+        """
+        lines = end = 0
+        with contextlib.suppress(FileNotFoundError), open(self.partial, "r+b") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    lines, end = lines + 1, end + len(line)
+            file.truncate(end)
+        return lines
 
     def _open(self) -> io.FileIO:
         if self._file is None:

@@ -1,6 +1,7 @@
 """A small checkpoint on disk, and the program run on it as a user runs it."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,15 @@ def environment(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture
-def start(environment, tmp_path):
+def default_interrupts():
+    """SIGINT as a program finds it in a terminal: tests run in the background have it ignored, and pass that on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def start(environment, tmp_path, default_interrupts):
     """Starts the program in an empty directory; ends it where a test leaves it running.
 
     `blocks` is the longest file that it can write, in blocks of 512 bytes, to stand for a full disk.

@@ -7,13 +7,7 @@ import pytest
 
 from jax_smash.cli.interrupts import Interrupts
 
-
-@pytest.fixture(autouse=True)
-def default_handler():
-    """SIGINT as a program finds it in a terminal: a test run in the background has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("default_interrupts")
 
 
 def test_an_interrupt_that_somebody_swallowed_is_raised_again():

@@ -1,5 +1,6 @@
 """The output file: whole or not there."""
 
+import io
 import json
 import os
 import resource
@@ -46,6 +47,34 @@ def test_an_error_keeps_the_lines_and_says_where_they_are(tmp_path):
     assert caught.value.__notes__ == [f"1 finished completions are in {path}.partial"]
     assert not path.exists()
     assert (tmp_path / "out.jsonl.partial").read_text() == '{"n": 1}\n'
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("written", [0, 5, 9])
+def test_an_interrupt_within_a_write_keeps_whole_lines_alone_and_counts_them(tmp_path, monkeypatch, before, written):
+    line = b'{"n": 1}\n'
+
+    class Interrupted(io.FileIO):
+        """Ends within the last line, after some of its bytes: what a signal's handler does at that moment."""
+
+        def write(self, data):
+            if self.tell() < before * len(line):
+                return super().write(data)
+            super().write(data[:written])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "jax_smash.cli.records.open",
+        lambda path, mode, **how: (Interrupted if how else open)(path, mode),
+        raising=False,
+    )
+    with pytest.raises(KeyboardInterrupt) as caught:
+        write(tmp_path / "out.jsonl", *[{"n": 1}] * (before + 1))
+    whole = before + (written == len(line))
+    kept = [p.read_bytes() for p in tmp_path.iterdir()]
+    assert kept == [line * whole] * (whole > 0)
+    told = [f"{whole} finished completions are in {tmp_path / 'out.jsonl.partial'}"]
+    assert getattr(caught.value, "__notes__", []) == told * (whole > 0)
 
 
 def test_an_error_before_the_first_line_leaves_nothing(tmp_path):
