@@ -1,6 +1,7 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -18,6 +19,26 @@ def test_an_interrupt_that_somebody_swallowed_is_raised_again():
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 interrupts.check()
+
+
+def test_an_interrupt_that_python_drops_is_raised_again_without_a_word(monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
+
+    class Finalised:
+        def __init__(self, act):
+            self.act = act
+
+        def __del__(self):
+            self.act()
+
+    with Interrupts() as interrupts:
+        Finalised(lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        Finalised(lambda: 1 // 0)
+    Finalised(lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert told == [ZeroDivisionError, KeyboardInterrupt]
 
 
 def test_an_interrupt_is_raised_at_once_and_the_handler_put_back():
