@@ -1,6 +1,7 @@
 """Scores by task and method, with their intervals, as a picture."""
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eval.tasks.totals import ALL
+
+PLACE, LETTER, LINE = 0.6, 0.07, 0.2
+"""Inches: a task's place, and a letter's width and a line's height in a legend."""
 
 HIGHEST = {"perplexity": None}
 """Upper end of a metric's axis where it is not 1; None leaves it open."""
@@ -44,18 +48,23 @@ def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
         ("perplexity a token", [row for row in rows if row["metric"] in HIGHEST]),
     ]
     panels = [(label, chosen) for label, chosen in panels if chosen]
-    widths = [max(2, len({_name(row) for row in chosen})) for _, chosen in panels]
+    labels = _labels(rows)
+    widest = 1 + math.ceil(LETTER * max(map(len, labels)) / PLACE)
+    widths = [max(widest, len({_name(row) for row in chosen})) for _, chosen in panels]
     fused = any("output_compression" in row for row in rows)
-    widths += [6] if fused else []
-    figure = Figure(figsize=(2.5 + 0.6 * sum(widths), 5), layout="constrained")
-    axes = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    widths += [max(6, widest)] if fused else []
+    size = 2.5 + PLACE * sum(widths), 5 + LINE * len(set(labels))
+    figure = Figure(figsize=size, layout="constrained")
+    parts = figure.subfigures(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    axes = [part.subplots() for part in parts]
     for axis, (label, chosen) in zip(axes, panels, strict=False):
         _draw(axis, chosen)
         axis.set_ylabel(f"{label}, 95% interval")
         axis.set_ylim(0, HIGHEST.get(chosen[0]["metric"], 1))
-    _legend(axes[0])
     if fused:
         _draw_compression(axes[-1], [row for row in rows if row["metric"] not in HIGHEST])
+    for part in parts:
+        part.legend(loc="outside lower left", fontsize="small")
     figure.suptitle(title, fontsize="medium")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=120)
@@ -92,7 +101,6 @@ def _draw_compression(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
         axis.set_ylim(0, 1)
     axis.set_xlabel("output tokens a slot")
     axis.grid(alpha=0.3)
-    _legend(axis)
 
 
 def _draw_trade(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -101,6 +109,7 @@ def _draw_trade(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
     Bars are the 95% interval of the difference from the baseline, and so have no part in the baseline's own doubt.
     """
     labels = _labels(rows, ("weights", "modules"))
+    tokens = {row["settings"].get("token_confidence") for row in rows} - {None}
     baseline = rows[0]["score"]
     axis.axhspan(baseline - POINT, baseline + POINT, alpha=0.15, color="gray", label="baseline ± 1 point")
     axis.axhline(baseline, color="gray", linewidth=1)
@@ -113,12 +122,13 @@ def _draw_trade(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
             if "confidence" in row["settings"]:
                 place = (_slots(row), row["score"])
                 text = f"{row['settings']['confidence']:g}"
-                if token := row["settings"].get("token_confidence"):
+                token = row["settings"].get("token_confidence")
+                if len(tokens) > 1 and token is not None:
                     text += f" and {token:g}"
                 axis.annotate(text, place, xytext=(4, 4), textcoords="offset points", fontsize="small")
     axis.margins(x=0.1)
     axis.set_ylabel(f"share, {_name(rows[0])}")
-    axis.set_title("by confidence; bars: 95% interval of the difference from the baseline", fontsize="small")
+    axis.set_title("by confidence; bars: 95% interval\nof the difference from the baseline", fontsize="small")
 
 
 def _bars(rows: Sequence[dict[str, Any]], baseline: float) -> list[list[float]]:
@@ -132,22 +142,23 @@ def _bars(rows: Sequence[dict[str, Any]], baseline: float) -> list[list[float]]:
     return [below, above]
 
 
-def _legend(axis: Any) -> None:
-    # Names longer than a panel may stick out of it; panels keep their sizes.
-    axis.legend(fontsize="small").set_in_layout(False)
-
-
 def _slots(row: dict[str, Any]) -> float:
     return row.get("output_compression", 1.0)
 
 
 def _labels(rows: Sequence[dict[str, Any]], told: Sequence[str] = SETTINGS) -> list[str]:
     """Returns who was measured in each row: the method, and of some settings what is not the same in all."""
-    columns = [[row["method"] for row in rows]]
-    columns += [[str(row["settings"].get(name, "")) for row in rows] for name in told]
-    columns += [[row["model"] for row in rows]]
-    kept = [column for i, column in enumerate(columns) if i == 0 or len(set(column)) > 1]
-    return [", ".join(filter(None, parts)) for parts in zip(*map(_tails, kept), strict=True)]
+    columns = {name: [str(row["settings"].get(name, "")) for row in rows] for name in told}
+    columns["model"] = [row["model"] for row in rows]
+    labels = [row["method"] for row in rows]
+    for name, column in columns.items():
+        if len(set(column)) > 1:
+            values = _tails(column)
+            labels = [
+                f"{label}, {name.replace('_', ' ')} {value}" if value else label
+                for label, value in zip(labels, values, strict=True)
+            ]
+    return labels
 
 
 def _tails(names: Sequence[str]) -> list[str]:

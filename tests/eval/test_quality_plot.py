@@ -86,6 +86,19 @@ def test_each_confidence_is_named_at_its_point():
     assert not np.array_equal(pixels(TRADE)[:, -300:], pixels([*TRADE[:2], other])[:, -300:])
 
 
+def test_confidences_of_tokens_are_named_at_points_where_they_differ():
+    def panel(*tokens):
+        rows = [
+            one | {"settings": one["settings"] | {"token_confidence": token}}
+            for one, token in zip(TRADE[1:], tokens, strict=True)
+        ]
+        return pixels([TRADE[0], *rows])[:, -300:]
+
+    assert np.array_equal(panel(0.9, 0.9), panel(0.8, 0.8))
+    assert not np.array_equal(panel(0.9, 0.8), panel(0.9, 0.7))
+    panel(0.9, None)
+
+
 def test_long_names_of_folders_leave_room_for_the_panels():
     folder = "/a/very/long/way/down/to/where/the/models/are/kept/until/they/are/wanted/again/"
     named = [one | {"model": folder + name} for one, name in zip(TRADE, ("base", "model", "model"), strict=True)]
