@@ -6,9 +6,16 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_smash.cli.errors import UsageError
+
+
+class _Extent(NamedTuple):
+    """How far a file reaches: one value, so that an interrupt never comes between its lines and its bytes."""
+
+    lines: int
+    size: int
 
 
 class RecordFile:
@@ -35,6 +42,7 @@ class RecordFile:
         """
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         self._overwrite = overwrite
+        self._written = self._writing = _Extent(0, 0)
         self._file: io.FileIO | None = None
         if not path.parent.is_dir():
             raise UsageError(f"the output {path} needs a directory {path.parent}; there is none")
@@ -53,8 +61,9 @@ class RecordFile:
             self._publish()
             return
         if self._file is not None:
-            self._file.close()
-            if lines := self._settle():
+            with self._file as file:
+                lines = self._settle(file)
+            if lines:
                 error.add_note(f"{lines} finished completions are in {self.partial}")
             else:
                 self.partial.unlink(missing_ok=True)
@@ -67,25 +76,25 @@ class RecordFile:
         """
         line = memoryview(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n")
         file = self._open()
+        self._writing = _Extent(self._written.lines + 1, self._written.size + len(line))
         try:
             done = 0
             while done < len(line):
                 done += file.write(line[done:])
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.partial)) from error
+        self._written = self._writing
 
-    def _settle(self) -> int:
-        """Cuts the partial file after its last whole line; returns how many there are.
+    def _settle(self, file: io.FileIO) -> int:
+        """Leaves whole lines alone in the file; returns how many they are.
 
-        It asks the file: an interrupt may come at any point of a write, before the count of what was written, too.
+        An interrupt may come at any point of a write: after the whole line, too, and before it was counted.
         """
-        lines = end = 0
-        with contextlib.suppress(FileNotFoundError), open(self.partial, "r+b") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    lines, end = lines + 1, end + len(line)
-            file.truncate(end)
-        return lines
+        if os.fstat(file.fileno()).st_size == self._writing.size:
+            return self._writing.lines
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), self._written.size)
+        return self._written.lines
 
     def _open(self) -> io.FileIO:
         if self._file is None:
