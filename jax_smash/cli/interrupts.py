@@ -20,7 +20,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._came = False
         self._before: Any = None
-        self._unraisable = sys.unraisablehook
+        self._unraisable: Any = None
 
     def __enter__(self) -> Interrupts:
         main = threading.current_thread() is threading.main_thread()
