@@ -17,7 +17,7 @@ from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write_shards
 from jax_smash.config import ModelConfig
-from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, to_hf
+from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, tensor_shapes, to_hf
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
 
@@ -139,7 +139,7 @@ def load_params(
         for where in sorted(shapes, key=lambda p: -math.prod(shapes[p])):
             bits = _aligned(shapes[where], BITS[weights.itemsize])
             for part in parts[where]:
-                shards.read_into(names[part.name], part.view(bits), weights, pool)
+                shards.read_into(names[part.name], part.view(bits), weights, pool, start=part.start, rows=part.shape[0])
             array = bits.view(weights)
             # Not jnp.asarray, which copies: on a CPU the array itself becomes the parameter.
             leaves[where] = place(where, array) if place else jax.device_put(array)
@@ -197,20 +197,23 @@ def write(
     arrays = {where: variable.get_value() for where, variable in nnx.to_flat_state(params)}
     _check_params(config, arrays)
     raw = _with_dtype(to_hf(config, original_config), {np.dtype(a.dtype) for a in arrays.values()})
-    owner = {part.name: (where, part) for where, parts in tensor_map(config).items() for part in parts}
-    tensors = {name: (part.shape, np.dtype(arrays[where].dtype)) for name, (where, part) in owner.items()}
+    parts = tensor_map(config)
+    owner = {part.name: where for where, of_one in parts.items() for part in of_one}
+    shapes = tensor_shapes(parts)
+    tensors = {name: (shapes[name], np.dtype(arrays[where].dtype)) for name, where in owner.items()}
     host: dict[ParamPath, np.ndarray] = {}
     done = 0
 
     def contents(name: str) -> Iterator[np.ndarray]:
         nonlocal done
-        where, part = owner[name]
+        where = owner[name]
         if where not in host:
             host.clear()  # Several tensors of one parameter come one after another; others are not kept.
             host[where] = _to_host(arrays[where])
-        view = part.view(host[where].view(BITS[host[where].dtype.itemsize]))
-        for piece in pieces(view):
-            yield contiguous(view[piece])
+        bits = host[where].view(BITS[host[where].dtype.itemsize])
+        for view in (part.view(bits) for part in parts[where] if part.name == name):
+            for piece in pieces(view):
+                yield contiguous(view[piece])
         done += 1
         if progress:
             progress(done, len(owner))
@@ -234,7 +237,7 @@ def _language_names(config: ModelConfig, shards: Shards) -> dict[str, str]:
 
 def _check(directory: Path, config: ModelConfig, shards: Shards, names: dict[str, str]) -> None:
     """Checks all tensors against the configuration before any is read."""
-    expected = {part.name: part.shape for parts in tensor_map(config).values() for part in parts}
+    expected = tensor_shapes(tensor_map(config))
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     tied_head = names.pop(head) if config.tied_head and head in names and embedding in names else None
     check_fit(directory, expected, {plain: shards.shapes[name] for plain, name in names.items()})

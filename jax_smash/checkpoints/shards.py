@@ -91,22 +91,25 @@ class Shards:
                 raise ValueError(f"{path} is damaged or incomplete: it ends inside {name}")
         return raw.view(dtype).reshape(stop - start, *shape[1:])
 
-    def read_into(self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor) -> None:
-        """Writes a tensor into a view, cast to a dtype.
+    def read_into(
+        self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor, *, start: int, rows: int
+    ) -> None:
+        """Writes rows of a tensor into a view, cast to a dtype.
 
         Args:
           name: of the tensor.
           view: as `Part.view` makes it, of an array of `BITS`.
           dtype: what those bits mean.
           pool: runs the pieces.
+          start, rows: which rows of the tensor, along its first axis.
 
         Raises:
           ValueError: the tensor holds NaN or infinity, or does so after the cast.
         """
-        rows = self.shapes[name][0] // view.shape[0]
+        each = rows // view.shape[0]
 
         def move(piece: slice) -> None:
-            weights = self.read(name, piece.start * rows, piece.stop * rows)
+            weights = self.read(name, start + piece.start * each, start + piece.stop * each)
             if not finite(weights):
                 raise ValueError(f"{name} in {self.directory} holds NaN or infinity")
             with np.errstate(over="ignore"):

@@ -42,7 +42,7 @@ def test_transformers_reads_a_configuration_as_we_do(name):
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3"])
 def test_what_a_configuration_leaves_out_is_as_in_transformers(family):
     raw = {"model_type": family} | {name: SIZES[name] for name in SIZE_NAMES}
-    if family in ("qwen2", "qwen3"):
+    if family in ("qwen2", "qwen3", "gemma"):
         raw["num_key_value_heads"] = 2  # Their default is more than the few heads here.
     if family == "mistral":
         raw["num_attention_heads"] = 8
@@ -94,14 +94,14 @@ def test_a_multimodal_gemma_is_its_text_model():
 
 
 REFUSED = {
-    "unknown model_type": ({**LLAMA, "model_type": "mamba"}, "model_type 'mamba' is not supported; supported: gemma2"),
+    "unknown model_type": ({**LLAMA, "model_type": "mamba"}, "model_type 'mamba' is not supported; supported: gemma, gemma2"),
     "no model_type": (SIZES, "model_type None is not supported"),
     "other head": (
         {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
         "architecture 'LlamaForSequenceClassification' is not supported",
     ),
     "quantised": ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config is not supported"),
-    "rope type": ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not"),
+    "rope type": ({**LLAMA, "rope_scaling": {"type": "proportional"}}, "rope type 'proportional' is not supported"),
     "rope field": ({**QWEN2, "rope_scaling": {"mrope_section": [1]}}, "rope parameter mrope_section"),
     "partial rope": ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported for llama"),
     "rope without factor": ({**LLAMA, "rope_scaling": {"type": "linear"}}, "rope type linear must have factor"),
