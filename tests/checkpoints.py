@@ -33,7 +33,13 @@ GEMMA2 = {
     "sliding_window": 8,
 }
 GEMMA3 = {**GEMMA2, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 3}
-SMOLLM3 = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], **SIZES, "num_hidden_layers": 4, "pad_token_id": 0}
+SMOLLM3 = {
+    "model_type": "smollm3",
+    "architectures": ["SmolLM3ForCausalLM"],
+    **SIZES,
+    "num_hidden_layers": 4,
+    "pad_token_id": 0,
+}
 PHI3 = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], **SIZES, "pad_token_id": 0}
 OLMO2 = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], **SIZES}
 OLMO3 = {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], **SIZES, "sliding_window": 8}
@@ -53,7 +59,6 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,  # One frequency lies inside the band that is interpolated.
 }
-
 
 
 def factors(count: int, slope: float) -> list[float]:

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jax_smash.checkpoints.adapter import CHANGES, SETTINGS, Adapter
+from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write_shards
@@ -36,7 +38,10 @@ COMPANIONS = (
 )
 """Files that go with the weights: the tokenizer and the generation settings. All are data."""
 
-FETCHED = (CONFIG, "model*.safetensors", "model.safetensors.index.json", *COMPANIONS)
+KINDS = ("model_index.json", "modules.json", "config_sentence_transformers.json")
+"""Files that tell what a folder is that holds no such model."""
+
+FETCHED = (CONFIG, "model*.safetensors", "model.safetensors.index.json", SETTINGS, CHANGES, *COMPANIONS, *KINDS)
 """Files of a hub repository that are fetched, as patterns."""
 
 SHARD_BYTES = 5 * 10**9
@@ -91,7 +96,8 @@ def read_config(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
     """
     file = resolve(path) / CONFIG
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing")
+        found = contents(file.parent)
+        raise FileNotFoundError(f"{file} is missing{f'; the folder holds {found}' if found else ''}")
     try:
         raw = json.loads(file.read_text())
     except ValueError as error:
@@ -111,6 +117,7 @@ def load_params(
     dtype: Any = None,
     place: Place | None = None,
     progress: Progress | None = None,
+    adapter: Adapter | None = None,
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """Loads a checkpoint, tensor by tensor, so that memory never holds a second copy of the weights.
 
@@ -120,14 +127,17 @@ def load_params(
       dtype: of the weights in memory; None keeps the checkpoint's.
       place: puts a parameter where it belongs; None puts all on the default device.
       progress: told of every parameter.
+      adapter: merged into the weights as they are read: in float32, before they are cast.
 
     Raises:
       FileNotFoundError: there is no checkpoint, or a file of it is missing.
-      ValueError: a file is damaged; a tensor is missing, unexpected, of another shape, NaN or infinite.
+      ValueError: a file is damaged; a tensor is missing, unexpected, of another shape, NaN or infinite; the adapter
+        does not fit.
     """
     directory = resolve(path)
     config = config or read_config(directory)[0]
-    parts, shards = tensor_map(config), Shards(directory)
+    parts = tensor_map(config)
+    shards = Shards(directory) if adapter is None else adapter.over(directory, config)
     names = _language_names(config, shards)
     _check(directory, config, shards, names)
     weights = one_dtype(directory, {n: shards.dtypes[theirs] for n, theirs in names.items()}, dtype)

@@ -6,8 +6,8 @@ text is known to take when a turn begins. An entry is rotated for the longer of 
 - `longrope` has two sets of wavelengths, one for texts within the original context and one for longer ones. A row whose
   prompt, or whose prompt and the tokens that it may get, go beyond the original context has the second from its first
   entry on.
-- `dynamic` stretches the base by the length, once that is beyond the original context. Entries of a prompt are stretched
-  for the whole prompt, an emitted token for the text up to it.
+- `dynamic` stretches the base by the length, once that is beyond the original context. Entries of a prompt are
+  stretched for the whole prompt, an emitted token for the text up to it.
 
 So logits are those of transformers for texts within the original context, and for those that begin beyond it.
 
@@ -147,7 +147,9 @@ def reach_of_turn(config: ModelConfig, *, held: int, before: int, prompt: int, n
     return max(read, original + 1)
 
 
-def rotate(x: Float[Array, "B T *heads H"], angles: Angles, *, late_rounding: bool = False) -> Float[Array, "B T *heads H"]:
+def rotate(
+    x: Float[Array, "B T *heads H"], angles: Angles, *, late_rounding: bool = False
+) -> Float[Array, "B T *heads H"]:
     """Turns each pair (i, i + half) of the rotated front of every head by its angle.
 
     Args:

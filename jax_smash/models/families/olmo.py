@@ -25,8 +25,8 @@ DEFAULTS = {
     "pad_token_id": 1,
 }
 BASE_3 = 5e5
-"""Rope base of OLMo 3 where the configuration names none; `rope_theta` beside the rope parameters is that of full layers
-alone."""
+"""Rope base of OLMo 3 where the configuration names none. `rope_theta` beside the rope parameters is that of full
+layers alone, as in transformers."""
 
 DEFAULTS_3 = DEFAULTS | {"sliding_window": 4096, "rope_theta": BASE_3}
 

@@ -138,7 +138,9 @@ def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeC
             scaling="longrope",
             factor=factor,
             original_positions=int(original),
-            attention_factor=number("attention_factor", _longrope_attention(factor, int(original))),
+            attention_factor=_longrope_attention(factor, int(original))
+            if parameters.get("attention_factor") is None
+            else number("attention_factor"),
             partial=partial,
             short_factors=_numbers(parameters, "short_factor"),
             long_factors=_numbers(parameters, "long_factor"),
@@ -194,7 +196,11 @@ def _numbers(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 def _longrope_attention(factor: float, original: int) -> float:
     """Returns the factor of cos and sin that LongRoPE's released models have."""
-    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    if factor <= 1:
+        return 1.0
+    if original < 2:
+        raise ValueError(f"rope type longrope must have attention_factor where the original context is {original}")
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _yarn_attention(parameters: Mapping[str, Any], factor: float) -> float:

@@ -1,4 +1,4 @@
-"""SmolLM3: some layers have no rotary embedding. Source: Bakouch et al. 2025; Yang et al. 2025 (RoPE to NoPE and back)."""
+"""SmolLM3: some layers have no rotary embedding. Source: Yang et al. 2025 (RoPE to NoPE and Back Again)."""
 
 from collections.abc import Mapping
 from typing import Any
