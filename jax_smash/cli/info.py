@@ -205,7 +205,8 @@ def _rope(rope: dict[str, Any]) -> str:
 
 
 def _unrotated(facts: dict[str, Any]) -> str:
-    return f"; none in {len(facts['unrotated_layers'])} layers" if facts["unrotated_layers"] else ""
+    layers, without = facts["layers"], len(facts["unrotated_layers"])
+    return f"; in {layers - without} of {layers} layers" if without else ""
 
 
 def _amount(count: int) -> str:

@@ -21,6 +21,7 @@ Llama 3.1; Peng et al. 2023, sections 3.1 and 3.3 (`dynamic`).
 """
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -90,7 +91,7 @@ def rotation(
       position: of each entry.
       reach: positions of the row's text, where it is known to be longer than up to an entry.
     """
-    turns = frequencies(rope, head_width)[None, None]
+    turns: Any = frequencies(rope, head_width)[None, None]
     if rope.follows_length:
         length = position + 1 if reach is None else jnp.maximum(position + 1, reach[:, None])
         turns = _turns_by_length(rope, turns, length)
@@ -103,14 +104,14 @@ def _turns_by_length(
 ) -> Float[Array, "B T half"]:
     """Returns radians a position for each pair in texts of some lengths, from those of short ones."""
     if rope.scaling == "longrope":
-        beyond = within * (np.float32(rope.short_factors) / np.float32(rope.long_factors))
+        beyond = within * (np.asarray(rope.short_factors, np.float32) / np.asarray(rope.long_factors, np.float32))
         return jnp.where((length > rope.original_positions)[..., None], beyond, within)
     width = 2 * within.shape[-1]
     share = jnp.maximum(length, rope.original_positions).astype(jnp.float32) / rope.original_positions
     # The base grows by stretch ** (width / (width - 2)), and pair i has the base's power of -2 i / width.
     stretch = rope.factor * share - (rope.factor - 1)
     power = -np.arange(0, width, 2, dtype=np.float32) / np.float32(width - 2)
-    return within * stretch[..., None] ** power[None, None]
+    return jnp.asarray(within) * stretch[..., None] ** power[None, None]
 
 
 def longest(position: Int[Array, "B T"], valid: Bool[Array, "B T"]) -> Int[Array, "B"]:

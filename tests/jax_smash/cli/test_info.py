@@ -6,8 +6,9 @@ import jax
 import pytest
 
 import jax_smash
+from jax_smash.cli.info import describe, rows
 from jax_smash.plan import tree_bytes
-from tests.checkpoints import GEMMA2, write_checkpoint
+from tests.checkpoints import CONFIGS, GEMMA2, write_checkpoint
 
 
 def test_a_checkpoint_is_described_as_it_is_when_loaded(call, two_layers):
@@ -77,4 +78,4 @@ def test_a_rotation_of_part_of_a_head_and_of_some_layers_is_told(tmp_path):
     write_checkpoint(tmp_path / "phi", CONFIGS["phi4-mini"])
     write_checkpoint(tmp_path / "smollm", CONFIGS["smollm3"])
     told = [dict(rows(describe(str(tmp_path / name), slots=64)))["rope"] for name in ("phi", "smollm")]
-    assert told == ["full: base 10,000, longrope × 16, 75% of each head", "full: base 2,000,000; none in 1 layers"]
+    assert told == ["full: base 10,000, longrope × 16, 75% of each head", "full: base 2,000,000; in 3 of 4 layers"]
