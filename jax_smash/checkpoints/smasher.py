@@ -19,7 +19,9 @@ from safetensors.numpy import save_file
 
 from jax_smash.checkpoints.directory import FULL
 from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
+from jax_smash.checkpoints.gguf import is_gguf
 from jax_smash.checkpoints.shards import finite
+from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.config import ModelConfig
 from jax_smash.quantise import check_plain
 from jax_smash.smash.config import SmashConfig
@@ -162,7 +164,15 @@ def is_smasher(folder: Path) -> bool:
 
 
 def tokenizer_sha256(folder: Path | None) -> str:
-    """Returns the SHA-256 of a base's `tokenizer.json`; empty where it has none."""
+    """Returns the SHA-256 of a base's `tokenizer.json`; empty where it has none.
+
+    Of a GGUF file, it is that of the `tokenizer.json` that `convert` would write.
+    """
+    if folder is not None and is_gguf(folder):
+        tokenizer = load_tokenizer(folder)
+        return (
+            "" if tokenizer is None else hashlib.sha256(tokenizer.backend_tokenizer.to_str(True).encode()).hexdigest()
+        )
     file = None if folder is None else Path(folder) / "tokenizer.json"
     return _sha256(file) if file is not None and file.is_file() else ""
 

@@ -42,7 +42,7 @@ class Generate:
     """Continue prompts."""
 
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "tiny"
-    """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
+    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
     """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model and hybrid draft;
     hamburger says several tokens at once and keeps them in one slot."""

@@ -25,7 +25,7 @@ class Tune:
     """Measure the time of a decode step by its tree's nodes, and store it for `--tree auto`."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
+    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     dtype: DtypeName = "auto"
     """What weights and cache are held in; auto is the checkpoint's, and float32 for a shipped model."""
     weights: WeightsName = "plain"
