@@ -13,7 +13,7 @@ from jax_smash.cli.main import parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -59,7 +59,7 @@ def read_only(main):
     return given
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_modules_named_in_the_documentation_exist(path):
     text = path.read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", text):

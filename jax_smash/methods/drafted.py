@@ -25,7 +25,7 @@ from jax_smash.methods.method import Method, Setup
 from jax_smash.quantise import activation_dtype
 
 LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
-"""Continuations that were found somewhere seldom differ, and go on being right where they began right."""
+"""Continuations found by lookup seldom differ, and one that begins right mostly stays right."""
 
 REACH: dict[str, Reach] = {
     "recycling": Reach(ranks=WIDTH, levels=6),
@@ -33,13 +33,13 @@ REACH: dict[str, Reach] = {
     "suffix": LOOKED_UP,
     "hybrid": Reach(ranks=WIDTH, levels=10),
 }
-"""What automatic trees of a method can use; one that is not named has none, or a tree of its own."""
+"""How far the automatic trees of a method may reach; a method not named here has none, or a tree of its own."""
 
 INT8 = "int8"
 """Name of a draft model that is the target itself with int8 weights."""
 
 DRAFT_MODEL_TREE = "chain-4"
-"""What a draft model drafts where no tree is named."""
+"""The tree of a draft model where none is named."""
 
 
 def recycling(setup: Setup) -> Method:
