@@ -147,7 +147,12 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
       report: one that begins with `heading` names the files that were imported since, too.
     """
     report = told({**report, "code": code_hashes()} if "code" in report else report)
-    write_whole(path, (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+    write_whole(path, as_json(report))
+
+
+def as_json(report: Mapping[str, Any]) -> bytes:
+    """Returns a report as its file holds it; a number that is not finite is an error."""
+    return (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
 def write_whole(path: Path, content: bytes) -> None:
