@@ -1,33 +1,54 @@
 """The claims and the numbers of the README. A new claim is an entry here and a report in docs/results."""
 
-from eval.claims import layouts, pictures
+from eval.claims import cells, layouts, pictures
 from eval.claims.claim import Claim, Figure
-from eval.claims.rows import with_range
-from eval.claims.table import text
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 
-CLAIMS = (
-    *(
+
+def _by_task(batch: int) -> tuple[Claim, ...]:
+    """Returns what is shown of a comparison by task: what a forward gives, and speed."""
+    reports = (f"smollm2-tasks-b{batch}", f"smollm2-tasks-b{batch}-*")
+    return (
         Claim(
-            name=f"smollm2-acceptance-b{batch}",
+            name=f"smollm2-accepted-b{batch}",
             title=f"{SMOLLM2}: tokens a forward by task, batch {batch}",
             text="Mean accepted tokens of greedy answers to Spec-Bench's questions: (new tokens − 1) over the forwards "
-            "that decoded them, so that plain decoding has 1. Beside each tree stands the chain of as many nodes.",
-            reports=(f"smollm2-acceptance-b{batch}", f"smollm2-acceptance-b{batch}-*"),
-            table=layouts.acceptance_by_task,
+            "that decoded them, so that plain decoding has 1. Each tree stands beside the chain of as many nodes.",
+            reports=reports,
+            table=layouts.accepted_by_task,
             picture=pictures.picture(
                 pictures.bars,
                 layouts.trees_of,
-                group=text("category"),
+                group=cells.category,
                 bar=layouts.method_and_tree,
                 height="mean_accepted_tokens",
                 label="mean accepted tokens",
                 line=1.0,
             ),
-        )
-        for batch in (1, 8)
-    ),
+        ),
+        Claim(
+            name=f"smollm2-speed-b{batch}",
+            title=f"{SMOLLM2}: tokens a second by task, batch {batch}",
+            text="Tokens a second of decoding on the same questions, medians of repeats in which all take turns.",
+            reports=reports,
+            table=layouts.speed_by_task,
+            picture=pictures.picture(
+                pictures.bars,
+                layouts.speeds_of,
+                group=cells.category,
+                bar=layouts.method_and_tree,
+                height="tokens_per_second",
+                label="tokens/s",
+                interval="range",
+            ),
+        ),
+    )
+
+
+CLAIMS = (
+    *_by_task(1),
+    *_by_task(8),
     Claim(
         name="smollm2-official",
         title=f"{SMOLLM2}: Token Recycling beside the published algorithm",
@@ -35,36 +56,6 @@ CLAIMS = (
         "nodes, on the same questions in the same order. Both keep what they learned from question to question.",
         reports=("smollm2-official", "smollm2-official-*"),
         table=layouts.published,
-    ),
-    *(
-        Claim(
-            name=f"smollm2-speed-b{batch}",
-            title=f"{SMOLLM2}: speed, batch {batch}",
-            text="Tokens a second of decoding, medians of repeats in which all take turns. Ratios are medians of the "
-            "repeats' ratios.",
-            reports=(f"smollm2-speed-b{batch}", f"smollm2-speed-b{batch}-*"),
-            table=layouts.speed,
-            picture=pictures.picture(
-                pictures.bars,
-                with_range,
-                group=lambda row: f"batch {row['batch_size']}",
-                bar=layouts.method_and_tree,
-                height="tokens_per_second",
-                label="tokens/s",
-                interval="range",
-            ),
-        )
-        for batch in (1, 8)
-    ),
-    *(
-        Claim(
-            name=f"smollm2-tasks-b{batch}",
-            title=f"{SMOLLM2}: speed by task, batch {batch}",
-            text="Tokens a second of decoding on Spec-Bench's questions, medians of repeats in which all take turns.",
-            reports=(f"smollm2-tasks-b{batch}", f"smollm2-tasks-b{batch}-*"),
-            table=layouts.speed_by_task,
-        )
-        for batch in (1, 8)
     ),
     Claim(
         name="smollm2-exactness",
@@ -98,6 +89,13 @@ CLAIMS = (
         table=layouts.speed_of_models,
     ),
     Claim(
+        name="hamburger-defaults",
+        title="`tiny` with HAMburger modules: arithmetic with every default",
+        text="Blind groups with the settings that the modules carry, against plain decoding with the same weights.",
+        reports=("hamburger-defaults",),
+        table=layouts.fused_by_task,
+    ),
+    Claim(
         name="hamburger-tasks",
         title="`tiny` with HAMburger modules: quality and compression by task",
         text="Blind groups with the settings that the modules carry, against plain decoding with the same weights on "
@@ -106,11 +104,11 @@ CLAIMS = (
         table=layouts.fused_by_task,
     ),
     Claim(
-        name="hamburger-confidence",
+        name="hamburger-curve",
         title="`tiny` with HAMburger modules: the curve of the token confidence",
         text="What is lost and what is fused as a group may go on with less certain tokens; 0 trusts them all.",
-        reports=("hamburger-confidence", "hamburger-confidence-*"),
-        table=layouts.fused_by_confidence,
+        reports=("hamburger-curve", "hamburger-curve-*"),
+        table=layouts.fused_curve,
         picture=pictures.picture(
             pictures.curves,
             layouts.arms_of_confidence,

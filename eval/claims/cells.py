@@ -16,34 +16,48 @@ TASKS = (ALL, "multi-turn", "translation", "summarization", "qa", "math reasonin
 """Spec-Bench's, all together first."""
 
 method = text("method", METHODS)
-SHARES = ("accuracy", "acc", "acc_norm", "varied")
-"""Metrics that are shares of examples, and are shown in per cent."""
+tree = text("tree", {"off": "none"})
+OF_SHARES = ("wilson",)
+"""Kinds of intervals that a share has, which is shown in per cent."""
 
 
-def accepted(row: Row) -> str:
-    """Writes mean accepted tokens, with their interval over all tasks alone: six more would not fit a page."""
-    value, bounds = row.get("mean_accepted_tokens"), row.get("interval")
-    if value is None or bounds is None or row.get("category", ALL) != ALL:
-        return figure(value)
-    return f"{figure(value)} ({span(bounds['low'], bounds['high'], value)})"
+PLAIN_METRICS = ("accuracy", "acc", "perplexity")
+"""Metrics that go without saying."""
 
 
-def tree(row: Row) -> str:
-    """Writes the tree of a row that drafts."""
-    return str(row["tree"]) if row.get("nodes") else NOTHING
+def by_category(name: str, interval: str = "interval") -> Cell:
+    """Returns what writes a figure, with its interval over all kinds of questions alone: six more would not fit."""
+
+    def written(row: Row) -> str:
+        value, bounds = row.get(name), row.get(interval)
+        if value is None or bounds is None or category(row) != ALL:
+            return figure(value)
+        return f"{figure(value)} ({span(bounds['low'], bounds['high'], value)})"
+
+    return written
+
+
+def category(row: Row) -> str:
+    """Writes the kind of questions that a row is of; `all` where it is of all kinds."""
+    return str(row.get("category") or row.get("task") or ALL)
 
 
 def task(row: Row) -> str:
     """Writes a set of examples: its task, and its length or metric where these tell it apart."""
     length = row["settings"].get("length")
     more = [f"{length} tokens"] if length else []
-    more += [row["metric"]] if row["metric"] in ("acc_norm", "distinct_4grams") else []
+    more += [row["metric"].replace("_", " ")] if row["metric"] not in PLAIN_METRICS else []
     return ", ".join((row["task"].replace("_", "-"), *more))
 
 
 def score(row: Row) -> str:
-    """Writes a score of quality with its interval; a share in per cent."""
-    return _scored(row["score"], row["interval"], share=row["metric"] in SHARES)
+    """Writes a score of quality with its interval; a share of right answers in per cent."""
+    value, bounds = row["score"], row["interval"]
+    if bounds is None:
+        return figure(value, 4)
+    if bounds["kind"] in OF_SHARES:
+        return f"{100 * value:.1f}% ({100 * bounds['low']:.1f} to {100 * bounds['high']:.1f})"
+    return f"{figure(value, 4)} ({span(bounds['low'], bounds['high'], value, 4)})"
 
 
 def of(name: str, cell: Cell) -> Cell:
@@ -52,7 +66,7 @@ def of(name: str, cell: Cell) -> Cell:
 
 
 def difference(row: Row) -> str:
-    """Writes a difference from the baseline with its interval: points of a share, nats a token of a perplexity."""
+    """Writes a difference from the baseline with its interval: points of a share, nats of a perplexity."""
     found: dict[str, Any] | None = row.get("difference")
     if found is None:
         return NOTHING
@@ -60,7 +74,7 @@ def difference(row: Row) -> str:
     scale, digits = (100, 1) if points else (1, 4)
     values = [found["value"]] + ([] if bounds is None else [bounds["low"], bounds["high"]])
     signed = [f"{scale * value:+.{digits}f}".replace("-", "−") for value in values]
-    unit = " points" if points else " nats" if found["unit"].startswith("nats") else ""
+    unit = " points" if points else f" {found['unit']}" if found["unit"].startswith("nats") else ""
     return signed[0] + unit + ("" if bounds is None else f" ({signed[1]} to {signed[2]})")
 
 
@@ -90,10 +104,3 @@ def shares(row: Row, name: str, low: str, high: str) -> str:
 def joined(name: str) -> Callable[[Row], str]:
     """Returns what writes a list of values."""
     return lambda row: ", ".join(map(str, row[name])) or NOTHING
-
-
-def _scored(value: float, bounds: dict[str, Any] | None, *, share: bool) -> str:
-    if not share:
-        return figure(value, 4) + ("" if bounds is None else f" ({span(bounds['low'], bounds['high'], value, 4)})")
-    between = "" if bounds is None else f" ({100 * bounds['low']:.1f} to {100 * bounds['high']:.1f})"
-    return f"{100 * value:.1f}%{between}"

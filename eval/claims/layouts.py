@@ -5,18 +5,24 @@ from eval.claims.claim import Rows
 from eval.claims.rows import exactness_totals, in_order, paired, where, with_chains, with_range
 from eval.claims.table import NOTHING, Row, Table, count, crossed, figure, listed, number, text, with_interval
 
+BY_TREE = {"Method": cells.method, "Tree": cells.tree}
 
-def acceptance_by_task(rows: Rows) -> Table:
+
+def accepted_by_task(rows: Rows) -> Table:
     """A line a method and tree, a column a task."""
-    ordered = in_order(with_chains(where(rows, temperature=0.0)), "category", cells.TASKS)
-    return crossed(ordered, {"Method": cells.method, "Tree": cells.tree}, text("category"), cells.accepted)
+    return crossed(with_chains(_greedy(rows)), BY_TREE, cells.category, cells.by_category("mean_accepted_tokens"))
+
+
+def speed_by_task(rows: Rows) -> Table:
+    """A line a method and tree, a column a task."""
+    cell = cells.by_category("tokens_per_second", "range")
+    return crossed(with_range(_greedy(rows)), BY_TREE, cells.category, cell)
 
 
 def published(rows: Rows) -> Table:
     """A line an algorithm, a column a task."""
-    return crossed(
-        in_order(rows, "category", cells.TASKS), {"Algorithm": cells.method}, text("category"), cells.accepted
-    )
+    cell = cells.by_category("mean_accepted_tokens")
+    return crossed(_greedy(rows), {"Algorithm": cells.method}, cells.category, cell)
 
 
 def speed(rows: Rows) -> Table:
@@ -32,13 +38,6 @@ def speed(rows: Rows) -> Table:
         "Share of read bandwidth": cells.percent("roofline_fraction"),
     }
     return listed(with_range(rows), columns, words=2)
-
-
-def speed_by_task(rows: Rows) -> Table:
-    """A line a method and tree, a column a task."""
-    ordered = in_order(with_range(rows), "category", cells.TASKS)
-    lines = {"Method": cells.method, "Tree": cells.tree}
-    return crossed(ordered, lines, text("category"), number("tokens_per_second"))
 
 
 def exactness(rows: Rows) -> Table:
@@ -84,7 +83,7 @@ def fused_by_task(rows: Rows) -> Table:
     return listed(paired(rows, lambda row: row["method"]), columns)
 
 
-def fused_by_confidence(rows: Rows) -> Table:
+def fused_curve(rows: Rows) -> Table:
     """A line a task and setting."""
     columns = {
         "Task": cells.task,
@@ -157,8 +156,20 @@ def startup(rows: Rows) -> Table:
 
 
 def trees_of(rows: Rows) -> Rows:
-    """Returns what a picture of acceptance shows: each method's own tree, not the chains beside it."""
-    return in_order([row for row in where(rows, temperature=0.0) if row.get("nodes")], "category", cells.TASKS)
+    """Returns what a picture by task shows: trees and peers, but neither plain decoding nor chains."""
+    drafting = [row for row in _greedy(rows) if row["method"] != "ar"]
+    return [row for row in drafting if not str(row.get("tree")).startswith("chain-")] or drafting
+
+
+def speeds_of(rows: Rows) -> Rows:
+    """Returns what a picture of speed by task shows: all but the chains, where there are trees."""
+    ranged = with_range(_greedy(rows))
+    return [row for row in ranged if not str(row.get("tree")).startswith("chain-")] or ranged
+
+
+def _greedy(rows: Rows) -> Rows:
+    """Returns the rows that take the likeliest token, all kinds of questions together before each."""
+    return in_order([row for row in rows if not row.get("temperature")], cells.category, cells.TASKS)
 
 
 def arms_of_confidence(rows: Rows) -> Rows:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from eval.claims.claim import Rows
-from eval.claims.table import Row
+from eval.claims.table import Cell, Row
 
 ALL = "all"
 SUMMED = ("tokens", "divergences", "beyond_near_ties", "unexplained")
@@ -17,17 +17,17 @@ def where(rows: Iterable[Row], **fields: Any) -> list[Row]:
     return [row for row in rows if all(row.get(name) in values for name, values in wanted.items())]
 
 
-def in_order(rows: Iterable[Row], name: str, values: Sequence[Any]) -> list[Row]:
-    """Returns rows sorted by the place of a field's value; values that are not named come last."""
+def in_order(rows: Iterable[Row], cell: Cell, values: Sequence[str]) -> list[Row]:
+    """Returns rows sorted by the place of what a cell writes; what is not named comes last."""
     places = {value: i for i, value in enumerate(values)}
-    return sorted(rows, key=lambda row: places.get(row.get(name), len(places)))
+    return sorted(rows, key=lambda row: places.get(cell(row), len(places)))
 
 
 def with_chains(rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows of an acceptance report that draft, and behind each tree's the chain of as many nodes."""
+    """Returns rows but those of plain decoding, and behind a tree's that tells of it the chain of as many nodes."""
     found = []
     for row in rows:
-        if not row.get("nodes"):
+        if row["method"] == "ar":
             continue
         found.append(row)
         if row.get("chain_mean_accepted_tokens") is not None:
@@ -37,11 +37,11 @@ def with_chains(rows: Iterable[Row]) -> list[Row]:
 
 
 def with_range(rows: Iterable[Row]) -> list[Row]:
-    """Returns rows of a speed report with the range of their repeats in the place of an interval."""
+    """Returns rows of a speed report with the range of their repeats, where these are told."""
     found = []
     for row in rows:
-        speeds = row["tokens_per_second_by_repeat"]
-        found.append({**row, "range": {"low": min(speeds), "high": max(speeds)}})
+        speeds = row.get("tokens_per_second_by_repeat")
+        found.append({**row, "range": speeds and {"low": min(speeds), "high": max(speeds)}})
     return found
 
 
@@ -78,6 +78,9 @@ def paired(rows: Iterable[Row], by: Callable[[Row], str]) -> list[Row]:
     Args:
       rows: of reports of quality.
       by: names the contender of a row.
+
+    Raises:
+      ValueError: two rows of the same examples have one contender.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
@@ -85,6 +88,9 @@ def paired(rows: Iterable[Row], by: Callable[[Row], str]) -> list[Row]:
         key = (row["report"], row["task"], row["metric"], str(detail))
         if row["difference"] is None:
             found.setdefault(key, {}).update(row)
-        else:
-            found.setdefault(key, {})[by(row)] = row
+            continue
+        others, name = found.setdefault(key, {}), by(row)
+        if name in others:
+            raise ValueError(f"a contender must have one row of the same examples; {name} has two of {row['task']}")
+        others[name] = row
     return [row for row in found.values() if "score" in row]

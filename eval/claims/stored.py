@@ -45,8 +45,12 @@ class Report:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Its rows, each with the options of the whole run and its own settings beside its figures."""
-        return [{**self.settings, **_own(row), **row, "report": self.name} for row in self.content.get("rows", [])]
+        """Its rows, each with the options of the whole run and its own settings beside its figures.
+
+        Not every row of a run takes the tree that it was asked for, so a row's tree is its own or none.
+        """
+        shared = {name: value for name, value in self.settings.items() if name != "tree"}
+        return [{**shared, **_own(row), **row, "report": self.name} for row in self.content.get("rows", [])]
 
     @property
     def device(self) -> str:

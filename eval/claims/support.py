@@ -69,8 +69,8 @@ MISSING = """## Missing
 - `--tree` and the rules of verification do not go with `ar` and `hamburger`; `--tree off` not with `draft-model`.
 - HAMburger's modes `blind` and `checked` share slots: their text is not plain decoding's. A row of theirs is the same
   alone and in a batch where `--least-rows` is 1.
-- `--tree auto` sizes the trees of {automatic} by what they cost on the device. `lookahead` and
-  `draft-model` have one tree of their own there.
+- `--tree auto` sizes the trees of {automatic} by what they cost on the device.
+  `lookahead` and `draft-model` have one tree of their own there.
 - Decoding does not call the kernels of tree attention yet: it attends with XLA's operations.
 - There is no paged cache, no int8 cache and no weight format below 8 bits.
 """
@@ -83,7 +83,8 @@ def support_page(reports: Mapping[str, Report], automatic: Sequence[str]) -> str
       reports: by name.
       automatic: methods whose trees are sized by what they cost here.
     """
-    missing = MISSING.format(automatic=", ".join(f"`{name}`" for name in automatic))
+    *names, last = (f"`{name}`" for name in automatic)
+    missing = MISSING.format(automatic=f"{', '.join(names)} and {last}")
     parts = [INTRODUCTION, methods().markdown(), "", OPTIONS_TAKEN, drafts().markdown(), "", DEVICES]
     return "\n".join([*parts, devices(reports).markdown(), "", parts_by_device(reports).markdown(), "", missing])
 

@@ -37,7 +37,12 @@ def accepted_row(method, category, value, *, tree="recycling-80", nodes=80, chai
 def quality_row(task, score, *, weights="plain", method="ar", difference=None, metric="accuracy", **more) -> dict:
     """Returns a row of eval.quality; `difference` is a value, low and high."""
     row = {"model": "tiny", "method": method, "task": task, "metric": metric, "n": 100, "score": score}
-    row |= {"settings": {"dtype": "float32", "weights": weights}, "interval": {"low": score - 0.1, "high": score + 0.1}}
+    row |= {"settings": {"dtype": "float32", "weights": weights}, "interval": None}
+    row["interval"] = {
+        "low": score - 0.1,
+        "high": score + 0.1,
+        "kind": "bootstrap" if metric == "perplexity" else "wilson",
+    }
     row["difference"] = None
     if difference is not None:
         value, low, high = difference

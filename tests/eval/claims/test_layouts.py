@@ -5,18 +5,32 @@ from eval.group_caps import Settings, caps
 from tests.eval.claims.reports import accepted_row, quality_row, report, speed_row
 
 
-def test_acceptance_by_task_has_a_line_a_tree_and_its_chain_and_all_tasks_first():
+def test_accepted_by_task_has_a_line_a_tree_and_its_chain_and_all_tasks_first():
     rows = [
         accepted_row("ar", "all", 1.0, tree=None, nodes=0),
         accepted_row("recycling", "qa", 2.0, chain=1.8),
         accepted_row("recycling", "all", 2.333, chain=1.9, interval=(2.1, 2.5)),
     ]
-    table = layouts.acceptance_by_task(report(program="eval.acceptance", rows=rows).rows)
+    table = layouts.accepted_by_task(report(program="eval.acceptance", rows=rows).rows)
     assert table.header == ["Method", "Tree", "all", "qa"]
     assert table.lines == [
         ["recycling", "recycling-80", "2.33 (2.10 to 2.50)", "2.00"],
         ["recycling", "chain-80", "1.90", "1.80"],
     ]
+
+
+def test_a_picture_leaves_out_plain_decoding_and_chains_where_there_are_trees():
+    rows = [
+        accepted_row("ar", "all", 1.0, tree=None),
+        accepted_row("recycling", "qa", 2.0, tree="tree-15"),
+        accepted_row("recycling", "all", 2.1, tree="tree-15"),
+        accepted_row("recycling", "all", 1.9, tree="chain-15"),
+    ]
+    assert [(row["tree"], row["category"]) for row in layouts.trees_of(rows)] == [("tree-15", "all"), ("tree-15", "qa")]
+    assert layouts.trees_of(rows[3:]) == rows[3:]
+    assert [row["tree"] for row in layouts.speeds_of(rows)] == [None, "tree-15", "tree-15"]
+    assert layouts.method_and_tree(rows[1]) == "recycling, tree-15"
+    assert layouts.method_and_tree(rows[0]) == "plain"
 
 
 def test_the_published_algorithm_is_named():
@@ -39,7 +53,10 @@ def test_speed_tells_tree_range_and_ratios():
 def test_speed_by_task_has_a_column_a_task():
     rows = [speed_row(category="qa"), speed_row(category="all", speeds=(11.0,))]
     table = layouts.speed_by_task(report(rows=rows).rows)
-    assert (table.header, table.lines) == (["Method", "Tree", "all", "qa"], [["plain", "–", "11.0", "12.0"]])
+    assert (table.header, table.lines) == (
+        ["Method", "Tree", "all", "qa"],
+        [["plain", "–", "11.0 (11.0 to 11.0)", "12.0"]],
+    )
 
 
 def test_models_are_compared_with_transformers_each_with_its_own():
@@ -63,7 +80,7 @@ def test_a_perplexity_is_no_share_and_its_difference_is_in_nats():
     plain = quality_row("perplexity", 12.3456, metric="perplexity")
     other = quality_row("perplexity", 12.5, metric="perplexity", weights="int8") | {"difference": apart}
     (line,) = layouts.weights(report(program="eval.quality", rows=[plain, other]).rows).lines
-    assert line[2:] == ["12.35 (12.25 to 12.45)", "12.50 (12.40 to 12.60)", "+0.0031 nats"]
+    assert line[2:] == ["12.35 (12.25 to 12.45)", "12.50 (12.40 to 12.60)", "+0.0031 nats per token"]
 
 
 def fused_rows():
@@ -91,7 +108,7 @@ def test_fused_slots_are_told_by_task_with_what_they_lose_and_gain():
 
 
 def test_the_curve_has_a_line_a_setting_and_plain_decoding_has_none():
-    lines = layouts.fused_by_confidence(fused_rows()).lines
+    lines = layouts.fused_curve(fused_rows()).lines
     assert [line[1:4] for line in lines] == [
         ["plain", "–", "–"],
         *(["hamburger", "0.700", t] for t in ("0.000", "0.995")),

@@ -1,4 +1,7 @@
+import pytest
+
 from eval.claims.rows import exactness_totals, in_order, paired, where, with_chains, with_range
+from eval.claims.table import text
 from tests.eval.claims.reports import accepted_row, quality_row, report, speed_row
 
 
@@ -6,7 +9,7 @@ def test_rows_are_chosen_by_their_fields_and_ordered_by_named_values():
     rows = [{"a": 1, "b": "z"}, {"a": 2, "b": "y"}, {"a": 3, "b": "x"}]
     assert where(rows, a=(1, 3)) == [rows[0], rows[2]]
     assert where(rows, a=2, b="x") == []
-    assert [row["b"] for row in in_order(rows, "b", ["y"])] == ["y", "z", "x"]
+    assert [row["b"] for row in in_order(rows, text("b"), ["y"])] == ["y", "z", "x"]
 
 
 def test_a_tree_stands_before_the_chain_of_as_many_nodes_and_plain_decoding_is_left_out():
@@ -51,3 +54,10 @@ def test_contenders_stand_beside_the_baseline_of_the_same_examples():
     assert (first["task"], first["score"], first["int8"]["score"]) == ("piqa", 0.61, 0.6)
     assert second["task"] == "gsm8k"
     assert "int8" not in second
+
+
+def test_two_rows_of_one_contender_are_refused_not_chosen_from():
+    other = quality_row("piqa", 0.6, weights="int8", difference=(-0.01, -0.02, 0.0))
+    rows = report(program="eval.quality", rows=[quality_row("piqa", 0.61), other, other]).rows
+    with pytest.raises(ValueError, match="int8 has two of piqa"):
+        paired(rows, lambda row: row["settings"]["weights"])

@@ -36,7 +36,8 @@ def written(path, content):
 def test_a_row_has_the_options_of_the_run_and_its_own_settings_beside_its_figures():
     made = report(rows=[speed_row(), {"method": "ar", "settings": {"confidence": 0.5}}], settings={"tree": "auto"})
     first, second = made.rows
-    assert (first["tree"], first["method"], first["report"]) == ("auto", "ar", "speed")
+    assert (first["repeats"], first["method"], first["report"]) == (3, "ar", "speed")
+    assert "tree" not in first
     assert second["confidence"] == 0.5
 
 
