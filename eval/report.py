@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from eval.code_hashes import code_hashes
+from eval.told_paths import OUTPUTS, told, told_arguments, told_path
 from jax_smash.cli.errors import debugging, describe
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +82,9 @@ def commit(root: Path = ROOT) -> dict[str, Any] | None:
 def heading(program: str, arguments: Sequence[str] | None, settings: Mapping[str, Any], *packages: str) -> dict:
     """Returns what a measured file begins with.
 
+    No path of this machine stands in it: see `told_paths`. `code` has the hash of each file of the project that was
+    imported, up to the moment when `write_json` writes the report.
+
     Args:
       program: the module that ran.
       arguments: its command line; None for this process's own.
@@ -88,11 +93,12 @@ def heading(program: str, arguments: Sequence[str] | None, settings: Mapping[str
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     return {
-        "command": shlex.join(["python", "-m", program, *arguments]),
+        "command": shlex.join(["python", "-m", program, *told_arguments(arguments)]),
         "device": describe_device(),
         "versions": versions(*packages),
         "commit": commit(),
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()},
+        "settings": {k: _told_setting(k, v) for k, v in settings.items()},
+        "code": code_hashes(),
     }
 
 
@@ -134,8 +140,19 @@ def check_outputs(*paths: Path | None, plot: Path | None, overwrite: bool) -> No
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Writes a report whole or not at all; a number that is not finite is an error."""
-    write_whole(path, (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+    """Writes a report whole or not at all, without paths of this machine; a number that is not finite is an error.
+
+    Args:
+      path: of the file.
+      report: one that begins with `heading` names the files that were imported since, too.
+    """
+    report = told({**report, "code": code_hashes()} if "code" in report else report)
+    write_whole(path, as_json(report))
+
+
+def as_json(report: Mapping[str, Any]) -> bytes:
+    """Returns a report as its file holds it; a number that is not finite is an error."""
+    return (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -188,6 +205,14 @@ def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoR
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(status)
+
+
+def _told_setting(name: str, value: Any) -> Any:
+    if isinstance(value, str | Path):
+        return told_path(str(value), output=f"--{name}" in OUTPUTS)
+    if isinstance(value, list | tuple):
+        return [_told_setting(name, v) for v in value]
+    return value
 
 
 def _shown(value: Any) -> str:
