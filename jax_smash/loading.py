@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
+from jax_smash.checkpoints.adapter import with_base
 from jax_smash.checkpoints.configuration import checkpoint_config, shape_config
 from jax_smash.checkpoints.gguf import find_gguf, is_gguf
 from jax_smash.checkpoints.smasher import (
@@ -122,6 +123,8 @@ def load(
 ) -> Model:
     """Loads a model: one by name, a Hugging Face directory or hub id, a GGUF file, or one that `convert` wrote.
 
+    A directory or hub id may also hold a LoRA adapter as PEFT saves it: its base is loaded with the adapter merged.
+
     Args:
       name: `tiny`, `smollm2`, a directory, a GGUF file, or `owner/model`.
       dtype: of the weights in memory, and of what is computed; None keeps the checkpoint's, but float32 for a shipped
@@ -139,7 +142,8 @@ def load(
     """
     check_weights(weights)
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
-    path = find(name)
+    own = find(name)
+    path, adapter = with_base(own, find)
     if path.parent == ASSETS:
         dtype = dtype or jnp.float32
     config = checkpoint_config(path)
@@ -147,6 +151,8 @@ def load(
     if folder is not None:
         check_smasher(folder, config, tokenizer_sha256(path))
     source = _source(path, config, folder)
+    if adapter is not None and source != path:
+        raise ValueError(f"{own} is an adapter, and {folder} holds weights of the base too; give one of them")
     _, abstract = abstract_params(config)
     placing = None if mesh is None else _place_on(mesh, abstract)
     if weights == "int8":
@@ -154,10 +160,10 @@ def load(
     if orbax.is_checkpoint(source):
         config, graphdef, params = orbax.load(source, dtype=dtype, place=placing)
     else:
-        graphdef, params = huggingface.load_params(source, config, dtype=dtype, place=placing)
+        graphdef, params = huggingface.load_params(source, config, dtype=dtype, place=placing, adapter=adapter)
     if mesh is not None:
         params = place(params, mesh)  # Scales of quantised weights lie where they were made.
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path) if adapter is None else load_tokenizer(own) or load_tokenizer(path)
     model = Model(
         name=str(name),
         definition=NnxModel(graphdef),
@@ -165,7 +171,7 @@ def load(
         config=config,
         tokenizer=tokenizer,
         stop_tokens=stop_tokens(path, config, tokenizer),
-        path=path,
+        path=own,
     )
     if folder is None:
         return model
@@ -222,7 +228,7 @@ def check_modules(name: str | Path, modules: str | Path) -> SmashConfig:
       FileNotFoundError: there is no such model, or no modules are there.
       ValueError: they, or the base in their folder, do not fit the model, or a file is damaged.
     """
-    path, folder = find(name), find_modules(name, modules)
+    path, folder = with_base(find(name), find)[0], find_modules(name, modules)
     config = checkpoint_config(path)
     _source(path, config, folder)
     return check_smasher(folder, config, tokenizer_sha256(path))

@@ -15,6 +15,7 @@ from jax_smash.decode.score import score
 from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
 from jax_smash.loading import Model
 from jax_smash.methods import Method
+from jax_smash.models.rope import reach_of_turn
 from jax_smash.plan import prefill_chunk
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
@@ -139,9 +140,10 @@ class Session:
         limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
         limit = np.where([bool(t) for t in texts], limit, 0).astype(np.int32)
         self._check_room(texts, limit)
+        reach = self._reach(texts, limit)
         self._unread = [[] if text else tail for text, tail in zip(texts, tails, strict=True)]
         stop = jnp.zeros_like(rows.stop) if self._stops is None else self._stops.start(len(texts))
-        rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop)
+        rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop, reach=reach)
         self.state = self._placed(replace(self.state, rows=rows))
         self._prefill(texts)
         if not self._fanned_out:
@@ -206,6 +208,26 @@ class Session:
                     f"row {row} needs {tokens + more} positions ({tokens} taken, {len(text)} prompt, {limit[row]} new);"
                     f" the model's context has {self.model.config.max_positions}"
                 )
+
+    def _reach(self, texts: list[list[int]], limit: np.ndarray) -> jax.Array | None:
+        """Returns the positions that each row's rotary embedding is made for; None where it does not depend on them.
+
+        Raises:
+          ValueError: a row holds entries that are rotated for a shorter text.
+        """
+        config, rows = self.model.config, self.state.rows
+        if config is None or not config.follows_length:
+            return None
+        length, unread, before = jax.device_get((rows.token_length, rows.unread, rows.cache.reach))
+        return jnp.asarray(
+            [
+                reach_of_turn(config, held=int(n - u), before=int(old), prompt=len(text), new=max(int(new) - 1, 0))
+                if text
+                else int(old)
+                for n, u, old, text, new in zip(length, unread, before, texts, limit, strict=True)
+            ],
+            jnp.int32,
+        )
 
     def _placed(self, state: DecodeState) -> DecodeState:
         """Returns a state laid out as the programs expect; what the host changes may lie elsewhere."""

@@ -1,10 +1,12 @@
 """From one checkpoint format to another."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jax_smash.checkpoints import huggingface, orbax
+from jax_smash.checkpoints.adapter import with_base
 from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.gguf import is_gguf
 from jax_smash.checkpoints.tokenizer import load_tokenizer
@@ -19,6 +21,7 @@ def convert(
     to: str,
     dtype: Any = None,
     progress: huggingface.Progress | None = None,
+    find: Callable[[str], Path] = huggingface.resolve,
 ) -> Path:
     """Writes a checkpoint in another format or dtype, its tokenizer along with it.
 
@@ -26,12 +29,13 @@ def convert(
     bit.
 
     Args:
-      source: a Hugging Face directory or hub id, a GGUF file, or a directory with an Orbax checkpoint; which it is, is
-        found out.
+      source: a Hugging Face directory or hub id, a GGUF file, a directory with an Orbax checkpoint, or one with a LoRA
+        adapter as PEFT saves it, which is merged into its base; which it is, is found out.
       target: a directory that is absent or empty.
       to: the format to write, one of `FORMATS`.
       dtype: of the weights; None keeps the source's.
       progress: told of every parameter that is read from a Hugging Face checkpoint.
+      find: finds an adapter's base by the name that the adapter gives it, where that is no directory.
 
     Returns:
       The directory that was written.
@@ -47,16 +51,20 @@ def convert(
     path = check_new(target)
     directory = huggingface.resolve(source)
     original: dict[str, Any] | None
+    folders: tuple[Path, ...] = (directory,)
     if orbax.is_checkpoint(directory):
         config, _, params = orbax.load(directory, dtype=dtype)
         original = orbax.original_config(directory)
     else:
-        config, original = huggingface.read_config(directory)
-        _, params = huggingface.load_params(directory, config, dtype=dtype, progress=progress)
+        base, adapter = with_base(directory, find)
+        config, original = huggingface.read_config(base)
+        _, params = huggingface.load_params(base, config, dtype=dtype, progress=progress, adapter=adapter)
+        folders = (base, directory)
     with new_directory(path, huggingface.params_bytes(params)) as work:
         writer = huggingface.write if to == "huggingface" else orbax.write
         writer(work, config, params, original_config=original)
-        copy_companions(directory, work)
+        for folder in folders:  # An adapter's own tokenizer goes before its base's.
+            copy_companions(folder, work)
     return path
 
 

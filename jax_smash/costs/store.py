@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_smash.config import ModelConfig
+from jax_smash.config import ModelConfig, identity
 from jax_smash.costs.curve import CostCurve
 from jax_smash.quantise import activation_dtype
 from jax_smash.sharding import mesh_of
@@ -72,7 +72,7 @@ def cost_key(config: ModelConfig, params: Any, *, batch: int, method: str = "") 
         device=f"{device.device_kind} {_processor()}" if on_cpu else device.device_kind,
         cores=_cores() if on_cpu else 0,
         mesh="" if mesh is None else ",".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1),
-        model=_digest(dataclasses.asdict(config)),
+        model=_digest(identity(config)),
         dtype=str(jnp.dtype(activation_dtype(params))),
         weights="int8" if any(x.dtype == jnp.int8 for x in leaves) else "plain",
         batch=batch,

@@ -1,12 +1,13 @@
 """The one decoding loop: prompts are read in chunks, then steps run on the device until every row has ended."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_smash.cache import Block, after
+from jax_smash.cache import Block, KVCache, after
 from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
 from jax_smash.protocols import InRounds, Params, Strategy
 from jax_smash.pytree import pytree, replace
@@ -138,7 +139,9 @@ def decode(strategy: Strategy, params: Params, state: DecodeState, steps: Int[Ar
     return jax.lax.while_loop(unfinished, body, (state, jnp.zeros_like(steps)))[0]
 
 
-def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> Rows:
+def open_turn(
+    rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"], reach: Int[Array, "B"] | None = None
+) -> Rows:
     """Returns rows that are ready for a prompt. Their cache stays and their output is empty.
 
     The emitted tokens that are not in the cache (the pending token or its group) are no longer counted. The prompt must
@@ -148,7 +151,10 @@ def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> R
       rows: fresh or ended rows.
       limit: new tokens that each row may emit; a row with 0 does not run.
       stop: the first state of the stop automaton for each row.
+      reach: of every cache of the row that has one, the target's and a draft model's; None leaves it.
     """
+    if reach is not None:
+        rows = jax.tree.map(lambda node: _reaching(node, reach), rows, is_leaf=lambda x: isinstance(x, KVCache))
     # Fields are donated, so no two of them may be the same array.
     return replace(
         rows,
@@ -160,3 +166,10 @@ def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> R
         finish=jnp.where(limit > 0, RUNNING, LENGTH).astype(jnp.int32),
         forwards=jnp.zeros_like(rows.finish),
     )
+
+
+def _reaching(node: Any, reach: Int[Array, "B"]) -> Any:
+    """Returns a cache with another reach, where it has one. Fields are donated, so each gets an array of its own."""
+    if not isinstance(node, KVCache) or node.reach is None:
+        return node
+    return replace(node, reach=jnp.copy(reach))
