@@ -16,8 +16,8 @@ from pathlib import Path
 from eval.claims.catalogue import CLAIMS, FIGURES
 from eval.claims.claim import Claim, Figure
 from eval.claims.marks import filled
-from eval.claims.page import page, rows_of, without_age
-from eval.claims.stored import adopted, matching, read_reports, unused
+from eval.claims.page import page, without_age
+from eval.claims.stored import adopted, read_reports, unused
 from eval.claims.support import support_page
 from eval.code_hashes import ROOT
 from eval.report import as_json, run_program, write_whole
@@ -81,8 +81,8 @@ def pictures(root: Path = ROOT, claims: tuple[Claim, ...] = CLAIMS) -> dict[str,
     reports = read_reports(root / "docs" / "results")
     made = {}
     for claim in claims:
-        if claim.picture is not None and (found := matching(reports, claim.reports)):
-            made[f"docs/results/{claim.name}.png"] = claim.picture(rows_of(found))
+        if claim.picture is not None and (found := claim.sources(reports)):
+            made[f"docs/results/{claim.name}.png"] = claim.picture(claim.rows(found))
     return made
 
 
@@ -102,11 +102,11 @@ def faults(root: Path = ROOT, claims: tuple[Claim, ...] = CLAIMS, figures: tuple
         elif without_age(path.read_text()) != without_age(text):
             found.append(f"{name} differs from what the reports say")
     reports = read_reports(root / "docs" / "results")
-    drawn = {c.name for c in claims if c.picture is not None and matching(reports, c.reports)}
+    drawn = {c.name for c in claims if c.picture is not None and c.sources(reports)}
     there = {path.stem for path in (root / "docs" / "results").glob("*.png")}
     found += [f"docs/results/{name}.png is missing" for name in sorted(drawn - there)]
     found += [f"docs/results/{name}.png belongs to no claim" for name in sorted(there - drawn)]
-    used = [r.name for c in claims for r in matching(reports, c.reports)] + [f.report for f in figures]
+    used = [r.name for c in claims for r in c.sources(reports)] + [f.report for f in figures]
     found += [f"docs/results/{name}.json belongs to no claim" for name in unused(reports, used)]
     return found
 

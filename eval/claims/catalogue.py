@@ -1,21 +1,27 @@
 """The claims and the numbers of the README. A new claim is an entry here and a report in docs/results."""
 
+from typing import Any
+
 from eval.claims import cells, layouts, pictures
 from eval.claims.claim import Claim, Figure
+from eval.claims.rows import where
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 
 
 def _by_task(batch: int) -> tuple[Claim, ...]:
     """Returns what is shown of a comparison by task: what a forward gives, and speed."""
-    reports = (f"smollm2-tasks-b{batch}", f"smollm2-tasks-b{batch}-*")
+    about: dict[str, Any] = {
+        "reports": ("smollm2-by-task", "smollm2-by-task-*"),
+        "choose": lambda rows: where(rows, batch_size=batch),
+    }
     return (
         Claim(
             name=f"smollm2-accepted-b{batch}",
             title=f"{SMOLLM2}: tokens a forward by task, batch {batch}",
             text="Mean accepted tokens of greedy answers to Spec-Bench's questions: (new tokens − 1) over the forwards "
             "that decoded them, so that plain decoding has 1. Each tree stands beside the chain of as many nodes.",
-            reports=reports,
+            **about,
             table=layouts.accepted_by_task,
             picture=pictures.picture(
                 pictures.bars,
@@ -31,7 +37,7 @@ def _by_task(batch: int) -> tuple[Claim, ...]:
             name=f"smollm2-speed-b{batch}",
             title=f"{SMOLLM2}: tokens a second by task, batch {batch}",
             text="Tokens a second of decoding on the same questions, medians of repeats in which all take turns.",
-            reports=reports,
+            **about,
             table=layouts.speed_by_task,
             picture=pictures.picture(
                 pictures.bars,
@@ -42,6 +48,13 @@ def _by_task(batch: int) -> tuple[Claim, ...]:
                 label="tokens/s",
                 interval="range",
             ),
+        ),
+        Claim(
+            name=f"smollm2-speedup-b{batch}",
+            title=f"{SMOLLM2}: times as fast as plain decoding by task, batch {batch}",
+            text="The same speeds, each as a ratio to plain decoding of the same batch a moment before.",
+            **about,
+            table=layouts.speedup_by_task,
         ),
     )
 

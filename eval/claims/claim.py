@@ -1,9 +1,9 @@
 """What a claim is: a table, and the reports that it is made of."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from eval.claims.stored import Report
+from eval.claims.stored import Report, matching
 from eval.claims.table import Row, Table
 
 Rows = Sequence[Row]
@@ -20,6 +20,7 @@ class Claim:
       reports: names of files in docs/results without their ending; `*` stands for anything.
       table: makes the table of the rows of all its reports, in their order.
       picture: draws the same rows as a PNG file, which stands above the table.
+      choose: which rows of the reports it is about; without any, the claim is not measured.
     """
 
     name: str
@@ -28,6 +29,16 @@ class Claim:
     reports: tuple[str, ...]
     table: Callable[[Rows], Table]
     picture: Callable[[Rows], bytes] | None = None
+    choose: Callable[[Rows], Rows] = list
+
+    def sources(self, reports: Mapping[str, Report]) -> list[Report]:
+        """Returns its reports; none where they have no row that it is about."""
+        found = matching(reports, self.reports)
+        return found if self.rows(found) else []
+
+    def rows(self, reports: Sequence[Report]) -> Rows:
+        """Returns the rows that it is about."""
+        return self.choose([row for report in reports for row in report.rows])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,12 @@ def speed_by_task(rows: Rows) -> Table:
     return crossed(with_range(_greedy(rows)), BY_TREE, cells.category, cell)
 
 
+def speedup_by_task(rows: Rows) -> Table:
+    """A line a method and tree, a column a task."""
+    others = [row for row in _greedy(rows) if row["method"] != "ar"]
+    return crossed(others, BY_TREE, cells.category, cells.by_category("speedup", "speedup_interval"))
+
+
 def published(rows: Rows) -> Table:
     """A line an algorithm, a column a task."""
     cell = cells.by_category("mean_accepted_tokens")

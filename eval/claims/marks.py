@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from eval.claims.claim import Claim, Figure
 from eval.claims.page import table_of
-from eval.claims.stored import Report, matching
+from eval.claims.stored import Report
 
 _MARK = re.compile(r"<!-- result: (?P<name>\S+) -->(?P<shown>.*?)<!-- end -->", re.DOTALL)
 _BEGIN = re.compile(r"<!-- result:")
@@ -31,7 +31,7 @@ def filled(text: str, claims: Sequence[Claim], figures: Sequence[Figure], report
     Raises:
       ValueError: a mark names what nobody claims or has no report, or has no end.
     """
-    found = {claim.name: (claim, matching(reports, claim.reports)) for claim in claims}
+    found = {claim.name: (claim, claim.sources(reports)) for claim in claims}
     numbers = {f.name: f for f in figures}
 
     def shown(mark: re.Match[str]) -> str:

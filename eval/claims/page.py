@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from eval.claims.claim import Claim
-from eval.claims.stored import Report, matching
+from eval.claims.stored import Report
 from eval.code_hashes import ROOT
 
 NAMED = 3
@@ -31,10 +31,10 @@ def page(claims: Sequence[Claim], reports: Mapping[str, Report]) -> str:
       claims: in order.
       reports: by name.
     """
-    shown = [claim for claim in claims if matching(reports, claim.reports)]
+    shown = [claim for claim in claims if claim.sources(reports)]
     missing = [claim.title for claim in claims if claim not in shown]
     contents = "\n".join(f"- [{claim.title}](#{anchor(claim.title)})" for claim in shown)
-    parts = [INTRODUCTION, contents + "\n", *(part(claim, matching(reports, claim.reports)) for claim in shown)]
+    parts = [INTRODUCTION, contents + "\n", *(part(claim, claim.sources(reports)) for claim in shown)]
     if missing:
         parts.append("## Not measured yet\n\n" + "\n".join(f"- {title}" for title in missing) + "\n")
     return "\n".join(parts)
@@ -52,12 +52,7 @@ def part(claim: Claim, reports: Sequence[Report]) -> str:
 
 def table_of(claim: Claim, reports: Sequence[Report]) -> str:
     """Returns the table of one claim in Markdown."""
-    return claim.table(rows_of(reports)).markdown()
-
-
-def rows_of(reports: Sequence[Report]) -> list[dict]:
-    """Returns the rows of all reports."""
-    return [row for report in reports for row in report.rows]
+    return claim.table(claim.rows(reports)).markdown()
 
 
 def source(report: Report) -> list[str]:

@@ -24,14 +24,18 @@ def in_order(rows: Iterable[Row], cell: Cell, values: Sequence[str]) -> list[Row
 
 
 def with_chains(rows: Iterable[Row]) -> list[Row]:
-    """Returns rows but those of plain decoding, and behind a tree's that tells of it the chain of as many nodes."""
+    """Returns rows but those of plain decoding, and behind a tree's that tells of it the chain of as many nodes.
+
+    A chain that has rows of its own is not told twice.
+    """
+    rows = [row for row in rows if row["method"] != "ar"]
+    own = {(row["method"], row.get("tree")) for row in rows}
     found = []
     for row in rows:
-        if row["method"] == "ar":
-            continue
         found.append(row)
-        if row.get("chain_mean_accepted_tokens") is not None:
-            chain = {"tree": f"chain-{row['nodes']}", "mean_accepted_tokens": row["chain_mean_accepted_tokens"]}
+        name = f"chain-{row.get('nodes')}"
+        if row.get("chain_mean_accepted_tokens") is not None and (row["method"], name) not in own:
+            chain = {"tree": name, "mean_accepted_tokens": row["chain_mean_accepted_tokens"]}
             found.append({**row, **chain, "interval": None, "chain_mean_accepted_tokens": None})
     return found
 

@@ -94,6 +94,10 @@ SIZES = {
         f"{len(r['prompt_tokens'])} prompts, {r.settings['max_new_tokens']} tokens each, "
         f"{r.settings['repeats']} repeats"
     ),
+    "eval.by_task": lambda r: (
+        f"{sum(len(task['prompts']) for task in r['tasks'])} prompts of {len(r['tasks'])} tasks, "
+        f"{r.settings['max_new_tokens']} tokens each at most, repeats: {r.settings['repeats']}"
+    ),
     "eval.exactness": lambda r: f"{r.settings['num_prompts']} prompts, {r.settings['max_new_tokens']} tokens each",
     "eval.drift": lambda r: f"{r.settings['new_tokens']} tokens each",
     "eval.kernels": lambda r: f"{r.settings['repeats']} repeats of {r.settings['calls']} calls",
@@ -103,7 +107,7 @@ SIZES = {
 }
 """Of each program, how much a report measured; examples of quality are counted row by row."""
 
-GREEDY = ("eval.acceptance", "eval.speed", "eval.quality", "eval.drift", "eval.exactness")
+GREEDY = ("eval.acceptance", "eval.by_task", "eval.speed", "eval.quality", "eval.drift", "eval.exactness")
 """Programs that decode; they take the likeliest token unless a temperature is told."""
 
 

@@ -119,9 +119,9 @@ def test_the_program_adds_a_report_writes_pages_and_checks_them(tmp_path, capsys
     (root / "docs" / "results").mkdir(parents=True)
     (root / "README.md").write_text("Nothing is marked here.\n")
     rows = [accepted_row("recycling", "all", 2.0, interval=(1.9, 2.1)) | {"tokens_per_second": 20.0}]
-    made = report("a", "eval.acceptance", rows, settings={"temperatures": []}, questions=5, code={})
+    made = report("a", "eval.acceptance", rows, settings={"temperatures": [], "batch_size": 1}, questions=5, code={})
     (tmp_path / "a.json").write_text(json.dumps(made.content))
-    name = "smollm2-tasks-b1"
+    name = "smollm2-by-task"
     assert main(Settings(add=(f"{name}={tmp_path}/a.json",), write=True), root) == 0
     assert main(Settings(check=True), root) == 0
     assert "2.00 (1.90 to 2.10)" in (root / "docs" / "results.md").read_text()

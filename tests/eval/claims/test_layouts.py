@@ -59,6 +59,17 @@ def test_speed_by_task_has_a_column_a_task():
     )
 
 
+def test_speed_ups_by_task_have_the_interval_over_all_tasks_and_leave_out_plain_decoding():
+    bounds = {"low": 1.4, "high": 1.6}
+    rows = [
+        speed_row(task="all"),
+        speed_row("suffix", task="all", tree="tree-15", speedup=1.5, speedup_interval=bounds),
+    ]
+    rows.append(speed_row("suffix", task="qa", tree="tree-15", speedup=1.2, speedup_interval=bounds))
+    table = layouts.speedup_by_task(report(program="eval.by_task", rows=rows).rows)
+    assert (table.header[2:], table.lines) == (["all", "qa"], [["suffix", "tree-15", "1.50 (1.40 to 1.60)", "1.20"]])
+
+
 def test_models_are_compared_with_transformers_each_with_its_own():
     peer = speed_row("transformers", speeds=(4.0, 6.0, 8.0), ours_over_peer=2.0)
     rows = report(rows=[speed_row(), peer]).rows + report("b", rows=[speed_row()], settings={"model": "other"}).rows

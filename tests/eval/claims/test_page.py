@@ -1,7 +1,10 @@
+import dataclasses
+
 import pytest
 
 from eval.claims.claim import Claim
 from eval.claims.page import AGE, anchor, page, without_age
+from eval.claims.rows import where
 from eval.claims.table import listed, number, text
 from eval.code_hashes import ROOT, digest_of
 from tests.eval.claims.reports import report, speed_row
@@ -36,6 +39,14 @@ def test_a_claim_without_a_report_is_said_to_be_unmeasured():
     text = page([CLAIM], {"other": report("other")})
     assert "## Not measured yet\n\n- Speed of `tiny`, batch 1\n" in text
     assert "## Speed" not in text
+
+
+def test_a_claim_whose_reports_have_no_row_about_it_is_unmeasured_too():
+    eight = dataclasses.replace(CLAIM, choose=lambda rows: where(rows, batch_size=8))
+    reports = {"speed": report(rows=[speed_row(), speed_row("suffix", batch_size=8)], code=NOW)}
+    assert "| suffix | 12.0 |" in page([eight], reports)
+    assert "| ar |" not in page([eight], reports)
+    assert "Not measured yet" in page([dataclasses.replace(eight, choose=lambda rows: [])], reports)
 
 
 def test_a_report_is_marked_where_its_code_has_changed_and_only_there():

@@ -20,6 +20,12 @@ def test_a_tree_stands_before_the_chain_of_as_many_nodes_and_plain_decoding_is_l
     assert (chain["tree"], chain["mean_accepted_tokens"], chain["interval"]) == ("chain-80", 1.9, None)
 
 
+def test_a_chain_with_rows_of_its_own_is_not_told_twice():
+    tree = accepted_row("recycling", "all", 2.3, tree="tree-15", nodes=15, chain=1.9)
+    chain = accepted_row("recycling", "all", 1.9, tree="chain-15", nodes=15)
+    assert with_chains([tree, chain]) == [tree, chain]
+
+
 def test_the_range_is_that_of_the_repeats():
     (row,) = with_range([speed_row(speeds=(3.0, 1.0, 2.0))])
     assert row["range"] == {"low": 1.0, "high": 3.0}

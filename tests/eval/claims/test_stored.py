@@ -50,6 +50,9 @@ def test_a_report_tells_its_device_commit_size_and_seed_in_words():
     assert report(commit=None).commit == "no commit"
     warm = report(program="eval.acceptance", settings={"temperatures": [0.8], "seed": 3}, questions=7)
     assert (warm.size, warm.seed) == ("7 questions, 8 tokens each at most", "seed 3")
+    tasks = [{"prompts": [3, 4]}, {"prompts": [5]}]
+    by_task = report(program="eval.by_task", tasks=tasks)
+    assert by_task.size == "3 prompts of 2 tasks, 8 tokens each at most, repeats: 3"
     accelerator = report(device={"platform": "gpu", "kind": "H200", "count": 2})
     assert accelerator.device == "2 × H200"
 
