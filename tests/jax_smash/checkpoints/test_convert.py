@@ -57,7 +57,7 @@ def test_nothing_is_written_for_a_source_that_is_no_good(source, tmp_path):
     (source / WEIGHTS).write_bytes((source / WEIGHTS).read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"is damaged or incomplete"):
         convert(source, tmp_path / "out", to="orbax")
-    with pytest.raises(FileNotFoundError, match=r"is neither a directory nor a hub id"):
+    with pytest.raises(FileNotFoundError, match=r"is neither a directory, a .gguf file nor a hub id"):
         convert(tmp_path / "no" / "thing", tmp_path / "out", to="orbax")
     with pytest.raises(ValueError, match=r"to must be one of huggingface, orbax; got 'gguf'"):
         convert(source, tmp_path / "out", to="gguf")
