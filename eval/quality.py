@@ -29,7 +29,7 @@ from eval.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from eval.tasks.totals import all_tasks
-from jax_smash.loading import find, load, load_tokenizer
+from jax_smash.loading import find, load, load_tokenizer, modules_options
 from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices
@@ -67,7 +67,8 @@ class Settings:
       modules: HAMburger modules, folders; by default those beside the model. Each is measured. Where a folder holds a
         base, which was trained with its modules, they decode with that one; methods without modules decode with the
         first folder's, and `base` names another to compare with.
-      confidence: of hamburger: a group goes on where the modules are at least so sure that it does; a row each.
+      confidence: of hamburger: a group goes on where the modules are at least so sure that it does; a row each. By
+        default as the modules were calibrated, like the next ones.
       token_confidence: likewise, a group ends before a token that they are less sure of; a row each for each of both.
       smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
         decoded as it is alone.
@@ -94,11 +95,11 @@ class Settings:
     weights: Names = ("plain",)
     mesh: str | None = None
     modules: Names = ()
-    confidence: Decimals = (0.7,)
-    token_confidence: Decimals = (0.0,)
-    smash_mode: str = "blind"
+    confidence: Decimals = ()
+    token_confidence: Decimals = ()
+    smash_mode: str | None = None
     micro_steps: int | None = None
-    micro_head: str = "full"
+    micro_head: str | None = None
     least_rows: int = 1
     json: Path | None = None
     details: Path | None = None
@@ -113,7 +114,7 @@ class Settings:
           FileExistsError, FileNotFoundError: an output file cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        for name in ("methods", "lengths", "weights", "confidence", "token_confidence"):
+        for name in ("methods", "lengths", "weights"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one; got none")
         for method in self.methods:
@@ -158,7 +159,7 @@ class Settings:
             for weights in self.weights
             for folder in folders
             for method in (self.methods if folder == folders[0] else (HAMBURGER,))
-            for smash in (self._smashes() if method == HAMBURGER else [None])
+            for smash in (self._smashes(folder) if method == HAMBURGER else [None])
         ]
         usual = Contender(self.base or self.model, "plain", "ar", None if self.base else folders[0])
         baseline = usual if self.base is not None or usual in wanted else wanted[0]
@@ -167,9 +168,14 @@ class Settings:
     def _folders(self) -> list[str]:
         return list(dict.fromkeys(self.modules or ("auto",))) if HAMBURGER in self.methods else []
 
-    def _smashes(self) -> list[SmashOptions]:
-        sure = itertools.product(dict.fromkeys(self.confidence), dict.fromkeys(self.token_confidence))
-        return [smash_options(self, confidence=stop, token_confidence=token) for stop, token in sure]
+    def _smashes(self, folder: str | None = None) -> list[SmashOptions]:
+        """Returns what each row of some modules decodes with; without a folder, what is asked of all of them."""
+        sure = itertools.product(self.confidence or (None,), self.token_confidence or (None,))
+        asked = [smash_options(self, confidence=stop, token_confidence=token) for stop, token in sure]
+        if folder is None:
+            return asked
+        own = modules_options(self.model, folder)
+        return list(dict.fromkeys(options.settled(own) for options in asked))
 
     def _given(self) -> list[str]:
         names = ("modules", "confidence", "token_confidence", "smash_mode", "micro_steps", "micro_head", "least_rows")

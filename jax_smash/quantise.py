@@ -104,13 +104,18 @@ def activation_dtype(params: Any) -> Any:
     return next(x.dtype for x in jax.tree.leaves(params, is_leaf=_is_quantised) if not _is_quantised(x))
 
 
+def has_int8(params: Mapping[Any, Any]) -> bool:
+    """Returns whether some weight is int8."""
+    return any(map(_is_quantised, jax.tree.leaves(params, is_leaf=_is_quantised)))
+
+
 def check_plain(params: Mapping[Any, Any]) -> None:
     """Refuses int8 weights where weights are to be saved.
 
     Raises:
       ValueError: some weight is int8.
     """
-    if any(map(_is_quantised, jax.tree.leaves(params, is_leaf=_is_quantised))):
+    if has_int8(params):
         raise ValueError(
             "weights to save must be plain; got int8: save the model they were made from, "
             "or what they stand for (jax_smash.quantise.dequantise_params)"

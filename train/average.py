@@ -27,6 +27,7 @@ from jax_smash.checkpoints.huggingface import read_config, resolve
 from train.export import check_tokenizer, export
 from train.pack import file_sha256
 from train.program import run_program
+from train.provenance import made_by
 from train.start import loaded_params
 
 CARD = """\
@@ -40,7 +41,8 @@ pipeline_tag: text-generation
 |---|---|
 {rows}
 
-Averaged in float32, stored in bfloat16: `python -m train.average --models {models} --shares {shares} --output AVERAGE`.
+Averaged in float32, stored in bfloat16: `python -m train.average --models {models} --shares {shares} --output AVERAGE`,
+{code}.
 """
 
 
@@ -106,7 +108,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _card(hashes: Sequence[str], shares: Sequence[float]) -> str:
     rows = "\n".join(f"| {share:g} | {digest} |" for digest, share in zip(hashes, shares, strict=True))
     models = " ".join(f"MODEL{i}" for i in range(1, len(hashes) + 1))
-    return CARD.format(rows=rows, models=models, shares=" ".join(f"{share:g}" for share in shares))
+    return CARD.format(rows=rows, models=models, shares=" ".join(f"{share:g}" for share in shares), code=made_by())
 
 
 if __name__ == "__main__":

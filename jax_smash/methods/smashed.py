@@ -70,9 +70,11 @@ def fitting_modules(model: str | Path, modules: str | Path | None, *options: Sma
 
 def hamburger(setup: Setup) -> Method:
     """Makes the method for a model that was loaded with modules."""
-    model, smash, modules = setup.model, setup.smash, setup.model.modules
+    model, modules = setup.model, setup.model.modules
     if modules is None:
         raise ValueError(f"{model.name} has no HAMburger modules: load it with modules, or give --modules FOLDER")
+    smash = setup.smash.settled(modules.options)
+    setup = dataclasses.replace(setup, smash=smash)
     check_smash(NAME, smash, modules.config, model.vocab_size)
     params = {**model.params}
     if (head := _micro_head(setup, modules)) is not None:

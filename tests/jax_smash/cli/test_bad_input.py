@@ -124,7 +124,11 @@ def test_a_damaged_checkpoint_is_not_converted(call, broken, tmp_path, damage):
 
 
 def test_a_missing_checkpoint_is_named(called, call, tmp_path):
-    refused(called("generate", "--model", "absent", *GENERATE), "no model 'absent'", "neither a directory, a .gguf file nor a hub id")
+    refused(
+        called("generate", "--model", "absent", *GENERATE),
+        "no model 'absent'",
+        "neither a directory, a .gguf file nor a hub id",
+    )
     for command in (["info", "absent"], ["convert", "absent", "target"]):
         status, _, err = call(*command)
         assert status == 1
