@@ -21,7 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from eval.code_hashes import code_hashes
-from eval.told_paths import OUTPUTS, told, told_arguments, told_path
+from eval.told_paths import told, told_arguments, told_setting
 from jax_smash.cli.errors import debugging, describe
 
 ROOT = Path(__file__).parent.parent
@@ -97,7 +97,7 @@ def heading(program: str, arguments: Sequence[str] | None, settings: Mapping[str
         "device": describe_device(),
         "versions": versions(*packages),
         "commit": commit(),
-        "settings": {k: _told_setting(k, v) for k, v in settings.items()},
+        "settings": {k: told_setting(k, v) for k, v in settings.items()},
         "code": code_hashes(),
     }
 
@@ -205,14 +205,6 @@ def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoR
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(status)
-
-
-def _told_setting(name: str, value: Any) -> Any:
-    if isinstance(value, str | Path):
-        return told_path(str(value), output=f"--{name}" in OUTPUTS)
-    if isinstance(value, list | tuple):
-        return [_told_setting(name, v) for v in value]
-    return value
 
 
 def _shown(value: Any) -> str:

@@ -52,6 +52,13 @@ def told_path(word: str, *, output: bool = False) -> str:
     return "".join(_told(part, output) for part in re.split(r"([,=])", word))
 
 
+def told_setting(name: str, value: Any) -> Any:
+    """Returns an option's value, or each of its values, without the paths of this machine."""
+    if isinstance(value, str | Path):
+        return told_path(str(value), output=f"--{name}" in OUTPUTS)
+    return [told_setting(name, v) for v in value] if isinstance(value, list | tuple) else value
+
+
 def told(value: Any) -> Any:
     """Returns what a report holds, with every text in it, keys too, freed from the paths of this machine."""
     if isinstance(value, Path):

@@ -3,14 +3,13 @@
 import dataclasses
 import fnmatch
 import json
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from eval.code_hashes import PACKAGES, ROOT, changed_files
-from eval.told_paths import told, told_arguments
+from eval.code_at import code_at
+from eval.code_hashes import ROOT, changed_files
+from eval.told_paths import told, told_arguments, told_setting
 
 FOLDER = ROOT / "docs" / "results"
 NEEDED = ("command", "device", "versions", "commit", "settings")
@@ -146,36 +145,21 @@ def matching(reports: Mapping[str, Report], patterns: Sequence[str]) -> list[Rep
 def adopted(path: Path, root: Path = ROOT) -> dict[str, Any]:
     """Returns a report as it is kept: without paths of a machine, and with the hashes of its code.
 
-    A report that does not name its code is given that of its commit: every Python file of the packages that the
-    program may import. One whose files differed from the commit stays without.
+    A report that does not name its code is given that of its commit: see `code_at`. One whose files differed from the
+    commit stays without.
 
     Raises:
       ValueError, OSError: as of `read_report`.
     """
-    content = dict(read_report(path).content)
-    words = content["command"].split(" ")
-    content = told(content | {"command": " ".join(told_arguments(words))})
+    report = read_report(path)
+    content = dict(report.content)
+    content["command"] = " ".join(told_arguments(content["command"].split(" ")))
+    content["settings"] = {name: told_setting(name, value) for name, value in report.settings.items()}
+    content = told(content)
     commit = content["commit"]
     if "code" not in content and commit is not None and not commit["dirty"]:
-        content["code"] = code_at(commit["hash"], root)
+        content["code"] = code_at(commit["hash"], report.program, root)
     return content
-
-
-def code_at(commit: str, root: Path = ROOT) -> dict[str, str]:
-    """Returns the sha256 of every Python file of the packages at a commit.
-
-    Raises:
-      ValueError: the repository does not hold the commit.
-    """
-
-    def git(*arguments: str) -> bytes:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
-        if done.returncode:
-            raise ValueError(f"commit must be one of this repository; got {commit}: {done.stderr.decode().strip()}")
-        return done.stdout
-
-    names = git("ls-tree", "-r", "--name-only", commit, "--", *PACKAGES).decode().splitlines()
-    return {name: sha256(git("show", f"{commit}:{name}")).hexdigest() for name in sorted(names) if name[-3:] == ".py"}
 
 
 def unused(reports: Iterable[str], used: Iterable[str]) -> list[str]:

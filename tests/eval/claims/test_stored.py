@@ -17,11 +17,11 @@ def git(folder, *arguments):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with one file of a package, and one that no figure depends on."""
+    """A repository with a program and a file that it does not import."""
     root = tmp_path / "project"
     (root / "eval").mkdir(parents=True)
     (root / "eval" / "speed.py").write_text("a = 1\n")
-    (root / "notes.py").write_text("")
+    (root / "eval" / "other.py").write_text("")
     git(tmp_path, "init", "project")
     git(root, "add", ".")
     git(root, "commit", "-m", "first")
@@ -88,11 +88,13 @@ def test_a_report_whose_code_has_changed_tells_the_files(tmp_path):
 
 def test_an_older_report_is_given_the_code_of_its_commit_and_loses_its_paths(tmp_path, repository):
     content = dict(report().content) | {"command": "python -m eval.speed --json /tmp/somewhere/out.json"}
+    content["settings"] = {"json": "/tmp/somewhere/out.json"}
     content |= {"commit": {"hash": git(repository, "rev-parse", "HEAD"), "dirty": False}}
     (repository / "eval" / "speed.py").write_text("a = 2\n")
     found = adopted(written(tmp_path / "a.json", content), repository)
     assert found["code"] == {"eval/speed.py": hashlib.sha256(b"a = 1\n").hexdigest()}
     assert found["command"] == "python -m eval.speed --json out.json"
+    assert found["settings"] == {"json": "out.json"}
 
 
 def test_of_changed_files_and_of_an_unknown_commit_no_code_is_made_up(tmp_path, repository):
