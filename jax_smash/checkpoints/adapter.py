@@ -4,8 +4,9 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from jaxtyping import Float
 
 from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.fit import check_fit
-from jax_smash.checkpoints.shards import WEIGHTS, Shards, finite
+from jax_smash.checkpoints.shards import PIECE, WEIGHTS, Shards, finite
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import family_of, tensor_map, tensor_shapes
 
@@ -22,6 +23,9 @@ CHANGES = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 
 PREFIX = "base_model.model."
+COPY = re.compile(r"(.*(?:embed_tokens|lm_head))(?:\.base_layer)?\.weight")
+"""Names of what PEFT saves along where the embedding or the head is changed."""
+
 SIDES = {".lora_A.weight": "a", ".lora_B.weight": "b"}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -86,11 +90,13 @@ class Adapter:
       directory: where it is.
       base: the name that it gives its base: a directory, a shipped model or a hub id.
       changes: the change of each matrix, by the name of the base's module.
+      copies: tensors of the base that were saved along, unchanged, by the name of the base's module.
     """
 
     directory: Path
     base: str
     changes: Mapping[str, Change]
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -114,9 +120,12 @@ class Adapter:
             raise ValueError(f"{self.directory} changes {other[0]}, which is no part of the language model")
         by_name = {str(name): self.changes[module] for module, name in renamed.items()}
         self._check(config, by_name)
-        return MergedShards(
-            base, {name: by_name[plain] for name, plain in _plain_names(base, rename) if plain in by_name}
-        )
+        merged = MergedShards(base)
+        self._check_copies(merged, rename)  # While it is the base's own.
+        merged.changes = {
+            name: by_name[plain] for plain, name in _plain_names(merged, rename).items() if plain in by_name
+        }
+        return merged
 
     def _check(self, config: ModelConfig, changes: Mapping[str, Change]) -> None:
         if EMBEDDING in changes or (config.tied_head and HEAD in changes):
@@ -127,24 +136,34 @@ class Adapter:
         found = {name: (change.b.shape[0], change.a.shape[1]) for name, change in changes.items()}
         check_fit(self.directory, expected, found)
 
+    def _check_copies(self, base: Shards, rename: Callable[[str], str | None]) -> None:
+        """Refuses weights of the base that were saved along and are not the base's own."""
+        if not self.copies:
+            return
+        own = Shards(self.directory, [self.directory / CHANGES])
+        names = _plain_names(base, rename)
+        for module, copy in self.copies.items():
+            name = names.get(str(rename(f"{module}.weight")))
+            if name is None or own.shapes[copy] != base.shapes[name] or not _same(own, copy, base, name):
+                raise ValueError(
+                    f"{copy} in {self.directory / CHANGES} must be the base's own weights; it differs: "
+                    f"trained or resized embeddings are not supported"
+                )
+
 
 class MergedShards(Shards):
-    """The tensors of a base, some of them changed as they are read."""
+    """The tensors of a base, some of them changed as they are read.
 
-    def __init__(self, directory: Path, changes: Mapping[str, Change]):
-        """Reads the headers.
+    Attributes:
+      changes: by the name of the base's tensor.
+    """
 
-        Args:
-          directory: of the base.
-          changes: by the name of the base's tensor.
-        """
-        super().__init__(directory)
-        self._changes = changes
+    changes: Mapping[str, Change] = MappingProxyType({})
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
         """Returns part of a tensor, along its first axis; float32 where it is changed."""
         weights = super().read(name, start, stop)
-        change = self._changes.get(name)
+        change = self.changes.get(name)
         return weights if change is None else weights.astype(np.float32) + change.rows(start, stop)
 
 
@@ -206,7 +225,10 @@ def read_adapter(directory: Path) -> Adapter:
         raise FileNotFoundError(f"{directory / CHANGES} is missing")
     if settings.get("revision") not in (None, "", "main") and not Path(base).expanduser().is_dir():
         raise ValueError(f"{directory / SETTINGS}: revision={settings['revision']!r} of the base is not supported")
-    return Adapter(directory=directory, base=base, changes=_changes(directory, settings))
+    shards = Shards(directory, [directory / CHANGES])
+    copies = {match[1]: name for name in shards.shapes if (match := COPY.fullmatch(name.removeprefix(PREFIX)))}
+    changes = _changes(directory, shards, settings, [*copies.values()])
+    return Adapter(directory=directory, base=base, changes=changes, copies=copies)
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -237,11 +259,12 @@ def _settings(file: Path) -> dict[str, Any]:
     return settings
 
 
-def _changes(directory: Path, settings: Mapping[str, Any]) -> dict[str, Change]:
+def _changes(directory: Path, shards: Shards, settings: Mapping[str, Any], copies: Sequence[str]) -> dict[str, Change]:
     """Returns the change of each matrix, by the name of the base's module."""
-    shards = Shards(directory, [directory / CHANGES])
     factors: dict[str, dict[str, np.ndarray]] = {}
     for name, shape in shards.shapes.items():
+        if name in copies:
+            continue
         side = next((ending for ending in SIDES if name.endswith(ending)), None)
         if side is None or not name.startswith(PREFIX) or len(shape) != 2:
             raise ValueError(
@@ -285,9 +308,20 @@ def _of_module(name: str, pattern: str, module: str, directory: Path, settings: 
     return float(value)
 
 
-def _plain_names(base: Path, rename: Callable[[str], str | None]) -> Iterable[tuple[str, str]]:
-    """Yields the name of each of a base's tensors, and its name in a checkpoint of the language model alone."""
-    for name in Shards(base).shapes:
-        plain = rename(name)
-        if plain is not None:
-            yield name, plain
+def _same(one: Shards, name: str, other: Shards, of_other: str) -> bool:
+    """Returns whether two tensors of one shape hold the same numbers, whatever their dtypes."""
+    rows = one.shapes[name][0]
+    step = max(1, PIECE // (4 * math.prod(one.shapes[name][1:])))
+
+    def equal(start: int) -> bool:
+        stop = min(start + step, rows)
+        first, second = one.read(name, start, stop), other.read(of_other, start, stop)
+        return np.array_equal(first.astype(np.float32), second.astype(np.float32))
+
+    return all(equal(start) for start in range(0, rows, step))
+
+
+def _plain_names(base: Shards, rename: Callable[[str], str | None]) -> dict[str, str]:
+    """Returns the name of each of a base's tensors, by its name in a checkpoint of the language model alone."""
+    found = {rename(name): name for name in base.shapes}
+    return {plain: name for plain, name in found.items() if plain is not None}

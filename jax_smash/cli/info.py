@@ -122,7 +122,7 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("layers", f"{facts['layers']}, width {facts['width']:,}, MLP {facts['mlp_width']:,}"),
         ("attention", f"{facts['heads']} heads of {facts['head_width']}, {facts['kv_heads']} for keys and values"),
         ("", ", ".join(f"{n} {k}" for k, n in kinds.items()) + _window(facts)),
-        ("rope", "; ".join(f"{kind}: {_rope(rope)}" for kind, rope in facts["rope"].items())),
+        ("rope", "; ".join(f"{kind}: {_rope(rope)}" for kind, rope in facts["rope"].items()) + _unrotated(facts)),
         ("context", f"{facts['context']:,} positions"),
         ("vocabulary", f"{facts['vocabulary']:,}, head {'tied' if facts['tied_head'] else 'untied'}"),
         ("tokenizer", tokenizer),
@@ -148,6 +148,7 @@ def _architecture(config: "ModelConfig") -> dict[str, Any]:
         "head_width": config.head_width,
         "attention_kinds": list(config.layer_kinds),
         "window": config.window or None,
+        "unrotated_layers": list(config.unrotated_layers),
         "rope": {kind: dataclasses.asdict(config.rope_of(kind)) for kind in config.kinds},
         "context": config.max_positions,
         "vocabulary": config.vocab_size,
@@ -208,7 +209,12 @@ def _window(facts: dict[str, Any]) -> str:
 
 def _rope(rope: dict[str, Any]) -> str:
     scaling = "" if rope["scaling"] == "none" else f", {rope['scaling']} × {rope['factor']:g}"
-    return f"base {rope['base']:,.0f}{scaling}"
+    partial = "" if rope["partial"] == 1 else f", {rope['partial']:.0%} of each head"
+    return f"base {rope['base']:,.0f}{scaling}{partial}"
+
+
+def _unrotated(facts: dict[str, Any]) -> str:
+    return f"; none in {len(facts['unrotated_layers'])} layers" if facts["unrotated_layers"] else ""
 
 
 def _amount(count: int) -> str:

@@ -37,7 +37,7 @@ def read(raw: Mapping[str, Any]) -> ModelConfig:
     kinds = layer_kinds_from_hf(fields, lambda layer: "full")
     if "sliding" in kinds:
         raise ValueError("layer type 'sliding_attention' is not supported for granite")
-    scales = {ours: fields.number(theirs) for theirs, ours in SCALES.items()}
+    scales: dict[str, Any] = {ours: fields.number(theirs) for theirs, ours in SCALES.items()}
     for theirs, ours in SCALES.items():
         if scales[ours] <= 0:
             raise ValueError(f"{theirs} must be above 0; got {fields.get(theirs)!r}")

@@ -56,7 +56,12 @@ def theirs(directory, prompt, new):
 
 @pytest.mark.parametrize(
     ("name", "length"),
-    [("phi3", WITHIN), ("phi3", BEYOND), ("llama-dynamic", BEYOND), ("llama-dynamic", CROSSING)],
+    [
+        ("phi3", WITHIN),
+        ("phi3", BEYOND),
+        pytest.param("llama-dynamic", BEYOND, marks=pytest.mark.slow),
+        ("llama-dynamic", CROSSING),
+    ],
 )
 def test_greedy_text_is_that_of_transformers_with_its_cache(name, length, tmp_path):
     model, prompt = model_of(name, tmp_path), prompt_of(length)
@@ -67,7 +72,7 @@ def test_greedy_text_is_that_of_transformers_with_its_cache(name, length, tmp_pa
     assert len(set(ours)) > NEW // 2
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param("phi3", marks=pytest.mark.slow), "llama-dynamic"])
 def test_drafted_text_is_plain_text_where_the_length_counts(name, tmp_path):
     model, prompts = model_of(name, tmp_path), [prompt_of(CROSSING) * 2, prompt_of(CROSSING), prompt_of(5)]
     with jax.default_matmul_precision("highest"):
@@ -108,7 +113,7 @@ def test_the_reach_of_a_turn_follows_what_it_reads_and_may_say():
 def test_a_turn_that_outgrows_the_short_factors_is_refused_and_nothing_changes(tmp_path):
     model = model_of("phi3", tmp_path)
     session = Session(
-        model, make_method("ar", model), slots=64, max_new_tokens=8, sampling=[SamplingOptions()], seeds=[0]
+        model, make_method(model, "ar"), slots=64, max_new_tokens=8, sampling=[SamplingOptions()], seeds=[0]
     )
     session.read([prompt_of(9)])
     session.run(100)
