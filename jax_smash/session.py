@@ -22,7 +22,7 @@ from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
 from jax_smash.sharding import mesh_of, on_mesh, put
 
-TokenLists = Sequence[Sequence[int]]
+TokenLists = Sequence[Sequence[int] | np.ndarray | jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +111,11 @@ class Session:
         # Of rows that sit a turn out: what they have said last and not read.
         self._unread: list[list[int]] = [[] for _ in self._sampling]
 
+    def __repr__(self) -> str:
+        """Says what decodes and how large it is."""
+        rows = f"{self.batch} rows of {self.slots} slots and at most {self.max_new_tokens} new tokens"
+        return f"Session({self.model.name!r}, method {self.method.name}; {rows})"
+
     @property
     def prompts(self) -> int:
         """Prompts that the first turn takes."""
@@ -135,7 +140,7 @@ class Session:
         """
         rows = self.state.rows
         tails = self._tails()
-        texts = [tail + list(prompt) if prompt else [] for tail, prompt in zip(tails, prompts, strict=True)]
+        texts = [tail + prompt if prompt else [] for tail, prompt in zip(tails, map(_ints, prompts), strict=True)]
         limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
         limit = np.where([bool(t) for t in texts], limit, 0).astype(np.int32)
         self._check_room(texts, limit)
@@ -274,6 +279,10 @@ class Session:
         )
         # The state is donated: tables of the caller's, which its next session reads too, must not go along.
         return jax.tree.map(jnp.copy, processors)
+
+
+def _ints(tokens: Sequence[int] | np.ndarray | jax.Array) -> list[int]:
+    return [int(token) for token in np.asarray(tokens)] if hasattr(tokens, "dtype") else list(tokens)
 
 
 def _entry(token: int, log_prob: Any, values: np.ndarray, tokens: np.ndarray) -> TokenLogProb:

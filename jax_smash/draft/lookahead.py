@@ -88,6 +88,9 @@ class Lookahead:
     capacity: int = 1024
     learn_prompt: bool = True
 
+    branches = True
+    """Drafts branch, whatever the topology."""
+
     def __post_init__(self) -> None:
         least = {"window": 1, "ngram": 2, "guesses": 1, "capacity": 1}
         for name, low in least.items():
