@@ -176,9 +176,7 @@ class Applied:
 
     def init_cache(self, batch: int, slots: int, block: int) -> TextCache:
         """Makes empty texts of `slots` slots a row."""
-        return TextCache(
-            tokens=jnp.zeros((batch, slots), jnp.int32), slot_length=jnp.zeros((batch,), jnp.int32)
-        )
+        return TextCache(tokens=jnp.zeros((batch, slots), jnp.int32), slot_length=jnp.zeros((batch,), jnp.int32))
 
 
 def _put(text: Int[Array, "B S"], slot: Int[Array, "B T"], tokens: Int[Array, "B T"]) -> Int[Array, "B S"]:

@@ -131,6 +131,7 @@ def generate(
 
     Raises:
       ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded.
+      TypeError: a prompt or a seed is neither text nor whole numbers; likewise.
       OSError: a file that an option names cannot be read or made; likewise, but for a disk that is full at the end.
     """
     check_method(method)

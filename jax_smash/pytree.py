@@ -77,7 +77,7 @@ def size(tree: Any) -> str:
     return f"{_few_digits(count)} {dtypes}, {_few_digits(nbytes, ' ')}B" if arrays else "no arrays"
 
 
-def _few_digits(number: float, space: str = "") -> str:
+def _few_digits(number: float | int, space: str = "") -> str:
     for unit in ("", "k", "M", "G"):
         if number < 999.5:
             break

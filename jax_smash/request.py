@@ -134,7 +134,8 @@ def _is_number(value: Any) -> bool:
 def _kind(value: Any) -> str:
     """Says what a value is, in few characters."""
     if _is_array(value):
-        return f"{value.dtype} {list(value.shape)}" if value.shape else f"{value!s} ({value.dtype})"
+        shown = "" if value.shape else f"{' '.join(str(value).split())}, "
+        return f"{shown}an array of {value.dtype} {list(value.shape)}"
     shown = repr(value)
     return shown if len(shown) <= 40 else f"{shown[:40]}… ({type(value).__name__})"
 
@@ -158,20 +159,21 @@ def check_counts(**counts: int) -> None:
 
 def make_request(
     model: Model,
-    prompts: Prompts,
+    prompts: Any,
     *,
     max_new_tokens: int,
     sampling: SamplingOptions | Sequence[SamplingOptions],
     stop: str | Sequence[str],
     json_schema: str | dict[str, Any] | None,
     regex: str | None,
-    seed: Seeds,
+    seed: Any,
     chat: bool,
     slots: int | None,
 ) -> Request:
     """Checks prompts and options, and makes the tables that they need. Arguments are those of `generate`.
 
     Raises:
+      TypeError: a prompt or a seed is neither text nor whole numbers.
       ValueError: something is out of range, or does not fit the model.
     """
     prompts = as_prompts(prompts)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.directory import check_new, new_directory
-from jax_smash.checkpoints.smasher import MODULES, save_smasher
+from jax_smash.checkpoints.smasher import MODULES, save_smasher, tokenizer_sha256
 from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model
@@ -35,12 +35,13 @@ def save(model: Model, path: str | Path, *, progress: huggingface.Progress | Non
 
     Raises:
       ValueError: weights are int8; the model is not one of this package's, or its family has no field for something in
-        its configuration; its stop tokens leave out one that the configuration or the tokenizer names.
+        its configuration; its stop tokens leave out one that the configuration or the tokenizer names; it has another
+        tokenizer than its modules were made for.
       FileExistsError: the directory has something in it.
       OSError: the disk is full.
     """
     target = check_new(path)
-    config, params = model.config, model.params["target"]
+    config, params, modules = model.config, model.params["target"], model.modules
     if config is None:
         raise ValueError(f"save writes models of this package; {model.name} is none: save its params with Orbax")
     for weights in model.params.values():
@@ -50,9 +51,10 @@ def save(model: Model, path: str | Path, *, progress: huggingface.Progress | Non
     with new_directory(target, total) as work:
         _write_tokenizer(work, model, source)
         _write_stop_tokens(work, model, config, source)
+        if modules is not None:
+            modules.config.check_base(config, tokenizer_sha256(work))
         huggingface.write(work, config, params, original_config=_original(source), progress=progress)
-        if model.modules is not None:
-            modules = model.modules
+        if modules is not None:
             save_smasher(work / MODULES, modules.config, modules.params, token_counts=modules.token_counts)
     return target
 

@@ -255,7 +255,7 @@ class Session:
                 self.prompt_log_probs[row].append(entry)
 
     def _fan_out(self) -> None:
-        index = jnp.repeat(jnp.arange(len(self._sampling)), self.samples)
+        index = jnp.repeat(jnp.arange(len(self._sampling), dtype=jnp.int32), self.samples)
         with on_mesh(self.mesh):
             rows = take_rows(self.state.rows, index)
         self.state = self._placed(
