@@ -214,7 +214,7 @@ def _check_causal(apply_fn: Apply, params: Any, vocab_size: int, max_positions: 
     length = min(CHECKED_TOKENS, max_positions or CHECKED_TOKENS)
     half = length // 2
     tokens = np.tile(np.arange(length, dtype=np.int32) % vocab_size, (2, 1))
-    tokens[1, half:] = (tokens[1, half:] + 1) % vocab_size
+    tokens[1, half:] = (tokens[0, half] + 1) % vocab_size  # Not the same tokens in another order: some take means.
     logits = np.asarray(jax.jit(apply_fn)(params, jnp.asarray(tokens)), np.float32)[:, :half]
     # A token that is never said may have a logit of minus infinity.
     logits = np.where(np.isfinite(logits).all(0), logits, 0.0)

@@ -78,13 +78,10 @@ def size(tree: Any) -> str:
 
 
 def _few_digits(number: float | int, space: str = "") -> str:
-    for unit in ("", "k", "M", "G"):
-        if number < 999.5:
-            break
-        number /= 1000
-    else:
-        unit = "T"
-    return f"{number:.1f}{space}{unit}" if unit else f"{number}{space}"
+    units = ["", "k", "M", "G", "T"]
+    while number >= 999.5 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number}{space}" if isinstance(number, int) else f"{number:.1f}{space}{units[0]}"
 
 
 def replace(x: T, **changes: Any) -> T:

@@ -115,7 +115,7 @@ def whole_number(value: Any, what: str) -> int:
       TypeError: it is none.
     """
     try:
-        if isinstance(value, bool) or getattr(value, "dtype", None) == bool:
+        if isinstance(value, bool) or (_is_array(value) and value.dtype == np.bool_):
             raise TypeError
         return operator.index(value)
     except TypeError:

@@ -15,7 +15,7 @@ from jax_smash.decode.score import score
 from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
 from jax_smash.loading import Model
 from jax_smash.methods import Method
-from jax_smash.plan import prefill_chunk
+from jax_smash.plan import prefill_chunk, shard_bytes
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
@@ -88,7 +88,9 @@ class Session:
         self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
         batch = len(self._sampling)
         dtype = activation_dtype(model.params["target"])
-        self._chunk = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype), bucket(slots))
+        held = shard_bytes(model.params)
+        chunk = prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held)
+        self._chunk = min(chunk, bucket(slots))
         shared = Shared(
             processors=self._processors(1),
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),

@@ -1,6 +1,6 @@
-"""Texts of many ways to decode, as one JSON object: also a program, for a process in which JAX computes in 64 bits.
+"""Texts of many ways to decode, and losses of training; also a program, for a process in which JAX computes in 64 bits.
 
-python -m tests.x64_texts NAME [NAME …]
+It prints one JSON object: `python -m tests.x64_texts NAME [NAME …]`, a name being one of `WAYS` or an optimiser's.
 """
 
 import json
@@ -82,9 +82,16 @@ def text(name: str) -> list[list[int]]:
     return [c.token_ids for c in generate(model, PROMPTS, **request)]
 
 
+def training(optimiser: str) -> list[float]:
+    """Returns the losses of three training steps."""
+    from tests.train.test_step import trained
+
+    return trained("data=1", optimiser=optimiser)[1]
+
+
 if __name__ == "__main__":
     assert jax.config.jax_enable_x64
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_disable_most_optimizations", True)
-    print(json.dumps({name: text(name) for name in sys.argv[1:]}))
+    print(json.dumps({name: text(name) if name in WAYS else training(name) for name in sys.argv[1:]}))

@@ -93,14 +93,14 @@ def test_a_draft_model_that_reads_blocks_in_order_drafts_chains_alone(tmp_path):
 
 
 def test_a_model_that_does_not_say_is_taken_to_read_blocks_in_order():
-    class Silent:
-        pass
-
-    class Saying:
-        tree_blocks = True
-
-    assert not honours_trees(Silent())
-    assert honours_trees(Saying())
+    module = example()
+    del module.Recurrent.tree_blocks
+    model = module.make()
+    target = model.definition.bind(model.params["target"])
+    assert isinstance(target, jax_smash.CausalLM)
+    assert not honours_trees(target)
+    module.Recurrent.tree_blocks = True
+    assert honours_trees(target)
 
 
 def test_a_tree_would_change_the_text_of_a_model_that_ignores_blocks():
