@@ -36,7 +36,7 @@ def test_a_saved_model_is_the_same_when_it_is_loaded(tmp_path):
 
 
 def test_a_model_made_by_hand_is_saved_with_its_own_tokenizer_and_stop_tokens(tmp_path):
-    model = tiny_model(stop_tokens=(10, 257))
+    model = tiny_model(stop_tokens=(10, 257), layer_kinds=("full", "full"), window=0)
     save(model, tmp_path / "out")
     back = load(tmp_path / "out")
     same(model.params["target"], back.params["target"])
@@ -69,7 +69,7 @@ def test_other_weights_another_tokenizer_and_other_stop_tokens_are_those_that_ar
 
 
 def test_a_model_over_several_devices_is_saved_whole(tmp_path):
-    model = tiny_model(stop_tokens=(257,))
+    model = tiny_model(stop_tokens=(257,), layer_kinds=("full", "full"), window=0)
     divided = place(model.params["target"], make_mesh("fsdp=2,tp=2"))
     save(dataclasses.replace(model, params={"target": divided}), tmp_path / "out")
     same(load(tmp_path / "out").params, model.params)
