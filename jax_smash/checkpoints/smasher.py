@@ -23,6 +23,7 @@ from jax_smash.checkpoints.gguf import is_gguf
 from jax_smash.checkpoints.shards import finite
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.config import ModelConfig
+from jax_smash.pytree import size
 from jax_smash.quantise import check_plain
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.options import SmashOptions
@@ -30,6 +31,9 @@ from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 
 CONFIG, WEIGHTS = "smasher.json", "smasher.safetensors"
 SMASHER_FILES = (CONFIG, WEIGHTS)
+
+MODULES = "hamburger"
+"""Folder, beside a base, of the modules that go with it."""
 
 FORMAT = 2
 """Of the files. Those of 1 carry no settings and do not tell the base's weights; a reader refuses others."""
@@ -60,6 +64,10 @@ class SmashModules:
     token_counts: np.ndarray | None = None
     options: SmashOptions = SmashOptions()  # noqa: RUF009 - frozen
     base_fingerprint: str = ""
+
+    def __repr__(self) -> str:
+        """Says how large they are, and prints no weights."""
+        return f"SmashModules({size(self.params)}, {self.config.micro_steps} micro-steps)"
 
 
 @dataclasses.dataclass(frozen=True)
