@@ -93,7 +93,7 @@ def test_a_mark_right_behind_the_gap_gets_no_space():
 def test_hellaswag():
     choice = read("hellaswag", **HELLASWAG)
     assert choice.contexts[0] == "Roof shingle removal: A man is sitting on a roof. He"
-    assert choice.continuations == (" is using wrap.", " starts pulling up roofing.")
+    assert choice.continuations == (" is using wrap.", "  starts pulling up roofing.")
     assert choice.right == 1
 
 
