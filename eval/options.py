@@ -1,7 +1,7 @@
 """Options of a command line that hold several values, apart by spaces or by commas."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -22,3 +22,9 @@ def _listed(kind: Callable[[str], Any], name: str) -> Any:
 Names = Annotated[tuple[str, ...], _listed(str, "NAME")]
 Numbers = Annotated[tuple[int, ...], _listed(int, "INT")]
 Decimals = Annotated[tuple[float, ...], _listed(float, "X")]
+
+Peer = Literal["transformers", "transformers-lookup"]
+"""Another program on the same weights and prompts: plain decoding, or its own prompt lookup."""
+
+ONE_ROW = ("transformers-lookup",)
+"""Peers that continue one prompt at a time and no more."""

@@ -20,7 +20,7 @@ import numpy as np
 from eval.bandwidth import Bandwidth, read_bandwidth
 from eval.contest import rows, take_turns
 from eval.measure import Contender, Ours
-from eval.options import Numbers
+from eval.options import ONE_ROW, Numbers, Peer
 from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from eval.smashing import smash_options, with_caps, with_random_modules
@@ -89,7 +89,7 @@ class Settings:
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
-      peers: other programs to run on the same weights and prompts.
+      peers: other programs to run on the same weights and prompts; transformers-lookup takes one prompt at a time.
       bandwidth_mebibytes: size of the array by which read bandwidth is measured; by default 1 GiB on a CPU.
       json: file to write.
       overwrite: replace the file if it exists.
@@ -125,7 +125,7 @@ class Settings:
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
-    peers: tuple[Literal["transformers"], ...] = ()
+    peers: tuple[Peer, ...] = ()
     bandwidth_mebibytes: int | None = None
     json: Path | None = None
     overwrite: bool = False
@@ -169,6 +169,8 @@ class Settings:
             smash_options(self, group_length=length, mode="blind").check()
         if self.modules is not None and (self.random_init is not None or not self.smashes):
             raise ValueError(f"modules goes with {HAMBURGER} and with trained modules alone; got {self.modules}")
+        if self.batch_size > 1 and set(self.peers) & set(ONE_ROW):
+            raise ValueError(f"batch_size must be 1 beside {', '.join(ONE_ROW)}; got {self.batch_size}")
         if self.peers:
             require_torch()
         check_output(self.json, overwrite=self.overwrite)

@@ -124,9 +124,10 @@ class StoppingFlags:
 class DraftFlags:
     """For methods that draft. What is emitted does not depend on them, only how fast; but see --verify."""
 
-    tree: Annotated[str, _flag("auto|chain-N|NAME|FILE.json|off", "(default: auto)")] = "auto"
+    tree: Annotated[str, _flag("auto|chain-N|tree-N|NAME|FILE.json|off", "(default: auto)")] = "auto"
     """The tree that a step drafts: auto sizes it by what is measured, off drafts nothing, chain-N is N tokens in a row,
-    NAME a published template (recycling-80), FILE.json lists the ranks that lead to each node: [[0], [1], [0, 0]]."""
+    tree-N is N tokens in the shape that suits the method, NAME a published template (recycling-80), FILE.json lists the
+    ranks that lead to each node: [[0], [1], [0, 0]]."""
     warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Begin with what an earlier run knew of which token follows which, from its --save-warm-start."""
     save_warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
