@@ -1,24 +1,5 @@
-"""Options of a command line that hold several values, apart by spaces or by commas."""
+"""Options of several values, as all programs take them."""
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from jax_smash.cli.lists import Decimals, NamedPaths, Names, Numbers, Paths, listed, one_of
 
-import tyro
-
-
-def _listed(kind: Callable[[str], Any], name: str) -> Any:
-    def parse(arguments: list[str]) -> tuple[Any, ...]:
-        return tuple(kind(word) for argument in arguments for word in argument.split(",") if word)
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{name}[,{name}…]",
-        instance_from_str=parse,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
-    )
-
-
-Names = Annotated[tuple[str, ...], _listed(str, "NAME")]
-Numbers = Annotated[tuple[int, ...], _listed(int, "INT")]
-Decimals = Annotated[tuple[float, ...], _listed(float, "X")]
+__all__ = ["Decimals", "NamedPaths", "Names", "Numbers", "Paths", "listed", "one_of"]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from eval.engine import Engine
-from eval.options import Decimals, Names, Numbers
+from eval.options import Decimals, NamedPaths, Names, Numbers
 from eval.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
 from eval.report import check_outputs, heading, print_table, run_program, write_json, write_whole
 from eval.smashing import Compression, smash_options
@@ -81,7 +81,7 @@ class Settings:
     methods: Names = ("ar",)
     base: str | None = None
     tasks: Names = ("recall",)
-    data: tuple[str, ...] = ()
+    data: NamedPaths = ()
     lengths: Numbers = (128, 512)
     count: int | None = None
     seed: int = 0

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jax_smash.cli.errors import UsageError
+from jax_smash.cli.lists import listed
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["plain", "int8"]
@@ -43,8 +44,8 @@ class SamplingFlags:
     """Taken from the logit of every token that the text holds."""
     frequency_penalty: Annotated[float, _flag("X")] = 0.0
     """Taken from a token's logit for each time the text holds it."""
-    logit_bias: Annotated[tuple[str, ...], _flag("ID=VALUE", "(default: none)")] = ()
-    """Added to the logits of these tokens, e.g. 13=-5 262=2.5."""
+    logit_bias: Annotated[tuple[str, ...], listed(str, "ID=VALUE")] = ()
+    """Added to the logits of these tokens, e.g. 13=-5,262=2.5."""
     min_new_tokens: Annotated[int, _flag("N")] = 0
     """The text does not end before this many tokens."""
     seed: Annotated[int, _flag("N")] = 0
