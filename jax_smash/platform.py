@@ -48,7 +48,7 @@ def skip_absent_tpu() -> None:
     Does nothing where there is any sign of a TPU: a device, a `TPU_` variable, `JAX_PLATFORMS` naming one; nor once JAX
     has taken its devices. Other platforms are chosen as always, and TPU programs can still be compiled ahead.
     """
-    if "tpu" in (jax.config.jax_platforms or "") or seems_to_have_tpu():
+    if "tpu" in _asked() or seems_to_have_tpu():
         return
     try:
         register_backend_factory("tpu", _no_tpu, priority=300, fail_quietly=True)
@@ -65,7 +65,7 @@ def check_platforms() -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
-        asked = jax.config.jax_platforms or ""
+        asked = _asked()
         # Of a platform without a device JAX says nothing at all.
         reason = (str(error).strip() or "no such device is there").splitlines()[0].split(" (set JAX_PLATFORMS")[0]
         raise OSError(
@@ -93,6 +93,11 @@ def seems_to_have_tpu(
         _read(device / "vendor") == GOOGLE and not _read(device / "class").startswith(NO_TPU_CLASSES)
         for device in pci.glob("*")
     )
+
+
+def _asked() -> str:
+    """Returns the platforms that JAX is told to use, as in `cuda,cpu`; empty where it may choose."""
+    return getattr(jax.config, "jax_platforms", None) or ""
 
 
 def _speaks_of_tpu(variable: str) -> bool:
