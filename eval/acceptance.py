@@ -20,7 +20,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from eval.acceptance_runs import Asking
-from eval.options import Decimals, Names, Numbers
+from eval.options import Decimals, Names, Numbers, Paths
 from eval.question_sets import Question, fitting, read_questions, spec_bench_questions
 from eval.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from eval.studies import TEMPLATE, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
@@ -80,7 +80,7 @@ class Settings:
     study: StudyName = "trees"
     methods: Names = ("recycling",)
     trees: Names = (TEMPLATE,)
-    prompts: tuple[Path, ...] = (PROMPTS,)
+    prompts: Paths = (PROMPTS,)
     spec_bench: Path | None = None
     num_prompts: int | None = None
     chat: bool = False

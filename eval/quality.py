@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from eval.engine import Engine
 from eval.finished import Finished, file_states
 from eval.intervals import RESAMPLES, SEED
-from eval.options import Decimals, Names, Numbers
+from eval.options import Decimals, NamedPaths, Names, Numbers
 from eval.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
 from eval.report import check_outputs, commit, heading, print_table, run_program, write_json, write_whole
 from eval.smashing import Compression, smash_options
@@ -97,7 +97,7 @@ class Settings:
     methods: Names = ("ar",)
     base: str | None = None
     tasks: Names = ("recall",)
-    data: tuple[str, ...] = ()
+    data: NamedPaths = ()
     lengths: Numbers = (128, 512)
     count: int | None = None
     counts: Names = ()

@@ -20,7 +20,7 @@ import numpy as np
 from eval.bandwidth import Bandwidth, read_bandwidth
 from eval.contest import rows, take_turns
 from eval.measure import Contender, Ours
-from eval.options import ONE_ROW, Numbers, Peer
+from eval.options import ONE_ROW, Names, Numbers, Peers
 from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from eval.smashing import smash_options, with_caps, with_random_modules
@@ -97,7 +97,7 @@ class Settings:
 
     model: str | None = None
     random_init: str | None = None
-    methods: tuple[str, ...] = (BASELINE,)
+    methods: Names = (BASELINE,)
     prompts: Path | None = None
     prompt_tokens: int | None = None
     num_prompts: int | None = None
@@ -125,7 +125,7 @@ class Settings:
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
-    peers: tuple[Peer, ...] = ()
+    peers: Peers = ()
     bandwidth_mebibytes: int | None = None
     json: Path | None = None
     overwrite: bool = False

@@ -1,6 +1,6 @@
 """Averages the weights of models that learned from the same ones.
 
-    python -m train.average --models MODEL MODEL --shares 0.4 0.6 --output AVERAGE
+    python -m train.average --models MODEL MODEL --shares 0.4,0.6 --output AVERAGE
 
 What one run learns another forgets; a point between the two in the space of weights often keeps most of both, and is a
 better place to go on from than either.
@@ -24,6 +24,7 @@ from flax import nnx
 
 from jax_smash.checkpoints.directory import check_new
 from jax_smash.checkpoints.huggingface import read_config, resolve
+from jax_smash.cli.lists import Paths, Shares
 from train.export import check_tokenizer, export
 from train.pack import file_sha256
 from train.program import run_program
@@ -55,7 +56,7 @@ def averaged(params: Iterable[nnx.State], shares: Sequence[float]) -> nnx.State:
     return reduce(partial(jax.tree.map, jnp.add), scaled)
 
 
-def main(models: tuple[Path, ...], output: Path, shares: tuple[float, ...] = ()) -> None:
+def main(models: Paths, output: Path, shares: Shares = ()) -> None:
     """Writes the average of models' weights as a Hugging Face folder, with the first one's tokenizer.
 
     Args:
