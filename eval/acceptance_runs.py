@@ -35,6 +35,7 @@ class Answer:
       forwards: of the target, prefill left out.
       tried, kept: counts by depth, as `Drafted` has them; empty in plain decoding.
       nodes: drafted nodes of a step.
+      prompt: tokens that were read before it.
     """
 
     category: str
@@ -44,6 +45,7 @@ class Answer:
     tried: list[int] = dataclasses.field(default_factory=list)
     kept: list[int] = dataclasses.field(default_factory=list)
     nodes: int = 0
+    prompt: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def degenerate(self) -> bool:
@@ -115,7 +117,7 @@ class Asking:
             for i, answer in self._read(session, questions):
                 if prompts[i]:
                     said[i].append(answer.text)
-                    found.append(answer)
+                    found.append(dataclasses.replace(answer, prompt=prompts[i]))
         return found, memory
 
     def _session(self, method: Method, temperature: float, memory: Any) -> Session:

@@ -1,7 +1,7 @@
 """Text decoded batch by batch under a given method, with all that two decoders are compared by."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +44,7 @@ def decode_all(
     max_new_tokens: int,
     log_probs: int | None = None,
     change: Callable[[Processors], Processors] | None = None,
+    until: Callable[[Sequence[Decoded]], bool] | None = None,
 ) -> list[Decoded]:
     """Returns what `generate` makes of a request, under a method that need not have a name.
 
@@ -55,6 +56,7 @@ def decode_all(
       max_new_tokens: at most, a prompt.
       log_probs: likeliest tokens that the method records.
       change: is given the processors of a batch and returns those to be used.
+      until: is given what was decoded after each batch; True ends it there.
     """
     decoded: list[Decoded] = []
     memory = None
@@ -83,6 +85,8 @@ def decode_all(
             pass
         memory = session.state.shared.memory
         decoded += _outcomes(session, len(prompts))
+        if until is not None and until(decoded):
+            break
     return decoded
 
 

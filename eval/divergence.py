@@ -50,7 +50,11 @@ class Divergence:
 
 
 class Rescorer:
-    """Reads texts again under the options that they were decoded with."""
+    """Reads texts again under the options that they were decoded with.
+
+    A text that equals what it is compared with is read once, however often it is asked about: what the forward says of
+    it depends on nothing else.
+    """
 
     def __init__(self, model: Model, request: Request, *, dtype: str, max_new_tokens: int):
         """Takes the options; computes nothing.
@@ -66,6 +70,7 @@ class Rescorer:
         self.sampled = any(o.sampled for o in request.sampling)
         self._output = bucket(max_new_tokens)
         self._width = bucket(max(map(len, request.tokens)) + max_new_tokens)
+        self._known: dict[tuple[int, tuple[int, ...]], Rescored] = {}
 
     def rescore(
         self, decoded: Sequence[Decoded], others: Sequence[Decoded], on_text: Callable[[], None] = lambda: None
@@ -73,19 +78,25 @@ class Rescorer:
         """Returns what one plain forward says of each text, arrays of a value a token.
 
         Args:
-          decoded: a text a prompt of the request.
+          decoded: a text a prompt of the request, or of its first prompts.
           others: what they are compared with.
           on_text: called for each text when it was read.
         """
-        said: list[Rescored] = []
-        for first in range(0, len(decoded), RESCORED_ROWS):
-            numbers = range(first, min(first + RESCORED_ROWS, len(decoded)))
-            said += self._read(numbers, decoded, others)
+        # What is said of another's token, where two texts differ, is of that one comparison.
+        kept = {i: (i, tuple(text.tokens)) for i, text in enumerate(decoded) if text.tokens == others[i].tokens}
+        said = {i: self._known[key] for i, key in kept.items() if key in self._known}
+        for _ in said:
+            on_text()
+        left = [i for i in range(len(decoded)) if i not in said]
+        for first in range(0, len(left), RESCORED_ROWS):
+            numbers = left[first : first + RESCORED_ROWS]
+            said |= dict(zip(numbers, self._read(numbers, decoded, others), strict=True))
             for _ in numbers:
                 on_text()
-        return said
+        self._known |= {key: said[i] for i, key in kept.items()}
+        return [said[i] for i in range(len(decoded))]
 
-    def _read(self, numbers: range, decoded: Sequence[Decoded], others: Sequence[Decoded]) -> list[Rescored]:
+    def _read(self, numbers: Sequence[int], decoded: Sequence[Decoded], others: Sequence[Decoded]) -> list[Rescored]:
         # The last rows come again where a batch is not full, so that it needs no program of its own.
         rows = [*numbers, *[numbers[-1]] * (RESCORED_ROWS - len(numbers))]
         prompts, outputs = ([texts[i] for i in rows] for texts in (self.request.tokens, [d.tokens for d in decoded]))

@@ -1,7 +1,9 @@
-"""Drafted text is plain decoding's, token for token: methods, trees, batches and processors in every combination.
+r"""Drafted text is plain decoding's, token for token: methods, trees, batches and processors in every combination.
 
     python -m eval.exactness --model tiny --methods recycling --json exactness.json
     python -m eval.exactness --model tiny --methods recycling --trees chain-4 tree.json --batch-sizes 8 --json OUT
+    python -m eval.exactness --model smollm2 --spec-bench question.jsonl --chat --num-prompts 60 --prompt-tokens 96 \
+      --methods recycling lookup suffix lookahead draft-model hybrid --trees tree-15 --batch-sizes 1 8 --json OUT
     python -m eval.exactness --model DIR --methods hamburger --modules FOLDER --json OUT
 
 Every text is compared with plain decoding of the same seed and batch size, and every emitted token with a plain forward
@@ -11,7 +13,8 @@ the gap between the two tokens; in float32 there may be 5 in a million tokens, e
 
 For the last condition (the largest batch, all processors, sampled) trees are also decoded in ways that must change
 nothing (padding nodes that nothing reaches; siblings swapped; a tree of first children alone, against the chain), and
-in ways that must be found out: an ancestor bit flipped, a penalty left out at drafted nodes.
+in ways that must be found out: an ancestor bit flipped, a penalty left out at drafted nodes. These decode up to the
+batch in which the fault shows.
 """
 
 import dataclasses
@@ -24,18 +27,15 @@ import jax.numpy as jnp
 
 from eval.conditions import REGEX, STOP, Condition
 from eval.divergence import ROUNDING
+from eval.exactness_prompts import of_file, of_spec_bench, shipped
 from eval.exactness_report import Clock, earlier_rows, totals
 from eval.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, Case, Study
 from eval.options import Names, Numbers
 from eval.report import check_output, heading, print_table, run_program, write_json
-from eval.shipped_prompts import shipped_prompts
 from eval.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import check_method, fitting_modules
-from jax_smash.prompts import read_prompts
-from jax_smash.request import make_request
-from jax_smash.sampling import SamplingOptions
 
 Row = dict[str, Any]
 
@@ -67,17 +67,21 @@ class Settings:
       model: a shipped model's name, a directory or a hub id.
       methods: names of methods that draft.
       draft_model: what method draft-model drafts with, a model's name or int8; it has no tree off.
-      trees: auto, off, chain-N, a template's name or a .json file, each under every method but hamburger, whose groups
-        are chains.
+      trees: auto, off, chain-N, tree-N, a template's name or a .json file, each under every method but hamburger, whose
+        groups are chains.
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
       smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
-      confidence, token_confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`.
+      confidence, token_confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`; by default as the
+        modules were calibrated.
       batch_sizes: prompts that decode together.
       processors: none, all (every processor, stop strings, a grammar, log-probabilities), or both.
       choices: greedy, sampled, or both.
       checks: also decode in ways that must change nothing, and in ways that must be found out.
+      equivalents: of the checks, also those that must change nothing.
       prompts: file of prompts, one {"prompt": …} a line; by default pieces of the texts that come with the project.
+      spec_bench: Spec-Bench's question.jsonl, in place of prompts: the first turns, of each task in turn.
+      chat: the questions of Spec-Bench are put into the model's chat template.
       num_prompts: prompts to take; None takes the whole file.
       prompt_tokens: a prompt's tokens at most; longer ones are cut. Shipped ones have two thirds of it or more.
       max_new_tokens: of each prompt.
@@ -96,15 +100,18 @@ class Settings:
     trees: Names = ("off", "chain-4", "recycling-80")
     modules: str | None = None
     smash_mode: str = "exact"
-    confidence: float = 0.7
-    token_confidence: float = 0.0
+    confidence: float | None = None
+    token_confidence: float | None = None
     micro_steps: int | None = None
-    micro_head: str = "full"
+    micro_head: str | None = None
     batch_sizes: Numbers = (1, 3, 8)
     processors: Names = ("none", "all")
     choices: Names = ("greedy", "sampled")
     checks: bool = True
+    equivalents: bool = True
     prompts: Path | None = None
+    spec_bench: Path | None = None
+    chat: bool = False
     num_prompts: int | None = 200
     prompt_tokens: int = 48
     max_new_tokens: int = 32
@@ -143,6 +150,12 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be at least 1; got {min(self.batch_sizes)}")
+        if self.prompts is not None and self.spec_bench is not None:
+            raise ValueError("--prompts and --spec-bench exclude each other; got both")
+        if self.chat and self.spec_bench is None:
+            raise ValueError(
+                "chat goes with --spec-bench, whose questions are a user's; got neither file nor questions"
+            )
         if self.resume and self.json is None:
             raise ValueError("resume needs the file to go on with; give --json")
         check_output(self.json, overwrite=self.overwrite or self.resume)
@@ -178,34 +191,18 @@ class Settings:
 
 
 def read_tokens(settings: Settings, model: Model) -> list[list[int]]:
-    """Returns the prompts as tokens, cut to `prompt_tokens`.
+    """Returns the prompts as tokens, `prompt_tokens` of each at most.
 
     Raises:
       ValueError: there are too few, or one is malformed or does not fit the model.
       OSError: the file cannot be read.
     """
-    if settings.prompts is None:
-        if settings.num_prompts is None:
-            raise ValueError("num_prompts must be given where the prompts are the project's")
-        return shipped_prompts(model, settings.num_prompts, longest=settings.prompt_tokens)
-    found = read_prompts(settings.prompts)
-    if settings.num_prompts is not None and len(found) < settings.num_prompts:
-        raise ValueError(
-            f"num_prompts must be at most {len(found)}, the prompts of the file; got {settings.num_prompts}"
-        )
-    request = make_request(
-        model,
-        found[: settings.num_prompts],
-        max_new_tokens=1,
-        sampling=SamplingOptions(),
-        stop=(),
-        json_schema=None,
-        regex=None,
-        seed=0,
-        chat=False,
-        slots=None,
-    )
-    return [tokens[: settings.prompt_tokens] for tokens in request.tokens]
+    count, longest = settings.num_prompts, settings.prompt_tokens
+    if settings.spec_bench is not None:
+        return of_spec_bench(model, settings.spec_bench, count, longest=longest, chat=settings.chat)
+    if settings.prompts is not None:
+        return of_file(model, settings.prompts, count, longest=longest)
+    return shipped(model, count, longest=longest)
 
 
 def measure(
@@ -261,7 +258,7 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
             for tree in (GROUPS,) if method == HAMBURGER else settings.trees:
                 if (method, tree) == (DRAFT_MODEL, "off"):
                     continue
-                possible = study.checks(method, tree, condition)
+                possible = study.checks(method, tree, condition, equivalents=settings.equivalents)
                 wanted = possible if settings.checks and condition == conditions[-1] else []
                 cases += [Case(way, method, tree, condition) for way in (AS_IT_IS, *wanted)]
     return cases

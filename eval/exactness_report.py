@@ -23,7 +23,18 @@ SUMMED = (
     "finish_differing",
 )
 
-FREE_TO_CHANGE = ("json", "resume", "overwrite", "methods", "trees", "batch_sizes", "processors", "choices", "checks")
+FREE_TO_CHANGE = (
+    "json",
+    "resume",
+    "overwrite",
+    "methods",
+    "trees",
+    "batch_sizes",
+    "processors",
+    "choices",
+    "checks",
+    "equivalents",
+)
 """Settings that choose rows, or do not bear on them."""
 
 
@@ -55,8 +66,13 @@ def totals(rows: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
     return sums | {"divergences_allowed": allowed, "passed": few and all(row["passed"] for row in rows)}
 
 
-def earlier_rows(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def earlier_rows(path: Path, settings: dict[str, Any], *, free: Sequence[str] = FREE_TO_CHANGE) -> list[dict[str, Any]]:
     """Returns the rows of a report that stands there; none where there is none.
+
+    Args:
+      path: of the report.
+      settings: of this run.
+      free: settings that may be others.
 
     Raises:
       ValueError: it was made under settings that give other rows.
@@ -65,7 +81,7 @@ def earlier_rows(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     report = json.loads(path.read_text(encoding="utf-8"))
     for name, value in json.loads(json.dumps(settings)).items():
-        if name not in FREE_TO_CHANGE and report["settings"].get(name) != value:
+        if name not in free and report["settings"].get(name) != value:
             raise ValueError(f"{path} was made with {name} {report['settings'].get(name)!r}; got {value!r}")
     return report["rows"]
 

@@ -106,9 +106,16 @@ class Study:
         # What rows are compared with stays for the next few; a long run has more than memory should hold.
         self._decoded = functools.lru_cache(maxsize=4)(self._decode)
         self._request = functools.lru_cache(maxsize=None)(self._make_request)
+        # One for all batch sizes: a text that two of them give is read again once.
+        self._rescorer = functools.lru_cache(maxsize=None)(self._make_rescorer)
 
-    def checks(self, method: str, tree: str, condition: Condition) -> list[str]:
+    def checks(self, method: str, tree: str, condition: Condition, *, equivalents: bool = True) -> list[str]:
         """Returns the ways in which a method's tree can be tampered with.
+
+        Args:
+          method, tree: by name.
+          condition: batch and options.
+          equivalents: those that must change nothing too, not the faults alone.
 
         Raises:
           ValueError: the method does not take the tree.
@@ -120,25 +127,21 @@ class Study:
         siblings = any(len(set(parent.tolist())) < len(parent) for parent in drafted)
         # A draft model keeps what it read of each node by the node's place.
         fixed = (SWAPPED,) if method == DRAFT_MODEL else ()
-        equivalent = [way for way in EQUIVALENT if (siblings or way not in NEED_SIBLINGS) and way not in fixed]
+        same = EQUIVALENT if equivalents else {}
+        equivalent = [way for way in same if (siblings or way not in NEED_SIBLINGS) and way not in fixed]
         return equivalent + [way for way in CONTROLS if way != SKIPPED or condition.processors == "all"]
 
     def row(self, case: Case) -> dict[str, Any]:
         """Returns the figures of a case, and whether they are as they must be."""
         began, compiled = time.perf_counter(), PROGRAMS.seconds
         reference = self._decoded(self._compared_with(case))
-        decoded = self._decoded(case)
-        request = self._request(dataclasses.replace(case.condition, batch_size=1))
-        said = Rescorer(self.model, request, dtype=self._dtype, max_new_tokens=self._new).rescore(decoded, reference)
-        figures = summary(decoded, reference, said, tolerance=ROUNDING[self._dtype])
-        diverged = {d["prompt"] for d in figures["listed"]}
-        figures["forwards_differing"] = sum(
-            a.forwards != b.forwards
-            for i, (a, b) in enumerate(zip(decoded, reference, strict=True))
-            if i not in diverged
-        )
         must = "differ" if case.way in CONTROLS else "equal"
-        passed = figures["beyond_near_ties"] > 0 if must == "differ" else self._equal(case, figures)
+        if must == "differ":
+            figures = self._found_out(case, reference)
+            passed = figures["beyond_near_ties"] > 0
+        else:
+            figures = self._compared(case, self._decoded(case), reference)
+            passed = self._equal(case, figures)
         return {
             "way": case.way,
             "method": case.method,
@@ -151,6 +154,29 @@ class Study:
             "compile_seconds": PROGRAMS.seconds - compiled,
             "key": case.key,
         }
+
+    def _compared(self, case: Case, decoded: Sequence[Decoded], reference: Sequence[Decoded]) -> dict[str, Any]:
+        """Returns the figures of texts, those of the first prompts or of all."""
+        beside = reference[: len(decoded)]
+        said = self._rescorer(dataclasses.replace(case.condition, batch_size=1)).rescore(decoded, beside)
+        figures = summary(decoded, beside, said, tolerance=ROUNDING[self._dtype])
+        diverged = {d["prompt"] for d in figures["listed"]}
+        figures["forwards_differing"] = sum(
+            a.forwards != b.forwards for i, (a, b) in enumerate(zip(decoded, beside, strict=True)) if i not in diverged
+        )
+        return figures
+
+    def _found_out(self, case: Case, reference: Sequence[Decoded]) -> dict[str, Any]:
+        """Returns the figures of a fault: of the prompts up to the batch in which it shows, or of all."""
+        figures: dict[str, Any] = {}
+
+        def shows(decoded: Sequence[Decoded]) -> bool:
+            nonlocal figures
+            figures = self._compared(case, decoded, reference)
+            return figures["beyond_near_ties"] > 0
+
+        self._decode(case, until=shows)
+        return figures
 
     def _equal(self, case: Case, figures: dict[str, Any]) -> bool:
         wrong = [figures[name] for name in ("beyond_near_ties", "log_probs_differing", "finish_differing")]
@@ -170,7 +196,7 @@ class Study:
             return dataclasses.replace(case, way=AS_IT_IS)
         return Case(AS_IT_IS, "ar", None, case.condition)
 
-    def _decode(self, case: Case) -> list[Decoded]:
+    def _decode(self, case: Case, until: Callable[[Sequence[Decoded]], bool] | None = None) -> list[Decoded]:
         method = self._method(case.method, case.tree, case.condition)
         if case.way != AS_IT_IS:
             method = tampered(method, (EQUIVALENT | CONTROLS)[case.way])
@@ -182,6 +208,7 @@ class Study:
             max_new_tokens=self._new,
             log_probs=case.condition.log_probs,
             change=_skip_repetition if case.way == SKIPPED else None,
+            until=until,
         )
 
     def _method(self, name: str, tree: str | None, condition: Condition) -> Method:
@@ -198,6 +225,9 @@ class Study:
 
     def _make_request(self, condition: Condition) -> Request:
         return request_for(condition, self.model, self.prompts, **self._options)
+
+    def _make_rescorer(self, condition: Condition) -> Rescorer:
+        return Rescorer(self.model, self._request(condition), dtype=self._dtype, max_new_tokens=self._new)
 
 
 def _skip_repetition(processors: Processors) -> Processors:

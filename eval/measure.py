@@ -39,6 +39,7 @@ class Sample:
       decode_s: from then to the last token of the batch.
       steps: decode forwards of the batch.
       forwards: decode forwards of each row, summed: those it was still running in.
+      forwards_by_row: decode forwards of each row; empty where nobody counted them.
     """
 
     tokens: list[list[int]]
@@ -47,6 +48,7 @@ class Sample:
     decode_s: float
     steps: int
     forwards: int
+    forwards_by_row: Sequence[int] = ()
 
     @property
     def decoded(self) -> int:
@@ -79,7 +81,12 @@ class Contender(Protocol):
 
 
 class Ours:
-    """One of our methods. The loop is the user's: the same session, the same steps a call."""
+    """One of our methods. The loop is the user's: the same session, the same steps a call.
+
+    Attributes:
+      memory: what the rows of the next batch begin with; None for what the method begins with. After a run it is what
+        those rows learned, where what is learned is carried on.
+    """
 
     is_peer = False
 
@@ -94,6 +101,7 @@ class Ours:
         weights: str = "plain",
         draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
         smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
+        carries: bool = False,
     ):
         """Makes the strategy; allocates nothing.
 
@@ -106,12 +114,14 @@ class Ours:
           weights: how the model holds them; named with the method where they are not plain.
           draft: options of drafting.
           smash: options of HAMburger; a group length that all groups have is named with the method.
+          carries: what a batch learned is known to the next, as `generate` has it.
         """
         self.name = name if weights == "plain" else f"{name} {weights}"
         self.name += f", groups of {smash.group_length}" if smash.group_length else ""
         self.model, self.slots = model, slots
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.draft, self.smash = draft, smash
+        self.draft, self.smash, self.carries = draft, smash, carries
+        self.memory: Any = None
         self.method = make_method(model, name, draft=draft, smash=smash, batch=batch_size, slots=slots)
         self._compile_s = 0.0
         self._peak_mb: float | None = None
@@ -133,7 +143,9 @@ class Ours:
         self._peak_mb = peak_megabytes()
 
     def run(self, prompts: list[list[int]]) -> Sample:
-        """Continues one batch. The session's empty cache is made before the clock starts.
+        """Continues one batch; of fewer prompts than rows, the other rows sit out.
+
+        The session's empty cache is made before the clock starts.
 
         Raises:
           RuntimeError: a program was compiled while the clock ran.
@@ -142,7 +154,7 @@ class Ours:
         jax.block_until_ready(session.state)
         compiled = PROGRAMS.compiled
         began = time.perf_counter()
-        session.read(prompts)
+        session.read(prompts + [[]] * (self.batch_size - len(prompts)))
         started = int(np.asarray(session.state.rows.output_length).sum())
         first = time.perf_counter()
         while session.run(QUIET_STEPS):
@@ -150,16 +162,20 @@ class Ours:
         ended = time.perf_counter()
         if PROGRAMS.compiled != compiled:
             raise RuntimeError(f"{self.name} compiled a program while it was timed: warm-up missed a shape")
-        forwards = np.asarray(session.state.rows.forwards)
-        self._drafts += drafted_rows(session.state, tree=self.draft.tree, source=self.method.source) or []
+        if self.carries:
+            self.memory = session.state.shared.memory
+        forwards = np.asarray(session.state.rows.forwards)[: len(prompts)]
+        drafts = drafted_rows(session.state, tree=self.draft.tree, source=self.method.source) or []
+        self._drafts += drafts[: len(prompts)]
         self._compression.add(zip(map(len, prompts), smashed_rows(session.state) or (), strict=False))
         return Sample(
-            tokens=session.outputs(),
+            tokens=session.outputs()[: len(prompts)],
             started=started,
             first_token_s=first - began,
             decode_s=ended - first,
             steps=int(forwards.max()),
             forwards=int(forwards.sum()),
+            forwards_by_row=forwards.tolist(),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -202,6 +218,7 @@ class Ours:
             max_new_tokens=self.max_new_tokens,
             sampling=[SamplingOptions()] * self.batch_size,
             seeds=[0] * self.batch_size,
+            memory=self.memory,
         )
 
 

@@ -13,6 +13,9 @@ from eval.reference import PAD, require_torch
 from jax_smash.checkpoints import huggingface
 from jax_smash.loading import Model
 
+LOOKED_UP = (4, 10)
+"""Tokens that transformers' prompt lookup drafts at most, as its warm-up tries them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
@@ -40,13 +43,14 @@ class Transformers:
     name = "transformers"
     is_peer = True
 
-    def __init__(self, model: Model, *, dtype: str, max_new_tokens: int):
+    def __init__(self, model: Model, *, dtype: str, max_new_tokens: int, loaded: Any = None):
         """Saves our weights as a checkpoint and loads it there.
 
         Args:
           model: ours; its stop tokens end a row.
           dtype: of the weights, as torch names it.
           max_new_tokens: of each row.
+          loaded: the `model` of another peer, which holds the same weights already.
 
         Raises:
           ValueError: torch is not installed, or the model has no configuration to save.
@@ -57,18 +61,20 @@ class Transformers:
         self.torch = torch
         self.max_new_tokens, self.stop_tokens = max_new_tokens, model.stop_tokens
         self.device = "cuda" if self.torch.cuda.is_available() else "cpu"
-        self.model = _load(self.torch, model, dtype).to(self.device)
-        self.ways: dict[str, Callable[[Inputs], Sample]] = {
-            "generate": self._generate,
-            "generate, static cache": lambda inputs: self._generate(inputs, cache_implementation="static"),
-        }
-        if not self.stop_tokens:
-            self.ways["loop by hand"] = self._loop
+        self.model = _load(self.torch, model, dtype).to(self.device) if loaded is None else loaded
+        self.ways = self._ways()
         # Small models are slower with many threads, and all are where other work takes the cores.
         cores = os.cpu_count() or 1
         self.threads = (cores,) if self.device == "cuda" else tuple({cores: 0, max(cores // 2, 1): 0, 1: 0})
         self.chosen = ("generate", cores)
         self.tried: dict[tuple[str, int], float] = {}
+
+    def _ways(self) -> dict[str, Callable[[Inputs], Sample]]:
+        ways: dict[str, Callable[[Inputs], Sample]] = {
+            "generate": self._generate,
+            "generate, static cache": lambda inputs: self._generate(inputs, cache_implementation="static"),
+        }
+        return ways if self.stop_tokens else ways | {"loop by hand": self._loop}
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
         """Tries every way twice on the first batch and keeps the fastest."""
@@ -124,11 +130,11 @@ class Transformers:
         )
         # What is unset here would be filled in from the model's own.
         self.model.generation_config = config
-        first: list[float] = []
+        # When each forward was done, and how many tokens stood there.
+        done: list[tuple[float, int]] = []
 
         def note(tokens: Any, scores: Any, **rest: Any) -> Any:
-            if not first:
-                first.append(self._now())
+            done.append((self._now(), tokens.shape[1] - inputs.tokens.shape[1]))
             return self.torch.zeros(tokens.shape[0], dtype=self.torch.bool, device=tokens.device)
 
         began = self._now()
@@ -139,7 +145,8 @@ class Transformers:
                 generation_config=config,
                 stopping_criteria=StoppingCriteriaList([note]),
             )
-        return self._sample(whole[:, inputs.tokens.shape[1] :], began, first[0], self._now())
+        forwards = len(done) - 1
+        return self._sample(whole[:, inputs.tokens.shape[1] :], began, *done[0], self._now(), forwards)
 
     def _loop(self, inputs: Inputs) -> Sample:
         torch = self.torch
@@ -165,21 +172,40 @@ class Transformers:
                 )
                 tokens.append(out.logits[:, -1].argmax(-1, keepdim=True))
             whole = torch.cat(tokens, dim=1)
-        return self._sample(whole, began, first, self._now())
+        return self._sample(whole, began, first, 1, self._now(), self.max_new_tokens - 1)
 
-    def _sample(self, tokens: Any, began: float, first: float, ended: float) -> Sample:
+    def _sample(self, tokens: Any, began: float, first: float, started: int, ended: float, forwards: int) -> Sample:
+        """Makes the sample of a batch that had `started` tokens a row at `first`, and made so many forwards since."""
         rows = [_until(row, self.stop_tokens) for row in tokens.tolist()]
+        # A row that ends before the others is forwarded on, but to no use.
+        by_row = [min(forwards, len(row) - started) for row in rows]
         return Sample(
             tokens=rows,
-            started=len(rows),
+            started=started * len(rows),
             first_token_s=first - began,
             decode_s=ended - first,
-            steps=max(map(len, rows)) - 1,
-            forwards=sum(map(len, rows)) - len(rows),
+            steps=forwards,
+            forwards=sum(by_row),
+            forwards_by_row=by_row,
         )
 
 
-PEERS = {Transformers.name: Transformers}
+class PromptLookup(Transformers):
+    """transformers' own prompt lookup: drafts a chain from where the last tokens stood before, a row at a time.
+
+    Warm-up tries several lengths of the chain.
+    """
+
+    name = "transformers-lookup"
+
+    def _ways(self) -> dict[str, Callable[[Inputs], Sample]]:
+        def way(length: int) -> Callable[[Inputs], Sample]:
+            return lambda inputs: self._generate(inputs, prompt_lookup_num_tokens=length)
+
+        return {f"generate, chain of {length}": way(length) for length in LOOKED_UP}
+
+
+PEERS = {peer.name: peer for peer in (Transformers, PromptLookup)}
 
 
 def _load(torch: Any, model: Model, dtype: str) -> Any:

@@ -69,8 +69,16 @@ def spec_bench_questions(path: Path, *, count: int | None = None) -> list[Questi
     return named if count is None else list(front(_in_turn(named), count, path))
 
 
+def by_task(questions: Sequence[Question]) -> dict[str, list[Question]]:
+    """Returns the questions of each category, in the order in which categories first occur."""
+    found: dict[str, list[Question]] = {}
+    for question in questions:
+        found.setdefault(question.category, []).append(question)
+    return found
+
+
 def fitting(
-    model: Model, questions: Sequence[Question], *, max_new_tokens: int, chat: bool
+    model: Model, questions: Sequence[Question], *, max_new_tokens: int, chat: bool, longest: int | None = None
 ) -> tuple[list[Question], int]:
     """Returns the questions that fit the model's context with all their answers, and the slots that the longest needs.
 
@@ -79,16 +87,20 @@ def fitting(
       questions: to choose from.
       max_new_tokens: of each answer.
       chat: turns are put into the chat template.
+      longest: tokens of a question's turns at most; by default the context alone is the limit.
 
     Raises:
       ValueError: none fits, or the model has no tokenizer or no template.
     """
     context = model.config.max_positions if model.config else 2**30
     extra = max_new_tokens + ROOM_BETWEEN_TURNS
-    needs = [sum(len(turn_tokens(model, [turn], [], chat=chat)) + extra for turn in q.turns) for q in questions]
-    kept = [(q, need) for q, need in zip(questions, needs, strict=True) if need <= context]
+    tokens = [sum(len(turn_tokens(model, [turn], [], chat=chat)) for turn in q.turns) for q in questions]
+    needs = [n + extra * len(q.turns) for n, q in zip(tokens, questions, strict=True)]
+    room = context if longest is None else longest
+    kept = [(q, need) for q, n, need in zip(questions, tokens, needs, strict=True) if n <= room and need <= context]
     if not kept:
-        raise ValueError(f"no question fits the model's context of {context} tokens with its answer")
+        limit = "" if longest is None else f"{longest} tokens and "
+        raise ValueError(f"no question fits {limit}the model's context of {context} tokens with its answer")
     return [q for q, _ in kept], max(need for _, need in kept)
 
 
@@ -112,11 +124,9 @@ def turn_tokens(model: Model, turns: Sequence[str], answers: Sequence[str], *, c
 
 def _in_turn(questions: Sequence[Question]) -> list[Question]:
     """Returns questions so that each category has its turn, in the order in which categories first occur."""
-    by_category: dict[str, list[Question]] = {}
-    for question in questions:
-        by_category.setdefault(question.category, []).append(question)
-    longest = max(map(len, by_category.values()))
-    return [found[i] for i in range(longest) for found in by_category.values() if i < len(found)]
+    found = by_task(questions)
+    longest = max(map(len, found.values()))
+    return [mine[i] for i in range(longest) for mine in found.values() if i < len(mine)]
 
 
 def _question(record: Record, stem: str) -> Question:

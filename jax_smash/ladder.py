@@ -11,8 +11,9 @@ from jax_smash.costs import CostCurve, estimate_costs, load_costs
 from jax_smash.decode.budget import Sizing
 from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, acceptance, prior_rates
 from jax_smash.draft.sizing import Rates, best_tree, choose_budget, choose_ladder
-from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import Topology
+from jax_smash.draft.templates import named_tree, sized
+from jax_smash.draft.tree import Topology, chain
+from jax_smash.protocols import honours_trees
 
 if TYPE_CHECKING:
     from jax_smash.loading import Model
@@ -22,6 +23,10 @@ MOST_NODES = 80
 
 DEFAULT_NODES = 24
 """Drafted nodes where nothing is known of what a step costs."""
+
+
+CHAIN_NODES = 4
+"""Drafted nodes of an automatic tree where the model reads every block in order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +76,7 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
 
     Args:
       model: the model that decodes.
-      tree: `auto`, or a name of `draft.templates.named_tree`.
+      tree: `auto`, or a name of `draft.templates.named_tree`; `tree-N` has the shape that suits the drafter.
       method: that drafts: its own measured costs come before those of the forward alone.
       reach: of its trees; None for a method whose trees are not sized.
       batch: rows that decode together.
@@ -82,9 +87,14 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
       OSError: a file cannot be read.
     """
     if tree != "auto":
-        return Ladder(trees=(named_tree(tree),), first=0, sizing=None, source=f"the tree {tree}")
+        nodes = sized(tree)
+        found = named_tree(tree) if nodes is None or reach is None else reach.tree(nodes)
+        return Ladder(trees=(found,), first=0, sizing=None, source=f"the tree {tree}")
     if reach is None:
         raise ValueError(f"trees of method {method} have no automatic size: name one")
+    if not honours_trees(model.definition.bind(model.params["target"])):
+        source = f"a chain: {model.name} does not honour tree blocks"
+        return Ladder(trees=(chain(min(CHAIN_NODES, reach.levels)),), first=0, sizing=None, source=source)
     rates = reach.rates()
     cost = _costs(model, method, batch=batch, slots=slots)
     if cost is None:

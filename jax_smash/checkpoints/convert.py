@@ -8,8 +8,14 @@ from typing import Any
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.adapter import with_base
 from jax_smash.checkpoints.directory import check_new, new_directory
+from jax_smash.checkpoints.gguf import is_gguf
+from jax_smash.checkpoints.smasher import CONFIG, MODULES, SMASHER_FILES, is_smasher
+from jax_smash.checkpoints.tokenizer import load_tokenizer
 
 FORMATS = ("huggingface", "orbax")
+
+MODULE_FILES = tuple(f"{MODULES}/{file}" for file in (*SMASHER_FILES, *huggingface.FETCHED))
+"""What is fetched of a hub repository's modules, as patterns."""
 
 
 def convert(
@@ -21,14 +27,14 @@ def convert(
     progress: huggingface.Progress | None = None,
     find: Callable[[str], Path] = huggingface.resolve,
 ) -> Path:
-    """Writes a checkpoint in another format or dtype, its tokenizer along with it.
+    """Writes a checkpoint in another format or dtype, its tokenizer and its HAMburger modules along with it.
 
     The target appears whole or not at all. A conversion to the other format and back gives every tensor back bit by
-    bit.
+    bit. Modules stay as they are; the base that stands with them is converted like the other.
 
     Args:
-      source: a Hugging Face directory or hub id, a directory with an Orbax checkpoint, or one with a LoRA adapter as
-        PEFT saves it, which is merged into its base; which it is, is found out.
+      source: a Hugging Face directory or hub id, a GGUF file, a directory with an Orbax checkpoint, or one with a LoRA
+        adapter as PEFT saves it, which is merged into its base; which it is, is found out.
       target: a directory that is absent or empty.
       to: the format to write, one of `FORMATS`.
       dtype: of the weights; None keeps the source's.
@@ -47,7 +53,7 @@ def convert(
     if to not in FORMATS:
         raise ValueError(f"to must be one of {', '.join(FORMATS)}; got {to!r}")
     path = check_new(target)
-    directory = huggingface.resolve(source)
+    directory = huggingface.resolve(source, also=MODULE_FILES)
     original: dict[str, Any] | None
     folders: tuple[Path, ...] = (directory,)
     if orbax.is_checkpoint(directory):
@@ -61,8 +67,32 @@ def convert(
     with new_directory(path, huggingface.params_bytes(params)) as work:
         writer = huggingface.write if to == "huggingface" else orbax.write
         writer(work, config, params, original_config=original)
-        for name in huggingface.COMPANIONS:
-            for folder in folders:  # An adapter's own tokenizer goes before its base's.
-                if (folder / name).is_file():
-                    shutil.copyfile(folder / name, work / name)
+        for folder in folders:  # An adapter's own tokenizer goes before its base's.
+            copy_companions(folder, work)
+        modules = (directory.parent if is_gguf(directory) else directory) / MODULES
+        if is_smasher(modules):
+            _convert_modules(modules, work / MODULES, to=to, dtype=dtype)
     return path
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copies what goes with the weights, the tokenizer first of all; of a GGUF file, writes it."""
+    if is_gguf(source):
+        tokenizer = load_tokenizer(source)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(target)
+        return
+    for name in huggingface.COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def _convert_modules(source: Path, target: Path, *, to: str, dtype: Any) -> None:
+    """Copies modules, and converts the base in their folder, if there is one."""
+    if orbax.is_checkpoint(source) or (source / huggingface.CONFIG).is_file():
+        convert(source, target, to=to, dtype=dtype)
+    target.mkdir(exist_ok=True)
+    for name in SMASHER_FILES:
+        if not (source / name).is_file():
+            raise FileNotFoundError(f"{source / name} is missing; {CONFIG} is there")
+        shutil.copyfile(source / name, target / name)

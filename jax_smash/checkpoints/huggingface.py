@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: a directory or hub id to parameters, and back."""
+"""Hugging Face checkpoints: a directory, GGUF file or hub id to parameters, and back."""
 
 import json
 import math
@@ -17,6 +17,7 @@ from jax_smash.checkpoints.adapter import CHANGES, SETTINGS, Adapter
 from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
+from jax_smash.checkpoints.gguf import GgufTensors, config_json, find_gguf, is_gguf, open_gguf
 from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write_shards
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, tensor_shapes, to_hf
@@ -24,6 +25,9 @@ from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
 
 CONFIG = "config.json"
+MODEL_CONFIG = "model_config.json"
+"""Beside parameters that Orbax saved."""
+
 COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -59,24 +63,29 @@ _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 
 
 def resolve(name: str | Path, *, also: Sequence[str] = ()) -> Path:
-    """Returns the directory of a checkpoint, fetched from the hub where the name is a hub id.
+    """Returns the directory or GGUF file of a checkpoint, fetched from the hub where the name is a hub id.
 
     Of a hub repository, only configuration, safetensors and tokenizer files are fetched.
 
     Args:
-      name: a directory or hub id.
+      name: a directory, a GGUF file or a hub id. A directory with a GGUF file and no `config.json` stands for the file.
       also: patterns of other files that are fetched from the hub.
 
     Raises:
-      FileNotFoundError: there is no such directory, and no such model on the hub or no way to reach it.
+      FileNotFoundError: there is no such directory or file, and no such model on the hub or no way to reach it.
+      ValueError: the directory holds several GGUF models and nothing else.
     """
     path = Path(name).expanduser()
     if path.is_dir():
+        return path if any((path / file).is_file() for file in (CONFIG, MODEL_CONFIG)) else find_gguf(path) or path
+    if path.exists() and is_gguf(path):
         return path
     if path.exists():
-        raise FileNotFoundError(f"{path} is a file; a checkpoint is a directory")
-    if not _HUB_ID.fullmatch(str(name)):
-        raise FileNotFoundError(f"no model {str(name)!r}: it is neither a directory nor a hub id (owner/model)")
+        raise FileNotFoundError(f"{path} is a file; a checkpoint is a directory or a .gguf file")
+    if is_gguf(path) or not _HUB_ID.fullmatch(str(name)):
+        raise FileNotFoundError(
+            f"no model {str(name)!r}: it is neither a directory, a .gguf file nor a hub id (owner/model)"
+        )
     import huggingface_hub  # Takes half a second to import.
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -90,11 +99,20 @@ def resolve(name: str | Path, *, also: Sequence[str] = ()) -> Path:
 def read_config(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
     """Returns the configuration of a checkpoint, and the content of its `config.json`.
 
+    Of a GGUF file, it is what `config.json` would hold.
+
     Raises:
       FileNotFoundError: there is no checkpoint, or no `config.json` in it.
       ValueError: the file is damaged, or asks for something that is not supported.
     """
-    file = resolve(path) / CONFIG
+    source = resolve(path)
+    if is_gguf(source):
+        raw = config_json(open_gguf(source))
+        try:
+            return from_hf(raw), raw
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+    file = source / CONFIG
     if not file.is_file():
         found = contents(file.parent)
         raise FileNotFoundError(f"{file} is missing{f'; the folder holds {found}' if found else ''}")
@@ -122,9 +140,9 @@ def load_params(
     """Loads a checkpoint, tensor by tensor, so that memory never holds a second copy of the weights.
 
     Args:
-      path: a directory or hub id.
+      path: a directory, GGUF file or hub id.
       config: of the model; None reads it from the checkpoint.
-      dtype: of the weights in memory; None keeps the checkpoint's.
+      dtype: of the weights in memory; None keeps the checkpoint's, which of quantised ones is float32.
       place: puts a parameter where it belongs; None puts all on the default device.
       progress: told of every parameter.
       adapter: merged into the weights as they are read: in float32, before they are cast.
@@ -136,10 +154,7 @@ def load_params(
     """
     directory = resolve(path)
     config = config or read_config(directory)[0]
-    parts = tensor_map(config)
-    shards = Shards(directory) if adapter is None else adapter.over(directory, config)
-    names = _language_names(config, shards)
-    _check(directory, config, shards, names)
+    parts, (shards, names) = tensor_map(config), _tensors(directory, config, adapter)
     weights = one_dtype(directory, {n: shards.dtypes[theirs] for n, theirs in names.items()}, dtype)
     graphdef, abstract = abstract_params(config, weights)
     shapes = {where: variable.shape for where, variable in nnx.to_flat_state(abstract)}
@@ -235,6 +250,21 @@ def write(
 def params_bytes(params: nnx.State) -> int:
     """Returns the size of parameters in bytes."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
+def _tensors(path: Path, config: ModelConfig, adapter: Adapter | None) -> tuple[Shards | GgufTensors, dict[str, str]]:
+    """Returns a checkpoint's tensors, and the checkpoint's name of each by its plain name.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_params` says.
+    """
+    if is_gguf(path):
+        tensors = GgufTensors(open_gguf(path), config)
+        return tensors, {name: name for name in tensors.shapes}
+    shards = Shards(path) if adapter is None else adapter.over(path, config)
+    names = _language_names(config, shards)
+    _check(path, config, shards, names)
+    return shards, names
 
 
 def _language_names(config: ModelConfig, shards: Shards) -> dict[str, str]:

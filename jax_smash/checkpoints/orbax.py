@@ -18,12 +18,11 @@ from jax.sharding import SingleDeviceSharding
 
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import Shape, check_fit, dotted, one_dtype
-from jax_smash.checkpoints.huggingface import CONFIG, Place, params_bytes
+from jax_smash.checkpoints.huggingface import CONFIG, MODEL_CONFIG, Place, params_bytes
 from jax_smash.config import ModelConfig, from_fields
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
 
-MODEL_CONFIG = "model_config.json"
 PARAMS = "params"
 
 SHARES = 16

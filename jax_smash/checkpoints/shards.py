@@ -113,14 +113,7 @@ class Shards:
 
         def move(piece: slice) -> None:
             weights = self.read(name, start + piece.start * each, start + piece.stop * each)
-            if not finite(weights):
-                raise ValueError(f"{name} in {self.directory} holds NaN or infinity")
-            with np.errstate(over="ignore"):
-                cast = weights.astype(dtype, copy=False)
-            if cast is not weights and not finite(cast):
-                raise ValueError(f"{name} in {self.directory} holds values that {dtype} cannot hold")
-            part = view[piece]
-            part[...] = _with_margin(cast.view(view.dtype).reshape(part.shape))
+            cast_into(view[piece], weights, dtype, f"{name} in {self.directory}")
 
         list(pool.map(move, pieces(view)))
 
@@ -133,6 +126,27 @@ class Shards:
             return np.array_equal(first, second)
 
         return all(map(same, pieces(np.broadcast_to(np.empty((), width), self.shapes[one]))))
+
+
+def cast_into(view: np.ndarray, weights: np.ndarray, dtype: np.dtype, name: str) -> None:
+    """Writes weights into a view, cast to a dtype.
+
+    Args:
+      view: of an array of `BITS`.
+      weights: as many as the view has, in its order.
+      dtype: what the view's bits mean.
+      name: of the tensor, for errors.
+
+    Raises:
+      ValueError: a weight is NaN or infinite, or is so after the cast.
+    """
+    if not finite(weights):
+        raise ValueError(f"{name} holds NaN or infinity")
+    with np.errstate(over="ignore"):
+        cast = weights.astype(dtype, copy=False)
+    if cast is not weights and not finite(cast):
+        raise ValueError(f"{name} holds values that {dtype} cannot hold")
+    view[...] = _with_margin(cast.view(view.dtype).reshape(view.shape))
 
 
 def pieces(view: np.ndarray) -> Iterator[slice]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jax_smash.checkpoints.gguf import gguf_tokenizer, is_gguf, open_gguf
 from jax_smash.config import ModelConfig
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -11,7 +12,9 @@ GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Returns the directory's tokenizer, or None where it has none. Never runs code from the directory."""
+    """Returns the tokenizer of a directory or GGUF file; None where it has none. Never runs code from the directory."""
+    if is_gguf(path):
+        return gguf_tokenizer(open_gguf(path))
     if not any((path / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None
     import transformers  # Takes a second to import, so only where a tokenizer is wanted.

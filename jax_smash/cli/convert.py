@@ -14,7 +14,7 @@ class Convert:
     """Write a checkpoint in another layout or dtype."""
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
+    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """The directory to make; it must not exist."""
     to: Literal["huggingface", "orbax"] = "huggingface"

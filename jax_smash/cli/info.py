@@ -20,7 +20,7 @@ class Info:
     """Describe a model without loading its weights."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A shipped model's name, a directory, or owner/model on the Hugging Face hub."""
+    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print a JSON object instead of a table."""
     slots: Annotated[
@@ -71,9 +71,7 @@ def describe(name: str, *, slots: int, weights: str = "plain") -> dict[str, Any]
 
     own = find(name)
     path, adapter = with_base(own, find)
-    config, layout, stored = _stored(path)
-    # Weights of several dtypes are loaded as one: the one that most of them have.
-    dtype = max(stored, key=stored.__getitem__)
+    config, layout, stored, dtype = _stored(path)
     _, params = abstract_params(config, dtype)
     held = jax.eval_shape(quantise_params, params) if weights == "int8" else params
     slots = min(slots, config.max_positions)
@@ -170,21 +168,32 @@ def _text(tokenizer: Any, stops: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def _stored(path: Path) -> tuple["ModelConfig", str, dict[str, int]]:
-    """Returns the configuration, the layout's name, and how many bytes are stored in each dtype."""
+def _stored(path: Path) -> tuple["ModelConfig", str, dict[str, int], str]:
+    """Returns the configuration, the layout's name, the bytes stored in each dtype, and the dtype of loaded weights."""
     from jax_smash.checkpoints import huggingface, orbax
+    from jax_smash.checkpoints.gguf import GgufTensors, is_gguf, open_gguf
     from jax_smash.checkpoints.shards import Shards
 
     sizes: Counter[str] = Counter()
     if orbax.is_checkpoint(path):
         for array in orbax.metadata(path).values():
             sizes[str(array.dtype)] += math.prod(array.shape) * array.dtype.itemsize
-        return orbax.read_config(path), "Orbax", dict(sizes)
+        return orbax.read_config(path), "Orbax", dict(sizes), _most(sizes)
     config, _ = huggingface.read_config(path)
+    if is_gguf(path):
+        file = open_gguf(path)
+        for tensor in file.tensors.values():
+            sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+        return config, "GGUF", dict(sizes), str(GgufTensors(file, config).dtype)
     shards = Shards(path)
     for name, dtype in shards.dtypes.items():
         sizes[str(dtype)] += math.prod(shards.shapes[name]) * dtype.itemsize
-    return config, "Hugging Face", dict(sizes)
+    return config, "Hugging Face", dict(sizes), _most(sizes)
+
+
+def _most(sizes: Counter[str]) -> str:
+    """Returns the dtype that most weights have; those of several dtypes are loaded as one."""
+    return max(sizes, key=sizes.__getitem__)
 
 
 def _adapter(adapter: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -1,10 +1,15 @@
-"""Trees by name: `off`, `chain-N`, the published templates, and a user's own from a file."""
+"""Trees by name: `off`, `chain-N`, `tree-N`, the published templates, and a user's own from a file."""
 
 import json
 import re
 from pathlib import Path
 
+from jax_smash.draft.acceptance import prior_rates
+from jax_smash.draft.sizing import best_tree
 from jax_smash.draft.tree import Topology, chain, topology, tree_from_ranks
+
+LEVELS, RANKS = 6, 8
+"""Of a tree of so many nodes: its depth at most, and the children of a node."""
 
 RECYCLING_CHILDREN = (
     ":8 0:8 1:4 2:3 3:2 4:1 5:1 6:1 7:1 00:8 01:3 02:2 03:1 04:1 05:1 06:1 07:1 10:2 11:1 20:1 30:1 40:1 50:1 "
@@ -31,7 +36,8 @@ def named_tree(name: str) -> Topology:
     """Returns the tree that a name stands for.
 
     Args:
-      name: `off` for the root alone, `chain-N`, a template's name, or a JSON file with the ranks that lead to each node
+      name: `off` for the root alone, `chain-N`, `tree-N` for the N drafted nodes that are likeliest to be kept before
+        anything was seen, a template's name, or a JSON file with the ranks that lead to each node
         (`[[0], [1], [0, 0]]`) or the parents (`{"parents": [-1, 0, 0, 1]}`, ranks optional).
 
     Raises:
@@ -42,11 +48,19 @@ def named_tree(name: str) -> Topology:
         return topology([0])
     if match := re.fullmatch(r"chain-(\d+)", name):
         return chain(int(match[1]))
+    if (nodes := sized(name)) is not None:
+        return best_tree(prior_rates(LEVELS, RANKS), nodes)
     if name in TEMPLATES:
         return TEMPLATES[name]()
     if name.endswith(".json"):
         return _read(Path(name))
-    raise ValueError(f"tree must be auto, off, chain-N, {', '.join(TEMPLATES)} or a .json file; got {name!r}")
+    raise ValueError(f"tree must be auto, off, chain-N, tree-N, {', '.join(TEMPLATES)} or a .json file; got {name!r}")
+
+
+def sized(name: str) -> int | None:
+    """Returns the drafted nodes of a tree that its name gives no shape but a size, `tree-N`; None for other names."""
+    match = re.fullmatch(r"tree-(\d+)", name)
+    return int(match[1]) if match else None
 
 
 def _read(path: Path) -> Topology:

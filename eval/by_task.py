@@ -1,0 +1,290 @@
+r"""Mean accepted tokens and speed by task: every method's tree beside the chain of as many nodes, and other programs.
+
+    python -m eval.by_task --model tiny --json by_task.json
+    python -m eval.by_task --model smollm2 --spec-bench question.jsonl --chat --batch-sizes 1 8 \
+      --peers transformers transformers-lookup --json by_task.json
+
+All continue the same prompts greedily, one after the other on each batch, to a stop token or the limit. A batch is of
+one task; what a method learns from one batch is known to its next, as `jax-smash generate` has it. Prompts whose answer
+by plain decoding goes in circles (fewer than 0.7 of its 4-grams distinct) are left out and counted. The prompt of a
+second turn holds plain decoding's answer to the first.
+
+Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers. Speed is of decoding alone; a
+speed-up is the ratio to plain decoding of the same batch a moment before.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from eval.acceptance_runs import Asking
+from eval.exactness_report import earlier_rows, say
+from eval.measure import Contender, Ours
+from eval.options import ONE_ROW, Names, Numbers, Peers
+from eval.question_sets import Question, read_questions, spec_bench_questions
+from eval.reference import require_torch
+from eval.report import check_output, heading, print_table, run_program, write_json
+from eval.task_contest import Learner, batches_of, capacities_for, hold
+from eval.task_prompts import Task, task_prompts
+from eval.task_rows import below_chains, rows_of
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.loading import Model, load
+from jax_smash.methods import OPTIONS, REACH, DraftOptions, check_draft, check_method, make_method
+from jax_smash.plan import tree_bytes
+
+PROMPTS = Path(__file__).parent / "prompts" / "mixed.jsonl"
+BASELINE = "ar"
+TOGETHER = 8
+"""Questions that plain decoding answers together to make the prompts."""
+
+COLUMNS = (
+    *("method", "tree", "task", "batch_size", "answers", "mean_accepted_tokens", "chain_mean_accepted_tokens"),
+    *("tokens_per_second", "speedup", "speed_over_chain", "ms_per_step", "time_to_first_token_ms", "differing"),
+)
+FREE_TO_CHANGE = ("json", "resume", "overwrite", "batch_sizes")
+"""Settings that choose rows, or do not bear on them."""
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Measures mean accepted tokens and speed by task.
+
+    Attributes:
+      model: a shipped model's name, a directory or a hub id.
+      methods: METHOD:TREE each, trees as in `jax-smash generate --tree` but fixed; without a tree, the one that the
+        method has of its own. Plain decoding is always measured.
+      chains: measure the chain of as many nodes beside each tree of a method that drafts by ranks.
+      draft_model: what draft-model drafts with, a model's name or int8.
+      prompts: file of {"prompt": …} or {"turns": […]} a line, with a "category", its task.
+      spec_bench: Spec-Bench's question.jsonl, in place of prompts. It does not come with the program.
+      chat: turns are put into the model's chat template.
+      num_prompts: of each task, at most; a question of two turns gives two.
+      prompt_tokens: of a question's turns at most; longer ones are left out and counted. By default the context is the
+        limit.
+      batch_sizes: prompts that are continued together; every size is measured for itself.
+      max_new_tokens: of an answer.
+      repeats: of everything; medians count.
+      peers: other programs to run on the same weights and prompts; transformers-lookup takes one prompt at a time.
+      settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
+      dtype: of the weights.
+      json: file to write, after each batch size.
+      resume: go on with the batch sizes that the file lacks.
+      overwrite: replace the file if it exists.
+    """
+
+    model: str = "tiny"
+    methods: Names = (
+        *("recycling:tree-15", "lookup:tree-15", "suffix:tree-15"),
+        *("lookahead", "draft-model", "hybrid:tree-15"),
+    )
+    chains: bool = True
+    draft_model: str = "int8"
+    prompts: Path = PROMPTS
+    spec_bench: Path | None = None
+    chat: bool = False
+    num_prompts: int = 8
+    prompt_tokens: int | None = None
+    batch_sizes: Numbers = (1, 8)
+    max_new_tokens: int = 64
+    repeats: int = 1
+    peers: Peers = ()
+    settle_seconds: float = 0.2
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    json: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuses what cannot be measured, before anything is loaded.
+
+        Raises:
+          ValueError: an option is out of range or unknown, or a peer is not installed.
+          FileExistsError, FileNotFoundError: the output file cannot be written.
+        """
+        least = {"num_prompts": 1, "prompt_tokens": 1, "max_new_tokens": 2, "repeats": 1, "settle_seconds": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ValueError(f"batch_sizes must be one or more, each at least 1; got {self.batch_sizes}")
+        for method, tree in self.pairs():
+            check_method(method)
+            if method not in OPTIONS:
+                raise ValueError(f"methods must be ones that draft, {', '.join(OPTIONS)}; got {method!r}")
+            check_draft(method, self.draft(method, tree))
+            if tree == "auto" and method in REACH:
+                raise ValueError(f"the tree of {method} must be a fixed one, such as {method}:tree-15; got none")
+        if self.resume and self.json is None:
+            raise ValueError("resume needs the file to go on with; give --json")
+        if self.peers:
+            require_torch()
+        check_output(self.json, overwrite=self.overwrite or self.resume)
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Returns the methods that draft, each with a tree's name, chains of as many nodes left out."""
+        return list(dict.fromkeys((m.partition(":")[0], m.partition(":")[2] or "auto") for m in self.methods))
+
+    def draft(self, method: str, tree: str) -> DraftOptions:
+        """Returns the options of drafting of a method and a tree."""
+        return DraftOptions(tree=tree, draft_model=self.draft_model if "draft_model" in OPTIONS[method] else None)
+
+
+def measure(
+    settings: Settings, done: Sequence[Row] = (), on_rows: Callable[[Row], None] = lambda found: None
+) -> dict[str, Any]:
+    """Measures all contenders at each batch size; returns the report without its heading.
+
+    Args:
+      settings: what to measure.
+      done: rows of an earlier run; their batch sizes are not measured again.
+      on_rows: called with the report so far after each batch size.
+
+    Raises:
+      ValueError: an option or a question is wrong, or a task has no prompt that can be measured.
+      OSError: a file cannot be read.
+    """
+    settings.check()
+    questions = _questions(settings)
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    tasks = _tasks(settings, model, questions)
+    found: dict[str, Any] = {
+        "model": {"name": model.name, "weight_bytes": tree_bytes(model.params)},
+        "tasks": [dataclasses.asdict(t) | {"prompts": [len(prompt) for prompt in t.prompts]} for t in tasks],
+        "rows": list(done),
+    }
+    sizes = [n for n in dict.fromkeys(settings.batch_sizes) if n not in {row["batch_size"] for row in done}]
+    for size in sizes:
+        # Of the last minute: other work on the machine shows there.
+        load_before = os.getloadavg()[0]
+        rows = _contest(settings, model, tasks, size)
+        others = {"before": load_before, "after": os.getloadavg()[0]}
+        found["rows"] += [row | {"host_load_average": others} for row in rows]
+        found["notes"] = below_chains(found["rows"])
+        on_rows(found)
+        PROGRAMS.forget()
+    return {"notes": below_chains(found["rows"])} | found
+
+
+def _questions(settings: Settings) -> list[Question]:
+    if settings.spec_bench is not None:
+        return spec_bench_questions(settings.spec_bench)
+    return read_questions(settings.prompts)
+
+
+def _tasks(settings: Settings, model: Model, questions: Sequence[Question]) -> list[Task]:
+    """Returns the prompts of each task, made by plain decoding."""
+    asking = Asking(
+        model=model, slots=0, max_new_tokens=settings.max_new_tokens, chat=settings.chat, batch_size=TOGETHER
+    )
+    plain = make_method(model, BASELINE)
+    found = []
+    say("prompts by plain decoding")
+    for task in task_prompts(asking, plain, questions, count=settings.num_prompts, longest=settings.prompt_tokens):
+        say(
+            f"{task.name}: {len(task.prompts)} prompts; {task.too_long} questions too long, {task.in_circles} answers "
+            f"in circles, {task.too_short} of one token"
+        )
+        found.append(task)
+    PROGRAMS.forget()
+    return found
+
+
+def _contest(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -> list[Row]:
+    context = model.config.max_positions if model.config else 2**30
+    contenders, chains = _learners(settings, model, capacities_for(tasks, settings.max_new_tokens, context), size)
+    batches = batches_of(tasks, size)
+    peers = _peers(settings, model, size)
+    everyone: list[Contender] = [*contenders, *peers]
+    for contender in everyone:
+        contender.warm_up([batch.prompts for batch in batches])
+        say(f"batch {size}: {contender.name} is compiled and warm")
+    total, done = settings.repeats * len(batches), 0
+
+    def tell() -> None:
+        nonlocal done
+        done += 1
+        say(f"batch {size}: {done} of {total} batches")
+
+    runs = hold(everyone, batches, repeats=settings.repeats, settle_seconds=settings.settle_seconds, on_batch=tell)
+    return rows_of(everyone, runs, batches, batch_size=size, chains=chains)
+
+
+def _learners(
+    settings: Settings, model: Model, capacities: Sequence[int], size: int
+) -> tuple[list[Learner], dict[str, str]]:
+    """Returns plain decoding and all methods, and by the name of one with a tree the one with its chain."""
+
+    def learner(method: str, tree: str | None) -> Learner:
+        def make(slots: int) -> Ours:
+            return Ours(
+                method,
+                model,
+                slots=slots,
+                max_new_tokens=settings.max_new_tokens,
+                batch_size=size,
+                draft=DraftOptions() if tree is None else settings.draft(method, tree),
+                carries=tree is not None,
+            )
+
+        return Learner(method, tree, make, capacities, settings.max_new_tokens)
+
+    found = {learned.name: learned for learned in [learner(BASELINE, None)]}
+    chains = {}
+    for method, tree in settings.pairs():
+        mine = learner(method, tree)
+        found[mine.name] = mine
+        nodes = mine.facts()["nodes"]
+        # Lookahead lays out its own window whatever the tree; the chain of a chain is itself.
+        if settings.chains and method in REACH and tree != f"chain-{nodes}":
+            alone = learner(method, f"chain-{nodes}")
+            chains[mine.name] = alone.name
+            found.setdefault(alone.name, alone)
+    return list(found.values()), chains
+
+
+def _peers(settings: Settings, model: Model, size: int) -> list[Contender]:
+    names = [name for name in settings.peers if size == 1 or name not in ONE_ROW]
+    if not names:
+        return []
+    from eval.peers import PEERS  # torch takes seconds to import.
+
+    loaded, found = None, []
+    for name in names:
+        peer = PEERS[name](model, dtype=settings.dtype, max_new_tokens=settings.max_new_tokens, loaded=loaded)
+        loaded = peer.model
+        found.append(peer)
+    return found
+
+
+def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints a table and writes the report after each batch size."""
+    settings.check()
+    if settings.peers:
+        # Two frameworks share the device: neither may take all of its memory at once.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    packages = ("torch",) if settings.peers else ()
+    report = heading("eval.by_task", arguments, dataclasses.asdict(settings), *packages)
+    done = []
+    if settings.resume and settings.json:
+        done = earlier_rows(settings.json, report["settings"], free=FREE_TO_CHANGE)
+
+    def write(found: Row) -> None:
+        if settings.json is not None:
+            write_json(settings.json, report | found)
+
+    found = measure(settings, done, write)
+    write(found)
+    print_table(f"{report['device']['kind']}: {found['model']['name']}, {settings.dtype}", found["rows"], COLUMNS)
+    for note in found["notes"]:
+        print(note)
+
+
+if __name__ == "__main__":
+    run_program(Settings, main)
