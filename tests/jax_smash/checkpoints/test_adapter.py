@@ -192,6 +192,13 @@ def test_a_base_that_is_no_checkpoint_is_refused(folders, tmp_path):
     edit(folders, base_model_name_or_path="../orbax")
     with pytest.raises(ValueError, match=r"must be a Hugging Face checkpoint; .*orbax holds"):
         jax_smash.load(folders)
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "model-q4.gguf").touch()
+    edit(folders, base_model_name_or_path="../gguf")
+    with pytest.raises(
+        ValueError, match=r"must be a Hugging Face checkpoint; .*gguf holds a GGUF model \(model-q4.gguf\)"
+    ):
+        jax_smash.load(folders)
     edit(folders, base_model_name_or_path=".")
     with pytest.raises(ValueError, match=r"must be a Hugging Face checkpoint; .* holds a PEFT adapter"):
         jax_smash.load(folders)

@@ -16,7 +16,6 @@ FOLDERS = {
     "damaged diffusers": ({"model_index.json": "["}, r"a diffusers pipeline \(model_index.json\)"),
     "sentence-transformers": ({"modules.json": "[]", "1_Pooling": None}, "a sentence-transformers model"),
     "onnx": ({"onnx": None, "onnx/model.onnx": "", "tokenizer.json": ""}, r"an ONNX model \(onnx/model.onnx\)"),
-    "gguf": ({"model-q4.gguf": ""}, r"a GGUF model \(model-q4.gguf\)"),
     "pickled": ({"pytorch_model.bin": ""}, r"pickled weights \(pytorch_model.bin\), which can run code"),
     "meta": ({"params.json": "{}", "consolidated.00.pth": ""}, "a Llama checkpoint in Meta's own format"),
     "tensorflow": ({"tf_model.h5": ""}, r"TensorFlow weights \(tf_model.h5\)"),
