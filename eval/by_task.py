@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from eval.acceptance_runs import Asking
 from eval.exactness_report import earlier_rows, say
 from eval.measure import Contender, Ours
-from eval.options import ONE_ROW, Names, Numbers, Peer
+from eval.options import ONE_ROW, Names, Numbers, Peers
 from eval.question_sets import Question, read_questions, spec_bench_questions
 from eval.reference import require_torch
 from eval.report import check_output, heading, print_table, run_program, write_json
@@ -93,7 +93,7 @@ class Settings:
     batch_sizes: Numbers = (1, 8)
     max_new_tokens: int = 64
     repeats: int = 1
-    peers: tuple[Peer, ...] = ()
+    peers: Peers = ()
     settle_seconds: float = 0.2
     dtype: Literal["float32", "bfloat16"] = "float32"
     json: Path | None = None

@@ -50,8 +50,8 @@ class Settings:
         trained with them, that one decodes and reads.
       modes: of hamburger: blind, exact, checked. Plain decoding is always measured too.
       confidence: a group goes on where the modules are at least so sure that it does; a row each.
-      token_confidence, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a
-        batch is decoded as it is alone.
+      token_confidence, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`, by default as the
+        modules were calibrated; but a row of a batch is decoded as it is alone.
       new_tokens: of each text.
       prompts: file of prompts, one {"prompt": …} a line; by default pieces of the texts that come with the project.
       num_prompts: prompts to take; by default the whole file, or 64 of the project's.
@@ -68,9 +68,9 @@ class Settings:
     modules: str | None = None
     modes: Names = MODES
     confidence: Decimals = (0.5, 0.7, 0.9)
-    token_confidence: float = 0.0
+    token_confidence: float | None = None
     micro_steps: int | None = None
-    micro_head: str = "full"
+    micro_head: str | None = None
     least_rows: int = 1
     new_tokens: int = 512
     prompts: Path | None = None

@@ -40,8 +40,9 @@ class Engine:
       model, method: what is measured.
       batch_size: texts that are read or decoded together.
       context: tokens that a text may have at most, new ones included.
-      beginning: tokens that stand before every text; the end-of-text token where the tokenizer has no other; may be
-        empty.
+      beginning: tokens that the tokenizer puts before every text; may be empty.
+      opening: tokens that a text is scored behind where nothing else stands before it: the beginning, else the
+        tokenizer's token for the beginning or the end of a text; empty where it has none of these.
       compression: of what was decoded since it was set.
     """
 
@@ -68,25 +69,31 @@ class Engine:
         self.context: int = context or longest or 0
         self.smash, self.compression = smash, Compression()
         self._made = make_method(model, method, smash=smash)
-        self._own_beginning = model.encode("")
+        self.beginning = model.encode("")
         tokenizer = model.tokenizer
         spare = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        self.beginning = self._own_beginning or ([] if spare is None else [spare])
+        self.opening = self.beginning or ([] if spare is None else [spare])
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text behind its beginning."""
-        return self.beginning + self.model.encode(text)[len(self._own_beginning) :]
+        """Returns the tokens of a text, as the tokenizer makes them; the opening for a text without any."""
+        return self.model.encode(text) or [*self.opening]
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Returns the tokens of a text behind the opening, so that its first token can be scored too."""
+        return self.opening + self.model.encode(text)[len(self.beginning) :]
 
     def pair(self, context: str, continuation: str) -> Pair:
         """Returns the tokens of a continuation behind its context, tokenised as one text.
 
         White space at the context's end goes to the continuation, as tokenizers join it to the next word. A token that
-        lies across the border counts as the continuation's.
+        lies across the border counts as the continuation's. Without a context, the continuation stands behind the
+        opening.
         """
         stripped = context.rstrip()
-        before, whole = self.encode(stripped), self.encode(context + continuation)
+        encode = self.encode if stripped else self.encode_whole
+        before, whole = encode(stripped), encode(context + continuation)
         shared = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
-        # Without a beginning, the first token of all has nothing before it to follow from.
+        # The first token of all has nothing before it to follow from.
         return Pair(tokens=whole, scored=len(whole) - max(1, min(shared, len(whole))))
 
     def fit(self, tokens: list[int], room: int) -> list[int]:

@@ -72,7 +72,8 @@ class Settings:
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
       smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
-      confidence, token_confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`.
+      confidence, token_confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`; by default as the
+        modules were calibrated.
       batch_sizes: prompts that decode together.
       processors: none, all (every processor, stop strings, a grammar, log-probabilities), or both.
       choices: greedy, sampled, or both.
@@ -99,10 +100,10 @@ class Settings:
     trees: Names = ("off", "chain-4", "recycling-80")
     modules: str | None = None
     smash_mode: str = "exact"
-    confidence: float = 0.7
-    token_confidence: float = 0.0
+    confidence: float | None = None
+    token_confidence: float | None = None
     micro_steps: int | None = None
-    micro_head: str = "full"
+    micro_head: str | None = None
     batch_sizes: Numbers = (1, 3, 8)
     processors: Names = ("none", "all")
     choices: Names = ("greedy", "sampled")

@@ -10,6 +10,8 @@ from scipy.optimize import brentq
 CONFIDENCE = 0.95
 Z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 RESAMPLES = 2000
+SEED = 0
+"""Of a bootstrap's draws."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,7 @@ def tango(gained: int, lost: int, n: int) -> Interval:
     return Interval(low=low, high=high, kind="tango")
 
 
-def ratio_bootstrap(above: Sequence[float], below: Sequence[float], *, seed: int = 0) -> Interval | None:
+def ratio_bootstrap(above: Sequence[float], below: Sequence[float], *, seed: int = SEED) -> Interval | None:
     """Returns the percentile bootstrap interval of sum(above) / sum(below), documents drawn with their lengths.
 
     Tokens of one document resemble each other, so documents are drawn again, not tokens.

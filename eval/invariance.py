@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_smash
+from eval.options import Names
 from eval.random_models import FAMILIES, SPREAD, random_fields
 from eval.report import check_output, heading, print_table, progress, run_program, write_json
 from jax_smash.loading import Model
@@ -56,7 +57,7 @@ class Settings:
 
     draws: int = 200
     configurations: int = 6
-    families: tuple[str, ...] = tuple(FAMILIES)
+    families: Names = tuple(FAMILIES)
     seed: int = 0
     json: Path | None = None
     overwrite: bool = False

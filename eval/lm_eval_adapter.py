@@ -49,7 +49,7 @@ class JaxSmashLM(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Returns the nats of each whole text; windows do not overlap, as in the harness's own models."""
-        texts = [self.engine.encode(*request.args) for request in requests]
+        texts = [self.engine.encode_whole(*request.args) for request in requests]
         stride = self.engine.context - max(1, len(self.engine.beginning))
         nats = negative_log_likelihoods(self.engine, texts, stride=stride, what="loglikelihood_rolling")
         for request, value in zip(requests, nats, strict=True):

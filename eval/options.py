@@ -1,30 +1,15 @@
-"""Options of a command line that hold several values, apart by spaces or by commas."""
+"""Options of several values, as all programs take them."""
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-import tyro
+from jax_smash.cli.lists import Decimals, NamedPaths, Names, Numbers, Paths, listed, one_of
 
-
-def _listed(kind: Callable[[str], Any], name: str) -> Any:
-    def parse(arguments: list[str]) -> tuple[Any, ...]:
-        return tuple(kind(word) for argument in arguments for word in argument.split(",") if word)
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{name}[,{name}…]",
-        instance_from_str=parse,
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
-    )
-
-
-Names = Annotated[tuple[str, ...], _listed(str, "NAME")]
-Numbers = Annotated[tuple[int, ...], _listed(int, "INT")]
-Decimals = Annotated[tuple[float, ...], _listed(float, "X")]
-
-Peer = Literal["transformers", "transformers-lookup"]
-"""Another program on the same weights and prompts: plain decoding, or its own prompt lookup."""
+PEERS = ("transformers", "transformers-lookup")
+"""Other programs on the same weights and prompts: plain decoding, and its own prompt lookup."""
 
 ONE_ROW = ("transformers-lookup",)
 """Peers that continue one prompt at a time and no more."""
+
+Peers = Annotated[tuple[str, ...], listed(one_of(*PEERS), "NAME")]
+
+__all__ = ["ONE_ROW", "PEERS", "Decimals", "NamedPaths", "Names", "Numbers", "Paths", "Peers", "listed", "one_of"]

@@ -55,10 +55,28 @@ def difference_of_nats(examples: Examples, baseline: Examples) -> Difference:
 
     Documents are drawn again whole: each has `nats` and, the same in both, `tokens`.
     """
+    return _difference_of_nats(examples, baseline, "token")
+
+
+def difference_of_nats_a_word(examples: Examples, baseline: Examples) -> Difference:
+    """Returns the difference in nats a word, likewise: each document has `nats` and `words`."""
+    return _difference_of_nats(examples, baseline, "word")
+
+
+COMPARES: dict[str, Compare] = {
+    "shares": difference_of_shares,
+    "means": difference_of_means,
+    "nats": difference_of_nats,
+    "nats_a_word": difference_of_nats_a_word,
+}
+"""The differences by name, for files of outcomes."""
+
+
+def _difference_of_nats(examples: Examples, baseline: Examples, unit: str) -> Difference:
     apart = [e["nats"] - b["nats"] for e, b in zip(examples, baseline, strict=True)]
-    tokens = [e["tokens"] for e in examples]
+    sizes = [e[f"{unit}s"] for e in examples]
     return Difference(
-        sum(apart) / sum(tokens), "nats per token", ratio_bootstrap(apart, tokens), *_counts(examples, baseline)
+        sum(apart) / sum(sizes), f"nats per {unit}", ratio_bootstrap(apart, sizes), *_counts(examples, baseline)
     )
 
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 import jax_smash
+from eval.options import Names
 from eval.random_models import FAMILIES, random_fields
 from eval.reference import Reference, both
 from eval.report import check_output, heading, print_table, progress, run_program, write_json
@@ -48,7 +49,7 @@ class Settings:
 
     draws: int = 1000
     configurations: int = 48
-    families: tuple[str, ...] = tuple(FAMILIES)
+    families: Names = tuple(FAMILIES)
     seed: int = 0
     mesh: str | None = None
     json: Path | None = None

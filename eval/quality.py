@@ -4,17 +4,23 @@
     python -m eval.quality --model DIR --tasks coreference,key_value --lengths 128,512 --json recall.json
     python -m eval.quality --model DIR --tasks piqa --data piqa=valid.jsonl --json piqa.json --details piqa.jsonl
     python -m eval.quality --model tiny --weights plain,int8 --tasks coreference --count 5000 --json int8.json
+    python -m eval.quality --model smollm2 --tasks piqa,wikitext --counts piqa=1000 --context 2048 --resume \
+        --data piqa=DATA/piqa.jsonl wikitext=DATA/valid.txt --json all.json
     python -m eval.quality --model DIR --methods ar,hamburger --confidence 0.5,0.7,0.9 --json groups.json
     python -m eval.quality --model DIR --base TUNED --methods hamburger --modules A,B --json modules.json --plot a.png
 
 Decoding is greedy. Every score has a 95% interval. Where several methods, weights, models or modules are measured, each
 row after the baseline's has its difference from the baseline on the same examples, with a 95% interval of its own;
 `--details` keeps the score of each example. Of several sets of questions, `all tasks` counts every question alike.
+Until the report is written, finished tasks are kept beside it in NAME.partial: `--resume` goes on with those of a run
+that ended early.
 """
 
 import dataclasses
 import itertools
 import json as json_format
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,20 +28,25 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from eval.engine import Engine
-from eval.options import Decimals, Names, Numbers
+from eval.finished import Finished, file_states
+from eval.intervals import RESAMPLES, SEED
+from eval.options import Decimals, NamedPaths, Names, Numbers
 from eval.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
-from eval.report import check_outputs, heading, print_table, run_program, write_json, write_whole
+from eval.report import check_outputs, commit, heading, print_table, run_program, write_json, write_whole
 from eval.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from eval.tasks.totals import all_tasks
-from jax_smash.loading import find, load, load_tokenizer
+from jax_smash.loading import find, load, load_tokenizer, modules_options
 from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices
 from jax_smash.smash.options import SmashOptions
 
 HAMBURGER = "hamburger"
+
+NOT_MEASURED = ("json", "details", "plot", "resume", "overwrite")
+"""Settings that no score depends on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +58,22 @@ class Settings:
       methods: names of our decoding methods.
       base: model that every row is compared with, under `ar` with plain weights, and that is measured first; by default
         rows are compared with `ar` and plain weights where these are measured, else with the first.
-      tasks: coreference, key_value, copying, arithmetic, state (together `recall`), babi, gsm8k, perplexity, variety
-        (whether continuations go in circles), piqa, arc_easy, arc_challenge, openbookqa, winogrande, hellaswag; `all`
-        takes those whose examples are at hand.
+      tasks: coreference, key_value, copying, arithmetic, state (together `recall`), babi, gsm8k, perplexity, wikitext,
+        variety (whether continuations go in circles), piqa, arc_easy, arc_challenge, openbookqa, winogrande, hellaswag;
+        `all` takes those whose examples are at hand.
       data: examples of a task from elsewhere, as TASK=PATH or TASK=OWNER/NAME[:CONFIGURATION[:SPLIT]] on the hub.
       lengths: of recall examples, in the model's tokens.
       count: examples of each set, at most those of its file; by default 100 where they are drawn, and the whole of a
         file.
+      counts: of some tasks' sets, as TASK=N, in place of `count`.
       seed: of drawn examples.
-      shots: solved questions before each in babi and gsm8k; by default 2 and 4.
+      shots: solved questions before each in babi and gsm8k; by default 2 and 5.
       chat: ask in the model's chat template, where the model writes the answer.
       max_new_tokens: of a gsm8k answer or a continuation of variety; by default 256 and 128.
       context: tokens that a text may have, new ones included; by default the model's own. What does not fit is cut
         behind the beginning and counted.
+      stride: new tokens of each window of a text longer than the context, in perplexity and wikitext; by default half a
+        window. Where it is the context or more, windows lie side by side.
       batch_size: texts that are read or decoded together.
       dtype: of the weights.
       weights: plain, int8 (every matrix as 8-bit integers), or both.
@@ -67,13 +81,15 @@ class Settings:
       modules: HAMburger modules, folders; by default those beside the model. Each is measured. Where a folder holds a
         base, which was trained with its modules, they decode with that one; methods without modules decode with the
         first folder's, and `base` names another to compare with.
-      confidence: of hamburger: a group goes on where the modules are at least so sure that it does; a row each.
+      confidence: of hamburger: a group goes on where the modules are at least so sure that it does; a row each. By
+        default as the modules were calibrated, like the next ones.
       token_confidence: likewise, a group ends before a token that they are less sure of; a row each for each of both.
       smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
         decoded as it is alone.
       json: file to write.
       details: file for the score of every example, one JSON object a line.
       plot: picture to write, a PNG.
+      resume: keep the tasks that an earlier run with the same options has finished, if there was one.
       overwrite: replace files that exist.
     """
 
@@ -81,28 +97,31 @@ class Settings:
     methods: Names = ("ar",)
     base: str | None = None
     tasks: Names = ("recall",)
-    data: tuple[str, ...] = ()
+    data: NamedPaths = ()
     lengths: Numbers = (128, 512)
     count: int | None = None
+    counts: Names = ()
     seed: int = 0
     shots: int | None = None
     chat: bool = False
     max_new_tokens: int | None = None
     context: int | None = None
+    stride: int | None = None
     batch_size: int = 8
     dtype: Literal["float32", "bfloat16"] = "float32"
     weights: Names = ("plain",)
     mesh: str | None = None
     modules: Names = ()
-    confidence: Decimals = (0.7,)
-    token_confidence: Decimals = (0.0,)
-    smash_mode: str = "blind"
+    confidence: Decimals = ()
+    token_confidence: Decimals = ()
+    smash_mode: str | None = None
     micro_steps: int | None = None
-    micro_head: str = "full"
+    micro_head: str | None = None
     least_rows: int = 1
     json: Path | None = None
     details: Path | None = None
     plot: Path | None = None
+    resume: bool = False
     overwrite: bool = False
 
     def check(self) -> None:
@@ -113,7 +132,7 @@ class Settings:
           FileExistsError, FileNotFoundError: an output file cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        for name in ("methods", "lengths", "weights", "confidence", "token_confidence"):
+        for name in ("methods", "lengths", "weights"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one; got none")
         for method in self.methods:
@@ -126,15 +145,22 @@ class Settings:
             fitting_modules(self.model, folder, *self._smashes())
         for weights in self.weights:
             check_weights(weights)
-        least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "batch_size": 1}
+        least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "stride": 1, "batch_size": 1}
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if min(self.lengths) < 1:
             raise ValueError(f"lengths must be at least 1; got {min(self.lengths)}")
-        self.sources()
+        self.counted()
         check_outputs(self.json, self.details, plot=self.plot, overwrite=self.overwrite)
+        if self.resume and self.json is None:
+            raise ValueError("resume goes with --json FILE, beside which finished tasks are kept")
+        partial = self.partial()
+        if partial is not None and partial.exists() and not (self.resume or self.overwrite):
+            raise FileExistsError(
+                f"an earlier run's finished tasks are in {partial}: --resume keeps them, --overwrite starts again"
+            )
 
     def sources(self) -> dict[str, str]:
         """Returns where the examples of each chosen task come from.
@@ -150,6 +176,26 @@ class Settings:
             data[task] = source
         return chosen_tasks(self.tasks, data)
 
+    def counted(self) -> dict[str, int | None]:
+        """Returns how many examples each chosen task has; None for as many as it has by default.
+
+        Raises:
+          ValueError: as of `sources`, or `counts` is malformed or names a task that is not chosen.
+        """
+        found = dict.fromkeys(self.sources(), self.count)
+        for given in self.counts:
+            task, equals, count = given.partition("=")
+            if not (task and equals and count.isdecimal() and int(count)):
+                raise ValueError(f"counts must be TASK=N, each N at least 1; got {given!r}")
+            if task not in found:
+                raise ValueError(f"a count is given for {task}, which is not among the tasks {', '.join(found)}")
+            found[task] = int(count)
+        return found
+
+    def partial(self) -> Path | None:
+        """Returns where finished tasks are kept until the report is written; None where there is no report."""
+        return None if self.json is None else self.json.with_name(f"{self.json.name}.partial")
+
     def contenders(self) -> list[Contender]:
         """Returns what is measured, the baseline first, those that share weights side by side."""
         folders: list[str | None] = [*self._folders()] or [None]
@@ -158,7 +204,7 @@ class Settings:
             for weights in self.weights
             for folder in folders
             for method in (self.methods if folder == folders[0] else (HAMBURGER,))
-            for smash in (self._smashes() if method == HAMBURGER else [None])
+            for smash in (self._smashes(folder) if method == HAMBURGER else [None])
         ]
         usual = Contender(self.base or self.model, "plain", "ar", None if self.base else folders[0])
         baseline = usual if self.base is not None or usual in wanted else wanted[0]
@@ -167,9 +213,14 @@ class Settings:
     def _folders(self) -> list[str]:
         return list(dict.fromkeys(self.modules or ("auto",))) if HAMBURGER in self.methods else []
 
-    def _smashes(self) -> list[SmashOptions]:
-        sure = itertools.product(dict.fromkeys(self.confidence), dict.fromkeys(self.token_confidence))
-        return [smash_options(self, confidence=stop, token_confidence=token) for stop, token in sure]
+    def _smashes(self, folder: str | None = None) -> list[SmashOptions]:
+        """Returns what each row of some modules decodes with; without a folder, what is asked of all of them."""
+        sure = itertools.product(self.confidence or (None,), self.token_confidence or (None,))
+        asked = [smash_options(self, confidence=stop, token_confidence=token) for stop, token in sure]
+        if folder is None:
+            return asked
+        own = modules_options(self.model, folder)
+        return list(dict.fromkeys(options.settled(own) for options in asked))
 
     def _given(self) -> list[str]:
         names = ("modules", "confidence", "token_confidence", "smash_mode", "micro_steps", "micro_head", "least_rows")
@@ -200,21 +251,53 @@ def read_sets(settings: Settings) -> list[TaskSet]:
         shots=settings.shots,
         chat=settings.chat,
         max_new_tokens=settings.max_new_tokens,
+        stride=settings.stride,
     )
-    return [item for task, source in settings.sources().items() for item in TASKS[task].sets(source, options)]
+    counted = settings.counted()
+    return [
+        item
+        for task, source in settings.sources().items()
+        for item in TASKS[task].sets(source, dataclasses.replace(options, count=counted[task]))
+    ]
+
+
+def finished_tasks(settings: Settings) -> Finished | None:
+    """Returns the tasks that an earlier run has finished, and where this one keeps its own; None without a report.
+
+    Raises:
+      ValueError: an earlier run had other options, another commit, other models or other data.
+      OSError: a file cannot be read.
+    """
+    path = settings.partial()
+    if path is None:
+        return None
+    chosen = {k: str(v) for k, v in dataclasses.asdict(settings).items() if k not in NOT_MEASURED}
+    models = [find(name) for name in dict.fromkeys(c.model for c in settings.contenders())]
+    folders = [Path(folder) for folder in settings.modules if folder != "auto"]
+    sources = [Path(source) for source in settings.sources().values() if source]
+    here = commit()
+    run = chosen | {"commit": here and here["hash"], "files": file_states(*models, *folders, *sources)}
+    return Finished(path, run, resume=settings.resume)
 
 
 def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measures every task under every method; returns the report without its heading, and the details.
 
+    Where a report is to be written, finished tasks are kept in `settings.partial()`.
+
     Raises:
       ValueError: an option, an example or the model is wrong.
-      OSError: a file cannot be read.
+      OSError: a file cannot be read or written.
     """
     settings.check()
     add_virtual_devices(settings.mesh)
     sets = read_sets(settings)
-    found = {c: outcomes for alike in _alike(settings.contenders()) for c, outcomes in _asked(alike, sets, settings)}
+    kept = finished_tasks(settings)
+    found = {
+        contender: outcomes
+        for alike in _alike(settings.contenders())
+        for contender, outcomes in _asked(alike, sets, settings, kept)
+    }
     whole = {contender: [*outcomes, *all_tasks(outcomes)] for contender, outcomes in found.items()}
     baseline, *_ = found
     rows = []
@@ -223,7 +306,8 @@ def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             against = None if contender == baseline else (baseline, outcome.compare(outcome.examples, usual.examples))
             rows.append(row(contender, outcome, dtype=settings.dtype, against=against))
     details = [detail(c, outcome, example) for c in found for outcome in found[c] for example in outcome.examples]
-    return {"model": settings.model, "rows": rows}, details
+    bootstrap = {"resamples": RESAMPLES, "seed": SEED}
+    return {"model": settings.model, "bootstrap": bootstrap, "rows": rows}, details
 
 
 def _alike(contenders: list[Contender]) -> Iterator[list[Contender]]:
@@ -233,9 +317,13 @@ def _alike(contenders: list[Contender]) -> Iterator[list[Contender]]:
 
 
 def _asked(
-    alike: list[Contender], sets: list[TaskSet], settings: Settings
+    alike: list[Contender], sets: list[TaskSet], settings: Settings, kept: Finished | None
 ) -> Iterator[tuple[Contender, list[Outcome]]]:
-    """Loads the weights that some contenders share; yields what each of them was found to do."""
+    """Yields what each of some contenders that share weights was found to do; loads these where something is left."""
+    finished = {c: [kept and kept.get(c.fields(), number) for number in range(len(sets))] for c in alike}
+    if all(outcomes is not None for found in finished.values() for outcomes in found):
+        yield from ((c, [outcome for outcomes in found for outcome in outcomes or ()]) for c, found in finished.items())
+        return
     name, weights, modules = alike[0].loaded
     model = load(name, dtype=jnp.dtype(settings.dtype), weights=weights, mesh=settings.mesh, modules=modules)
     # All before the first is asked: what one refuses is told at once.
@@ -250,20 +338,32 @@ def _asked(
         for contender in alike
     ]
     for contender, engine in zip(alike, engines, strict=True):
-        yield contender, [outcome for item in sets for outcome in _measured(item, engine)]
+        found: list[Outcome] = []
+        for number, (item, outcomes) in enumerate(zip(sets, finished[contender], strict=True)):
+            if outcomes is None:
+                outcomes = _measured(item, engine, contender)
+                if kept is not None:
+                    kept.add(contender.fields(), number, outcomes)
+            found += outcomes
+        yield contender, found
 
 
-def _measured(item: TaskSet, engine: Engine) -> list[Outcome]:
-    """Returns what a set of examples found, with the slots that its answers took."""
-    engine.compression = Compression()
+def _measured(item: TaskSet, engine: Engine, contender: Contender) -> list[Outcome]:
+    """Returns what a set of examples found, with the slots that its answers took; says so on standard error."""
+    engine.compression, begun = Compression(), time.monotonic()
     found = item.measure(engine)
+    told = ", ".join(f"{one.metric} {one.score:.4f}" for one in found)
+    whose = f"{contender.model} {contender.weights} {contender.method}"
+    seconds = time.monotonic() - begun
+    print(f"{whose} {item.task}: n {found[0].n}, {told}, {seconds:.0f} s", file=sys.stderr, flush=True)
     return [dataclasses.replace(one, compression=engine.compression) for one in found]
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     """Measures, prints a table and writes the files."""
+    begun = commit()  # Hours later the repository may be at another.
     found, details = measure(settings)
-    report = heading("eval.quality", arguments, dataclasses.asdict(settings)) | found
+    report = heading("eval.quality", arguments, dataclasses.asdict(settings)) | {"commit": begun} | found
     title = f"{report['device']['kind']}: {settings.model}, {settings.dtype}, greedy"
     rows = [shown(one) for one in report["rows"]]
     # A column that says the same in every row, or nothing, is left out.
@@ -278,6 +378,8 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
         write_whole(settings.plot, plot_scores(report["rows"], title=title))
     if settings.json is not None:
         write_json(settings.json, report)
+    if (partial := settings.partial()) is not None:
+        partial.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

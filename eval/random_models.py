@@ -127,6 +127,74 @@ def _gemma3(rng: np.random.Generator, layers: int) -> dict[str, Any]:
     return _gemma(rng, layers) | {"rope_parameters": rope, "attn_logit_softcapping": None}
 
 
+def _more_rope(rng: np.random.Generator) -> dict[str, Any]:
+    """Returns one of the rotary embeddings; that of `dynamic` has a context that no text here outgrows."""
+    return {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0} if rng.integers(4) == 0 else _rope(rng)
+
+
+def _smollm3(rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    return {
+        "no_rope_layers": [int(rng.integers(2)) for _ in range(layers)],
+        "rope_parameters": _more_rope(rng),
+        "attention_bias": _flag(rng),
+        "mlp_bias": _flag(rng),
+    } | _qwen_window(rng, layers)
+
+
+def _phi3(rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    # No field for the head width either. Texts of `longrope` are all within the original context or all beyond it:
+    # where one crosses it, transformers changes its wavelengths on the way.
+    heads, width, partial = _pick(rng, 2, 4), _pick(rng, 8, 16), _pick(rng, 1.0, 0.75)
+    pairs = int(width * partial) // 2
+    original = _pick(rng, 1, POSITIONS)
+    long = {
+        "rope_type": "longrope",
+        "short_factor": [1 + 0.1 * i for i in range(pairs)],
+        "long_factor": [1.5 + 0.7 * i for i in range(pairs)],
+        "attention_factor": _pick(rng, 1.0, 1.2),
+        "original_max_position_embeddings": original,
+    }
+    rope = long if _flag(rng) else {"rope_type": "default"}
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": _pick(rng, 1, 2),
+        "head_dim": None,
+        "hidden_size": heads * width,
+        "original_max_position_embeddings": original,
+        "rope_parameters": rope | {"rope_theta": 1e4, "partial_rotary_factor": partial},
+        "sliding_window": _pick(rng, None, 8, 20),
+    }
+
+
+def _olmo2(rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    return {"rope_parameters": _more_rope(rng), "attention_bias": _flag(rng)}
+
+
+def _olmo3(rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    return {
+        "rope_parameters": {FULL: _rope(rng), SLIDING: _plain_rope(rng)},
+        "attention_bias": _flag(rng),
+        "sliding_window": _pick(rng, 8, 20),
+        "layer_types": _kinds(rng, layers),
+    }
+
+
+def _granite(rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    return {
+        "rope_parameters": _more_rope(rng),
+        "attention_bias": _flag(rng),
+        "mlp_bias": _flag(rng),
+        "embedding_multiplier": _pick(rng, 1.0, 6.0),
+        "attention_multiplier": _pick(rng, 0.1, 0.3),
+        "residual_multiplier": _pick(rng, 0.22, 1.0),
+        "logits_scaling": _pick(rng, 3.0, 8.0),
+    }
+
+
+def _gemma1(rng: np.random.Generator, layers: int) -> dict[str, Any]:
+    return {"rope_parameters": _more_rope(rng), "attention_bias": _flag(rng), "hidden_act": "gelu_pytorch_tanh"}
+
+
 FAMILIES: dict[str, Callable[[np.random.Generator, int], dict[str, Any]]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -134,5 +202,11 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], dict[str, Any]]] = {
     "qwen3": _qwen3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "smollm3": _smollm3,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "granite": _granite,
+    "gemma": _gemma1,
 }
 """What each family adds to the fields that all share."""

@@ -1,6 +1,7 @@
 """transformers as the reference of what a model should say."""
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_smash
+from jax_smash.checkpoints.gguf import is_gguf
 from jax_smash.loading import Model
 
 PAD = 0
@@ -87,6 +89,42 @@ class Reference:
         with self.torch.inference_mode():
             out = self.model(tokens, use_cache=False).logits[0]
         return out[len(prompt) - 1 : -1].numpy()
+
+
+class LoadedReference(Reference):
+    """A checkpoint as transformers itself reads it, float32: a directory, or a GGUF file."""
+
+    def __init__(self, path: Path):
+        """Loads the checkpoint. No token ends a text.
+
+        Args:
+          path: a directory in Hugging Face's layout, or a GGUF file, which needs the packages `gguf` and `accelerate`.
+
+        Raises:
+          ValueError: torch is not installed, or transformers does not read the whole file.
+        """
+        require_torch()
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.torch = torch
+        torch.set_num_threads(os.cpu_count() or 1)
+        place = {"gguf_file": path.name} if is_gguf(path) else {}
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path.parent if place else path,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            local_files_only=True,
+            **place,
+        )
+        left = [*report["missing_keys"], *report["unexpected_keys"]]
+        if left:
+            raise ValueError(f"transformers does not read {path} whole: {left[0]} is missing or unexpected")
+        model.generation_config.eos_token_id = None
+        self.model = model.eval()
 
 
 def both(fields: Mapping[str, Any], *, seed: int, mesh: str | None = None) -> tuple[Model, Reference]:

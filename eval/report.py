@@ -20,7 +20,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from eval.code_hashes import code_hashes
+from eval.told_paths import told, told_arguments, told_setting
+from jax_smash.cli.compilation_cache import use_compilation_cache
 from jax_smash.cli.errors import debugging, describe
+from jax_smash.platform import skip_absent_tpu
 
 ROOT = Path(__file__).parent.parent
 CPU_INFO = Path("/proc/cpuinfo")
@@ -80,6 +84,9 @@ def commit(root: Path = ROOT) -> dict[str, Any] | None:
 def heading(program: str, arguments: Sequence[str] | None, settings: Mapping[str, Any], *packages: str) -> dict:
     """Returns what a measured file begins with.
 
+    No path of this machine stands in it: see `told_paths`. `code` has the hash of each file of the project that was
+    imported, up to the moment when `write_json` writes the report.
+
     Args:
       program: the module that ran.
       arguments: its command line; None for this process's own.
@@ -88,11 +95,12 @@ def heading(program: str, arguments: Sequence[str] | None, settings: Mapping[str
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     return {
-        "command": shlex.join(["python", "-m", program, *arguments]),
+        "command": shlex.join(["python", "-m", program, *told_arguments(arguments)]),
         "device": describe_device(),
         "versions": versions(*packages),
         "commit": commit(),
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()},
+        "settings": {k: told_setting(k, v) for k, v in settings.items()},
+        "code": code_hashes(),
     }
 
 
@@ -134,8 +142,19 @@ def check_outputs(*paths: Path | None, plot: Path | None, overwrite: bool) -> No
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Writes a report whole or not at all; a number that is not finite is an error."""
-    write_whole(path, (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+    """Writes a report whole or not at all, without paths of this machine; a number that is not finite is an error.
+
+    Args:
+      path: of the file.
+      report: one that begins with `heading` names the files that were imported since, too.
+    """
+    report = told({**report, "code": code_hashes()} if "code" in report else report)
+    write_whole(path, as_json(report))
+
+
+def as_json(report: Mapping[str, Any]) -> bytes:
+    """Returns a report as its file holds it; a number that is not finite is an error."""
+    return (json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -168,7 +187,9 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoReturn:
+def run_program(
+    settings: Callable[..., Any], main: Callable[[Any], Any], *, compilation_cache: bool = True
+) -> NoReturn:
     """Reads the command line, runs the program and ends the process.
 
     What a user can cause is one line on standard error and status 1 (2 for a wrong command line).
@@ -176,9 +197,12 @@ def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoR
     Args:
       settings: a dataclass with an option a field.
       main: takes the settings; a status other than None or 0 ends the process with it.
+      compilation_cache: compiled programs may come from disk: not where compiling is what is measured.
     """
     chosen = tyro.cli(settings)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    use_compilation_cache(compilation_cache)
+    skip_absent_tpu()
     try:
         status = main(chosen)
     except (ValueError, TypeError, OSError, ImportError, MemoryError, RuntimeError) as error:

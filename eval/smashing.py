@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -91,23 +92,36 @@ def with_random_modules(model: Model, dtype: Any, *, micro_layers: int, micro_st
 
 
 def with_caps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a speed report's rows with the speed-up that the measured cost of a micro-step allows.
+    """Returns a speed report's rows with the most that groups could gain, by the cheapest micro-step that was measured.
 
-    With groups of r tokens and micro-steps that cost c forwards of the base, decoding is at most r / (1 + (r − 1) · c)
-    times as fast. c is measured by rows whose groups all have as many tokens, two of them or more; without, rows stay
-    as they are. The first row is plain decoding.
+    With groups of r tokens and micro-steps that cost c forwards of the base, decoding is r / (1 + (r − 1) · c) times as
+    fast where nothing else takes time. c is the least that any rows show. Two rows whose groups all have one length
+    show it by what the longer groups take more; a row with groups shows it by what it takes beyond a plain step. So no
+    measured row lies above its cap. Where one is faster than free micro-steps would make it, by chance, the cap is what
+    it reached. Two rows of forced lengths are needed; without, rows stay as they are. The first row is plain
+    decoding.
     """
     forced = {row["group_length"]: row["ms_per_step"] for row in rows if "group_length" in row}
     if len(forced) < 2:
         return rows
-    least, most = min(forced), max(forced)
-    cost = (forced[most] - forced[least]) / (most - least) / rows[0]["ms_per_step"]
+    cost = max(0.0, min(*_costs_between(forced, rows[0]["ms_per_step"]), *_costs_beyond(rows)))
 
     def capped(row: dict[str, Any]) -> dict[str, Any]:
         if "output_compression" not in row:
             return row
         r = row["mean_accepted_tokens"]
-        cap = r / (1 + (r - 1) * cost)
+        cap = max(r / (1 + (r - 1) * cost), row["speedup"])
         return row | {"micro_step_cost": cost, "cap": cap, "share_of_cap": row["speedup"] / cap}
 
     return [capped(row) for row in rows]
+
+
+def _costs_between(forced: dict[int, float], plain: float) -> list[float]:
+    """Returns what the micro-steps between neighbouring group lengths cost, in steps of plain decoding."""
+    return [(forced[b] - forced[a]) / (b - a) / plain for a, b in itertools.pairwise(sorted(forced))]
+
+
+def _costs_beyond(rows: list[dict[str, Any]]) -> list[float]:
+    """Returns what a micro-step costs at most, by each row with groups: all that it takes beyond a plain step."""
+    groups = [(row["mean_accepted_tokens"], row["speedup"]) for row in rows if "output_compression" in row]
+    return [(r / speedup - 1) / (r - 1) for r, speedup in groups if r > 1]

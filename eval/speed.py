@@ -20,7 +20,7 @@ import numpy as np
 from eval.bandwidth import Bandwidth, read_bandwidth
 from eval.contest import rows, take_turns
 from eval.measure import Contender, Ours
-from eval.options import ONE_ROW, Numbers, Peer
+from eval.options import ONE_ROW, Names, Numbers, Peers
 from eval.reference import require_torch
 from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from eval.smashing import smash_options, with_caps, with_random_modules
@@ -82,7 +82,7 @@ class Settings:
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
       smash_mode, confidence, token_confidence, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash
-        generate`.
+        generate`; by default as the modules were calibrated.
       group_lengths: measures hamburger with groups that all have so many tokens too, whatever the stop head says, and
         from them the cost of a micro-step and the speed-up that it allows. A random model gets random modules.
       micro_layers: of random modules.
@@ -97,7 +97,7 @@ class Settings:
 
     model: str | None = None
     random_init: str | None = None
-    methods: tuple[str, ...] = (BASELINE,)
+    methods: Names = (BASELINE,)
     prompts: Path | None = None
     prompt_tokens: int | None = None
     num_prompts: int | None = None
@@ -114,18 +114,18 @@ class Settings:
     stored_probabilities: bool = False
     verify: str = "coupling"
     modules: str | None = None
-    smash_mode: str = "blind"
-    confidence: float = 0.7
-    token_confidence: float = 0.0
+    smash_mode: str | None = None
+    confidence: float | None = None
+    token_confidence: float | None = None
     micro_steps: int | None = None
-    micro_head: str = "full"
+    micro_head: str | None = None
     least_rows: int | None = None
     group_lengths: Numbers = ()
     micro_layers: int = 4
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
-    peers: tuple[Peer, ...] = ()
+    peers: Peers = ()
     bandwidth_mebibytes: int | None = None
     json: Path | None = None
     overwrite: bool = False
@@ -163,10 +163,10 @@ class Settings:
             raise ValueError(f"group_lengths and micro_layers must be at least 1; got {least}")
         if self.group_lengths and self.weights != "plain":
             raise ValueError(f"group_lengths goes with plain weights; got {self.weights}")
-        if self.group_lengths and self.smash_mode != "blind":
+        if self.group_lengths and self.smash_mode not in (None, "blind"):
             raise ValueError(f"group_lengths goes with smash_mode blind; got {self.smash_mode}")
         for length in self.group_lengths:
-            smash_options(self, group_length=length).check()
+            smash_options(self, group_length=length, mode="blind").check()
         if self.modules is not None and (self.random_init is not None or not self.smashes):
             raise ValueError(f"modules goes with {HAMBURGER} and with trained modules alone; got {self.modules}")
         if self.batch_size > 1 and set(self.peers) & set(ONE_ROW):
@@ -250,7 +250,8 @@ def _load(settings: Settings) -> Model:
             steps = max(settings.group_lengths)
             model = with_random_modules(model, dtype, micro_layers=settings.micro_layers, micro_steps=steps)
     else:
-        options = [smash_options(settings, group_length=n) for n in (None, *settings.group_lengths)]
+        forced = [smash_options(settings, group_length=n, mode="blind") for n in settings.group_lengths]
+        options = [smash_options(settings), *forced]
         modules = fitting_modules(str(settings.model), settings.modules, *options) if settings.smashes else None
         model = load(str(settings.model), dtype=dtype, mesh=settings.mesh, modules=modules)
     return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
@@ -288,7 +289,7 @@ def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
     sizes = {"slots": slots, "max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size}
     if settings.weights == "plain":
         names = dict.fromkeys((BASELINE, *settings.methods))
-        forced = [smash_options(settings, group_length=n) for n in dict.fromkeys(settings.group_lengths)]
+        forced = [smash_options(settings, group_length=n, mode="blind") for n in dict.fromkeys(settings.group_lengths)]
         return [
             *(Ours(name, model, **sizes, draft=settings.draft(name), smash=settings.smash(name)) for name in names),
             *(Ours(HAMBURGER, model, **sizes, smash=smash) for smash in forced),

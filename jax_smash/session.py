@@ -15,14 +15,15 @@ from jax_smash.decode.score import score
 from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
 from jax_smash.loading import Model
 from jax_smash.methods import Method
-from jax_smash.plan import prefill_chunk
+from jax_smash.models.rope import reach_of_turn
+from jax_smash.plan import prefill_chunk, shard_bytes
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
 from jax_smash.sharding import mesh_of, on_mesh, put
 
-TokenLists = Sequence[Sequence[int]]
+TokenLists = Sequence[Sequence[int] | np.ndarray | jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +38,14 @@ class TokenLogProb:
 class Session:
     """A batch of rows that decode together, over one turn or many.
 
-    Every size is fixed when the session is made, so it compiles one prefill a length bucket and one loop, and a second
-    session of the same sizes compiles nothing.
+    Every size is fixed when the session is made. It therefore compiles one prefill per length bucket and one loop, and
+    a second session of the same sizes compiles nothing.
 
     Attributes:
       mesh: the devices that the model's parameters lie on, and the rows with them; None for one device.
       state: what is on the device. Every call replaces it and consumes the old one.
-      prompt_log_probs: of the last `read`, a row: an entry for each prompt token after the first of the turn; None
-        unless asked for.
+      prompt_log_probs: a list per row, from the last `read`, with an entry for each prompt token after the first of the
+        turn; None unless asked for.
     """
 
     def __init__(
@@ -64,22 +65,22 @@ class Session:
         prompt_log_probs: int | None = None,
         memory: Any = None,
     ):
-        """Allocates the rows: one a prompt, repeated `samples` times once the prompts have been read.
+        """Allocates one row per prompt. Once the prompts have been read, each row is repeated `samples` times.
 
         Args:
           model: the model.
           method: how to decode.
-          slots: the cache's capacity a row, in slots.
-          max_new_tokens: tokens that one turn may emit at most, a row.
-          sampling: how tokens are chosen, one a prompt.
-          seeds: of each prompt; a row's noise depends on its seed and sample number alone.
+          slots: the cache's capacity for each row, in slots.
+          max_new_tokens: the most tokens that a row may emit in one turn.
+          sampling: how tokens are chosen, one for each prompt.
+          seeds: one for each prompt. The noise of a row depends only on its seed and sample number.
           samples: continuations of each prompt.
-          among: options of other batches that are to share this session's programs.
-          stops: the stop strings' automaton.
-          grammar: the automaton that output is held to.
-          log_probs: likeliest tokens recorded beside each emitted one; None for no record.
-          prompt_log_probs: likewise for prompt tokens.
-          memory: what an earlier session's rows shared, to go on from; None begins with the method's own.
+          among: options of other batches that should share this session's programs.
+          stops: the automaton of the stop strings.
+          grammar: the automaton that constrains the output.
+          log_probs: how many likeliest tokens to record beside each emitted one; None for no record.
+          prompt_log_probs: the same for prompt tokens.
+          memory: what the rows of an earlier session shared, to continue from; None starts with the method's own.
         """
         self.model, self.method, self.slots, self.samples = model, method, slots, samples
         self.max_new_tokens, self.mesh = max_new_tokens, mesh_of(model.params)
@@ -88,7 +89,9 @@ class Session:
         self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
         batch = len(self._sampling)
         dtype = activation_dtype(model.params["target"])
-        self._chunk = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype), bucket(slots))
+        held = shard_bytes(model.params)
+        chunk = prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held)
+        self._chunk = min(chunk, bucket(slots))
         shared = Shared(
             processors=self._processors(1),
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),
@@ -108,8 +111,13 @@ class Session:
             )
         self.state = self._placed(DecodeState(rows=rows, shared=shared))
         self._fanned_out = samples == 1
-        # Of rows that sit a turn out: what they have said last and not read.
+        # For rows that sit a turn out: their last emitted tokens, which are not in the cache.
         self._unread: list[list[int]] = [[] for _ in self._sampling]
+
+    def __repr__(self) -> str:
+        """Says what decodes and how large it is."""
+        rows = f"{self.batch} rows of {self.slots} slots and at most {self.max_new_tokens} new tokens"
+        return f"Session({self.model.name!r}, method {self.method.name}; {rows})"
 
     @property
     def prompts(self) -> int:
@@ -122,26 +130,27 @@ class Session:
         return len(self._sampling) * self.samples
 
     def read(self, prompts: TokenLists, *, limits: Sequence[int] | None = None) -> None:
-        """Reads a prompt into each row, behind what the row holds, and emits each row's first token, or group.
+        """Reads a prompt into each row, after what the row holds, and emits the first token or group of each row.
 
         Args:
-          prompts: tokens of each row; an empty prompt makes a row sit out this turn. The first turn of a session with
-            several samples takes one prompt for all samples of a row.
-          limits: new tokens a row, at most `max_new_tokens`.
+          prompts: the tokens of each row; a row with an empty prompt sits this turn out. In a session with several
+            samples, the first turn takes one prompt for all samples of a row.
+          limits: new tokens for each row, at most `max_new_tokens`.
 
         Raises:
-          ValueError: the prompts or their continuations do not fit the cache, and nothing has changed; or the model's
+          ValueError: the prompts or their continuations do not fit the cache (nothing has changed then), or the model's
             logits are not numbers.
         """
         rows = self.state.rows
         tails = self._tails()
-        texts = [tail + list(prompt) if prompt else [] for tail, prompt in zip(tails, prompts, strict=True)]
+        texts = [tail + prompt if prompt else [] for tail, prompt in zip(tails, map(_ints, prompts), strict=True)]
         limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
         limit = np.where([bool(t) for t in texts], limit, 0).astype(np.int32)
         self._check_room(texts, limit)
+        reach = self._reach(texts, limit)
         self._unread = [[] if text else tail for text, tail in zip(texts, tails, strict=True)]
         stop = jnp.zeros_like(rows.stop) if self._stops is None else self._stops.start(len(texts))
-        rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop)
+        rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop, reach=reach)
         self.state = self._placed(replace(self.state, rows=rows))
         self._prefill(texts)
         if not self._fanned_out:
@@ -150,7 +159,7 @@ class Session:
         self._finish()
 
     def run(self, steps: int) -> bool:
-        """Decodes at most `steps` steps. Returns whether some row still runs.
+        """Decodes at most `steps` steps and returns whether some row still runs.
 
         Raises:
           ValueError: the model's logits are not numbers.
@@ -165,7 +174,7 @@ class Session:
         return [row[:n].tolist() for row, n in zip(output, length, strict=True)]
 
     def log_probs(self) -> list[list[TokenLogProb]] | None:
-        """Returns the record of each emitted token, a row; None unless asked for."""
+        """Returns the records of the emitted tokens, a list per row; None unless asked for."""
         if self.state.rows.log_probs is None:
             return None
         record, outputs = jax.device_get(self.state.rows.log_probs), self.outputs()
@@ -207,8 +216,28 @@ class Session:
                     f" the model's context has {self.model.config.max_positions}"
                 )
 
+    def _reach(self, texts: list[list[int]], limit: np.ndarray) -> jax.Array | None:
+        """Returns the positions that each row's rotary embedding is made for; None where it does not depend on them.
+
+        Raises:
+          ValueError: a row holds entries that are rotated for a shorter text.
+        """
+        config, rows = self.model.config, self.state.rows
+        if config is None or not config.follows_length:
+            return None
+        length, unread, before = jax.device_get((rows.token_length, rows.unread, rows.cache.reach))
+        return jnp.asarray(
+            [
+                reach_of_turn(config, held=int(n - u), before=int(old), prompt=len(text), new=max(int(new) - 1, 0))
+                if text
+                else int(old)
+                for n, u, old, text, new in zip(length, unread, before, texts, limit, strict=True)
+            ],
+            jnp.int32,
+        )
+
     def _placed(self, state: DecodeState) -> DecodeState:
-        """Returns a state where the programs expect it: what the host changes need not come out there."""
+        """Returns a state laid out as the programs expect; what the host changes may lie elsewhere."""
         return lay_out(state, lambda x, *axes: put(x, self.mesh, *axes))
 
     def _finish(self) -> np.ndarray:
@@ -250,7 +279,7 @@ class Session:
                 self.prompt_log_probs[row].append(entry)
 
     def _fan_out(self) -> None:
-        index = jnp.repeat(jnp.arange(len(self._sampling)), self.samples)
+        index = jnp.repeat(jnp.arange(len(self._sampling), dtype=jnp.int32), self.samples)
         with on_mesh(self.mesh):
             rows = take_rows(self.state.rows, index)
         self.state = self._placed(
@@ -272,8 +301,12 @@ class Session:
             grammar=self._grammar,
             among=self._among,
         )
-        # The state is donated: tables of the caller's, which its next session reads too, must not go along.
+        # The state is donated. The caller's tables must be copied, because its next session reads them too.
         return jax.tree.map(jnp.copy, processors)
+
+
+def _ints(tokens: Sequence[int] | np.ndarray | jax.Array) -> list[int]:
+    return [int(token) for token in np.asarray(tokens)] if hasattr(tokens, "dtype") else list(tokens)
 
 
 def _entry(token: int, log_prob: Any, values: np.ndarray, tokens: np.ndarray) -> TokenLogProb:

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jax_smash.checkpoints.fit import DTYPES
-from jax_smash.models.families import from_hf, tensor_map
+from jax_smash.models.families import from_hf, tensor_map, tensor_shapes
 
 SIZES = {
     "vocab_size": 101,
@@ -33,12 +33,38 @@ GEMMA2 = {
     "sliding_window": 8,
 }
 GEMMA3 = {**GEMMA2, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 3}
+SMOLLM3 = {
+    "model_type": "smollm3",
+    "architectures": ["SmolLM3ForCausalLM"],
+    **SIZES,
+    "num_hidden_layers": 4,
+    "pad_token_id": 0,
+}
+PHI3 = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], **SIZES, "pad_token_id": 0}
+OLMO2 = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], **SIZES}
+OLMO3 = {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], **SIZES, "sliding_window": 8}
+GRANITE = {
+    "model_type": "granite",
+    "architectures": ["GraniteForCausalLM"],
+    **SIZES,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 5.0,
+}
+GEMMA = {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], **SIZES, "head_dim": 24}
 LLAMA3_ROPE = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,  # One frequency lies inside the band that is interpolated.
 }
+
+
+def factors(count: int, slope: float) -> list[float]:
+    """Returns `longrope` factors: a stretch that grows from pair to pair."""
+    return [round(1 + slope * i / count, 4) for i in range(count)]
+
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
@@ -99,6 +125,73 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
         "tie_word_embeddings": False,
     },
+    "smollm3": {**SMOLLM3, "num_key_value_heads": 2},
+    "smollm3-windows-biases": {
+        **SMOLLM3,
+        "no_rope_layers": [0, 1, 0, 1, 1],
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_theta": 1e3,
+    },
+    "phi3": {**PHI3, "sliding_window": 8},
+    "phi3-within": {
+        **PHI3,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {"type": "longrope", "short_factor": factors(8, 0.5), "long_factor": factors(8, 3.0)},
+    },
+    "phi3-beyond": {
+        **PHI3,
+        "original_max_position_embeddings": 16,
+        "rope_scaling": {"type": "longrope", "short_factor": factors(8, 0.5), "long_factor": factors(8, 3.0)},
+    },
+    "phi4-mini": {
+        **PHI3,
+        "tie_word_embeddings": True,
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 16,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": factors(6, 0.2),
+            "long_factor": factors(6, 4.0),
+            "attention_factor": 1.4,
+        },
+    },
+    "olmo2-mha-biases": {**OLMO2, "num_key_value_heads": 4, "attention_bias": True, "rope_theta": 5e5},
+    "olmo3": {
+        **OLMO3,
+        "num_hidden_layers": 4,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+            "attention_factor": 1.2,
+        },
+    },
+    "granite": {**GRANITE, "tie_word_embeddings": True},
+    "granite-biases": {**GRANITE, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},
+    "gemma": {**GEMMA, "hidden_act": "gelu"},
+    "llama-longrope": {
+        **LLAMA,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "factor": 4.0,
+            "short_factor": factors(8, 0.5),
+            "long_factor": factors(8, 3.0),
+            "original_max_position_embeddings": 16,
+        },
+    },
+    "llama-dynamic": {
+        **LLAMA,
+        "max_position_embeddings": 16,
+        "rope_theta": 1e2,
+        "rope_scaling": {"type": "dynamic", "factor": 3.0},
+    },
 }
 """Content of `config.json` of each variant: each family, and each thing that a family may switch on."""
 
@@ -108,18 +201,17 @@ def random_tensors(raw: dict[str, Any], *, seed: int = 0, dtype: str = "F32") ->
     config = from_hf(raw)
     rng = np.random.default_rng(seed)
     tensors = {}
-    for parts in tensor_map(config).values():
-        for part in parts:
-            values = rng.standard_normal(part.shape, dtype=np.float32)
-            if part.name.endswith("norm.weight"):
-                values = np.clip(values / 4, -0.5, 0.5) + (0 if config.norm_offset else 1)
-            elif part.name.endswith("bias"):
-                values *= 0.3
-            elif "embed_tokens" in part.name:
-                values /= config.embedding_scale
-            else:
-                values *= 1.5 * part.shape[1] ** -0.5
-            tensors[part.name] = values.astype(DTYPES[dtype])
+    for name, shape in tensor_shapes(tensor_map(config)).items():
+        values = rng.standard_normal(shape, dtype=np.float32)
+        if name.endswith("norm.weight"):
+            values = np.clip(values / 4, -0.5, 0.5) + (0 if config.norm_offset else 1)
+        elif name.endswith("bias"):
+            values *= 0.3
+        elif "embed_tokens" in name:
+            values /= config.embedding_scale
+        else:
+            values *= 1.5 * shape[1] ** -0.5
+        tensors[name] = values.astype(DTYPES[dtype])
     return tensors
 
 
@@ -162,6 +254,6 @@ def write_large_checkpoint(directory: Path, sizes: dict[str, int]) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw))
     weights = np.random.default_rng(0).standard_normal(65_537, dtype=np.float32)
-    parts = [part for parts in tensor_map(from_hf(raw)).values() for part in parts]
-    write_tensors(directory, {part.name: np.resize(weights, part.shape) for part in parts})
-    return sum(4 * int(np.prod(part.shape)) for part in parts)
+    shapes = tensor_shapes(tensor_map(from_hf(raw)))
+    write_tensors(directory, {name: np.resize(weights, shape) for name, shape in shapes.items()})
+    return sum(4 * int(np.prod(shape)) for shape in shapes.values())

@@ -6,6 +6,7 @@ from typing import Any
 from jax_smash.checkpoints import huggingface
 from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
 from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
 from jax_smash.smash.smasher import random_smasher
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.tokenizers import byte_tokenizer
@@ -29,7 +30,7 @@ def write_model(directory: Path, *, template: str | None = TEMPLATE, **changes: 
 
 
 def write_modules(directory: Path, model: Path, *, seed: int = 0, **sizes: Any) -> Path:
-    """Writes random HAMburger modules for a model on disk, of one micro layer.
+    """Writes random HAMburger modules for a model on disk, of one micro layer, that trust every token.
 
     Args:
       directory: where to.
@@ -39,5 +40,6 @@ def write_modules(directory: Path, model: Path, *, seed: int = 0, **sizes: Any) 
     """
     config = huggingface.read_config(model)[0]
     smash = SmashConfig.for_base(config, tokenizer_sha256=tokenizer_sha256(model), **({"micro_layers": 1} | sizes))
-    save_smasher(directory, smash, random_smasher(config, smash, seed=seed)[1])
+    trusting = SmashOptions(token_confidence=0)
+    save_smasher(directory, smash, random_smasher(config, smash, seed=seed)[1], options=trusting)
     return directory

@@ -12,6 +12,7 @@ from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.loading import Model, grafted
 from jax_smash.sampling import choose
 from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
 from jax_smash.smash.smasher import SmasherDef, random_smasher
 from tests.tiny import tiny_model
 
@@ -29,9 +30,14 @@ def smashed_model(*, micro_steps: int = 4, spread: float = 12.0, stop_tokens: tu
     # Most tokens were never seen; 7 most often, then 9.
     counts = np.zeros(model.config.vocab_size, np.int64)
     counts[[7, 9]] = 100, 50
-    return grafted(
-        model, SmashModules(config=config, definition=SmasherDef(graphdef), params=params, token_counts=counts)
+    modules = SmashModules(
+        config=config,
+        definition=SmasherDef(graphdef),
+        params=params,
+        token_counts=counts,
+        options=SmashOptions(token_confidence=0),  # Random modules are sure of nothing.
     )
+    return grafted(model, modules)
 
 
 class Plainly:

@@ -28,6 +28,15 @@ BASES = {
         final_softcap=15.0,
         tied_head=True,
     ),
+    "olmo2": tiny_config(family="olmo2", pre_norms=False, post_norms=True, joint_qk_norm=True, late_rounding=True),
+    "granite-smollm3": tiny_config(
+        family="granite",
+        unrotated_layers=(1,),
+        rope=RopeConfig(partial=0.5),
+        residual_scale=0.3,
+        logits_divisor=3.0,
+        query_scale=0.2,
+    ),
     "all-sliding": tiny_config(layer_kinds=("sliding", "sliding"), rope_sliding=RopeConfig(base=500.0)),
 }
 """Configurations by name."""

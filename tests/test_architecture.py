@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LAYERS = [
-    {"pytree", "shapes", "config", "sharding", "tasks"},
+    {"pytree", "shapes", "config", "sharding", "tasks", "platform"},
     {"cache"},
     {"protocols"},
     {"automaton", "attention", "quantise"},
@@ -22,7 +22,7 @@ LAYERS = [
     {"draft"},
     {"decode"},
     {"loading"},
-    {"ladder"},
+    {"ladder", "applied", "saving"},
     {"methods"},
     {"session", "request"},
     {"generation", "prompts", "tuning"},

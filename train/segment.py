@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jax_smash.checkpoints.directory import check_new
 from jax_smash.checkpoints.huggingface import CONFIG
-from jax_smash.checkpoints.smasher import WEIGHTS, load_smasher, tokenizer_sha256
+from jax_smash.checkpoints.smasher import WEIGHTS, check_base_weights, load_smasher, tokenizer_sha256
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model, find, load
 from jax_smash.smash.config import MOST_STEPS, base_sha256
@@ -129,6 +129,7 @@ def _segmenter(
     found = load_smasher(modules, config, tokenizer_sha256(base.path), dtype=jnp.float32)
     if (modules / CONFIG).is_file() and base.path is not None and modules.resolve() != base.path.resolve():
         raise ValueError(f"{modules} holds the base that its modules were trained with: give it as the model too")
+    check_base_weights(found.base_fingerprint, base.fingerprint or "", modules=modules, base=base.name)
     if micro_steps > found.config.micro_steps:
         raise ValueError(f"micro_steps must be at most the {found.config.micro_steps} of {modules}; got {micro_steps}")
     price = PRICE if price is None else price

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tokenizers
 
-from jax_smash.config import ModelConfig, RopeConfig
+from jax_smash.config import ModelConfig, from_fields
 from train.optimiser import Optimiser
 from train.program import reason
 from train.tokenizer import END
@@ -108,11 +108,7 @@ def load_kind(kind: type[Kind], path: Path, **changes: Any) -> Kind:
 
 
 def _model(fields: dict[str, Any]) -> ModelConfig:
-    model = dict(fields)
-    model |= {name: RopeConfig(**model[name]) for name in ("rope", "rope_sliding") if name in model}
-    model["layer_kinds"] = tuple(model.get("layer_kinds", ["full"] * model["num_layers"]))
-    model["eos_tokens"] = tuple(model.get("eos_tokens", ()))
-    return ModelConfig(**model)
+    return from_fields({"layer_kinds": ["full"] * fields["num_layers"], **fields})
 
 
 def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:

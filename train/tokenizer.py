@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from jax_smash.checkpoints.directory import check_new, new_directory
+from jax_smash.cli.lists import PathNames
 from train.corpus import TRAIN_SPLIT, Corpus, Source, load_corpus, split_documents
 from train.program import run_program
 
@@ -112,7 +113,7 @@ def _texts(source: Source, corpus: Corpus, root: Path) -> list[str]:
 
 def main(
     output: Path,
-    data: tuple[str, ...] = (),
+    data: PathNames = (),
     vocab_size: int | None = None,
     corpus: Path | None = None,
     data_root: Path = Path(),

@@ -12,13 +12,14 @@ from eval.tasks.gsm8k import gsm8k_set
 from eval.tasks.outcome import TaskSet
 from eval.tasks.recall import recall_set
 from eval.tasks.variety import variety_set
+from eval.tasks.wikitext import wikitext_set
 from jax_smash.tasks import TASKS as RECALL
 
 DATA = Path(__file__).parent / "data"
 DRAWN = 100
 """Examples of a task that draws them, where no number is given."""
 
-SHOTS = {"babi": 2, "gsm8k": 4}
+SHOTS = {"babi": 2, "gsm8k": 5}
 """Solved questions before each, where no number is given; the other tasks have none."""
 
 
@@ -34,6 +35,7 @@ class TaskOptions:
       shots: solved questions before each; None takes the task's own number.
       chat: ask in the model's chat template, where the model writes the answer.
       max_new_tokens: of a GSM8K answer or a continuation of `variety`; None takes the task's own number.
+      stride: new tokens of each window of a text longer than the context; None takes half a window.
     """
 
     size: Callable[[str], int]
@@ -43,6 +45,7 @@ class TaskOptions:
     shots: int | None = None
     chat: bool = False
     max_new_tokens: int | None = None
+    stride: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,11 @@ def _gsm8k(source: str, options: TaskOptions) -> Sequence[TaskSet]:
 
 
 def _perplexity(source: str, options: TaskOptions) -> Sequence[TaskSet]:
-    return [document_set(source, count=options.count)]
+    return [document_set(source, count=options.count, stride=options.stride)]
+
+
+def _wikitext(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+    return [wikitext_set(source, count=options.count, stride=options.stride)]
 
 
 def _variety(source: str, options: TaskOptions) -> Sequence[TaskSet]:
@@ -112,6 +119,7 @@ TASKS: dict[str, Task] = {
     "babi": Task("Questions on stories of people, places and things.", _babi, _shipped("babi")),
     "gsm8k": Task("Word problems with worked answers.", _gsm8k, _shipped("gsm8k")),
     "perplexity": Task("Perplexity a token of held-out text.", _perplexity, _shipped("perplexity.jsonl")),
+    "wikitext": Task("Perplexity a token and a word of WikiText's articles.", _wikitext),
     "variety": Task("Whether continuations go in circles.", _variety, _shipped("variety.jsonl")),
     "piqa": _choices("piqa", "How things are done, two choices."),
     "arc_easy": _choices("arc_easy", "School science, the easy set."),

@@ -91,6 +91,9 @@ def winogrande(record: Record) -> Choice:
 def hellaswag(record: Record) -> Choice:
     """Reads {"ctx_a", "ctx_b", "activity_label", "endings", "label"}; marks in brackets are dropped.
 
+    White space is what lm-evaluation-harness leaves: an ending whose mark stood first keeps the space behind it, and
+    all letters of `ctx_b` but the first are small.
+
     Source: Zellers et al. 2019, HellaSwag.
     """
     if "query" in record.fields:
@@ -98,7 +101,7 @@ def hellaswag(record: Record) -> Choice:
         return _same_context(record, record.text("query").strip(), choices, record.index("gold", len(choices)))
     endings = record.texts("endings")
     begun = record.text("ctx_b") if record.fields.get("ctx_b") else ""
-    context = f"{record.text('activity_label')}: {record.text('ctx_a')} {begun[:1].upper()}{begun[1:]}"
+    context = f"{record.text('activity_label')}: {record.text('ctx_a')} {begun.capitalize()}"
     cleaned = tuple(_clean(ending) for ending in endings)
     return _same_context(record, _clean(context), cleaned, record.index("label", len(endings)))
 
@@ -125,7 +128,7 @@ def _same_context(record: Record, context: str, choices: tuple[str, ...], right:
     return Choice(
         name=record.where,
         contexts=(context,) * len(choices),
-        continuations=tuple(f" {choice.strip()}" for choice in choices),
+        continuations=tuple(f" {choice}" for choice in choices),
         right=right,
     )
 
@@ -149,4 +152,4 @@ def _keyed(record: Record) -> tuple[str, tuple[str, ...], int]:
 
 
 def _clean(text: str) -> str:
-    return " ".join(_BRACKETS.sub(" ", text.replace(" [title]", ". ")).split())
+    return _BRACKETS.sub("", text.strip().replace(" [title]", ". ")).replace("  ", " ")

@@ -45,8 +45,9 @@ class ChoiceSet:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def measure(self, engine: Engine) -> list[Outcome]:
-        """Returns `acc`, by a choice's log-likelihood, and `acc_norm`, by log-likelihood a byte of the choice.
+        """Returns `acc`, by a choice's log-likelihood, and `acc_norm`, by log-likelihood a character of the choice.
 
+        The space between context and choice is scored and is no character of the choice, as in lm-evaluation-harness.
         `acc_norm` is left out where all choices of a question share one continuation: it would be the same. The first
         of equally likely choices is chosen. A context that does not fit loses tokens behind its beginning, and its
         question is counted as truncated.
@@ -58,11 +59,11 @@ class ChoiceSet:
         truncated = sum(any(len(p.tokens) > engine.context for p in question) for question in pairs)
         outcomes = [self._outcome("acc", likelihoods, truncated)]
         if not all(choice.partial for choice in self.choices):
-            by_byte = [
-                [value / len(text.strip().encode()) for value, text in zip(values, choice.continuations, strict=True)]
+            by_character = [
+                [value / len(text.removeprefix(" ")) for value, text in zip(values, choice.continuations, strict=True)]
                 for values, choice in zip(likelihoods, self.choices, strict=True)
             ]
-            outcomes.append(self._outcome("acc_norm", by_byte, truncated))
+            outcomes.append(self._outcome("acc_norm", by_character, truncated))
         return outcomes
 
     def _outcome(self, metric: str, values: Sequence[Sequence[float]], truncated: int) -> Outcome:

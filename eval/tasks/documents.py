@@ -8,86 +8,126 @@ from typing import Any
 
 from eval.engine import Engine
 from eval.intervals import ratio_bootstrap
-from eval.paired import difference_of_nats
+from eval.paired import Compare, difference_of_nats, difference_of_nats_a_word
 from eval.tasks.outcome import Outcome
 from eval.tasks.records import front, read_records
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A text and what tells it apart."""
+    """A text and what tells it apart.
+
+    Attributes:
+      name: tells it apart.
+      text: what is read.
+      original: the text as it was given, whose words and bytes count; None where it is what is read, and no words are
+        counted.
+    """
 
     name: str
     text: str
+    original: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the text as it was given."""
+        return len((self.text if self.original is None else self.original).encode())
 
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSet:
-    """Documents scored by perplexity a token.
+    """Documents scored by perplexity a token, and a word where all have an original text.
 
     Attributes:
       task: its name.
       documents: at least one, none empty.
+      stride: new tokens of each window after the first, at most what makes windows lie side by side; None takes half a
+        window.
       settings: what the score depends on, for the row.
     """
 
     task: str
     documents: tuple[Document, ...]
+    stride: int | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def measure(self, engine: Engine) -> list[Outcome]:
         """Returns exp(nats / tokens) over all tokens of all documents, with nats a token and bits a byte.
 
-        A document longer than the context is read in windows that overlap by half, so that a token has at least half
-        a window before it; documents do not see each other. The first token is scored behind the text's beginning;
-        the end of a text is not scored.
+        A document longer than the context is read in windows, which by default overlap by half, so that a token has at
+        least half a window before it; documents do not see each other. The first token is scored behind the text's
+        opening; the end of a text is not scored.
 
         Raises:
           ValueError: a document is too short to score.
         """
-        texts = [engine.encode(document.text) for document in self.documents]
+        texts = [engine.encode_whole(document.text) for document in self.documents]
         for document, text in zip(self.documents, texts, strict=True):
             if len(text) < 2:
                 raise ValueError(f"{document.name}: expected a text of several tokens; got {document.text!r}")
-        stride = max(1, (engine.context - len(engine.beginning)) // 2)
+        room = engine.context - len(engine.beginning)
+        stride = max(
+            1, room // 2 if self.stride is None else min(self.stride, engine.context - first(engine.beginning))
+        )
         nats = negative_log_likelihoods(engine, texts, stride=stride, what=self.task)
-        tokens = [len(text) - max(1, len(engine.beginning)) for text in texts]
-        sizes = [len(document.text.encode()) for document in self.documents]
-        by_token = sum(nats) / sum(tokens)
-        interval = ratio_bootstrap(nats, tokens)
-        if interval:
-            interval = dataclasses.replace(interval, low=math.exp(interval.low), high=math.exp(interval.high))
+        tokens = [len(text) - first(engine.opening) for text in texts]
+        more = {
+            "tokens": sum(tokens),
+            "bytes": sum(document.bytes for document in self.documents),
+            "nats_per_token": sum(nats) / sum(tokens),
+            "bits_per_byte": sum(nats) / math.log(2) / sum(document.bytes for document in self.documents),
+            "documents_in_windows": sum(len(text) > engine.context for text in texts),
+        }
+        settings = self.settings | {"context": engine.context, "stride": stride}
+        by_token = self._outcome("perplexity", settings, nats, "tokens", tokens, difference_of_nats, more)
+        if any(document.original is None for document in self.documents):
+            return [by_token]
+        words = [len((document.original or "").split()) for document in self.documents]
+        more = {"words": sum(words), "nats_per_word": sum(nats) / sum(words)}
         return [
-            Outcome(
-                task=self.task,
-                metric="perplexity",
-                settings=self.settings | {"context": engine.context, "stride": stride},
-                n=len(texts),
-                score=math.exp(by_token),
-                interval=interval,
-                examples=[
-                    {"example": d.name, "score": math.exp(n / t), "nats": n, "tokens": t}
-                    for d, n, t in zip(self.documents, nats, tokens, strict=True)
-                ],
-                compare=difference_of_nats,
-                more={
-                    "tokens": sum(tokens),
-                    "bytes": sum(sizes),
-                    "nats_per_token": by_token,
-                    "bits_per_byte": sum(nats) / math.log(2) / sum(sizes),
-                    "documents_in_windows": sum(len(text) > engine.context for text in texts),
-                },
-            )
+            by_token,
+            self._outcome("word_perplexity", settings, nats, "words", words, difference_of_nats_a_word, more),
         ]
 
+    def _outcome(
+        self,
+        metric: str,
+        settings: dict[str, Any],
+        nats: Sequence[float],
+        unit: str,
+        sizes: Sequence[int],
+        compare: Compare,
+        more: dict[str, Any],
+    ) -> Outcome:
+        """Returns the perplexity of all documents, by the tokens or words that `sizes` counts in each."""
+        interval = ratio_bootstrap(nats, sizes)
+        if interval:
+            interval = dataclasses.replace(interval, low=math.exp(interval.low), high=math.exp(interval.high))
+        return Outcome(
+            task=self.task,
+            metric=metric,
+            settings=settings,
+            n=len(nats),
+            score=math.exp(sum(nats) / sum(sizes)),
+            interval=interval,
+            examples=[
+                {"example": d.name, "score": math.exp(n / size), "nats": n, unit: size}
+                for d, n, size in zip(self.documents, nats, sizes, strict=True)
+            ],
+            compare=compare,
+            more=more,
+        )
 
-def document_set(source: str, *, count: int | None) -> DocumentSet:
+
+def document_set(source: str, *, count: int | None, stride: int | None = None) -> DocumentSet:
     """Returns the documents of a data set.
 
     Args:
       source: a file of one {"text": …} a line, a `.txt` file that is one document, a folder of `.txt` files, or a hub
         data set.
       count: documents, from the front; None takes all.
+      stride: new tokens of each window after the first, in a document longer than the context; None takes half a
+        window.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -96,21 +136,21 @@ def document_set(source: str, *, count: int | None) -> DocumentSet:
     path = Path(source)
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.suffix == ".txt" else []
     if files:
-        documents = [Document(name=str(file), text=_read(file)) for file in front(files, count, source)]
+        documents = [Document(name=str(file), text=read_text(file)) for file in front(files, count, source)]
     else:
         documents = [Document(name=r.where, text=r.text("text")) for r in front(read_records(source), count, source)]
     for document in documents:
         if not document.text.strip():
             raise ValueError(f"{document.name}: expected a text; got {document.text!r}")
-    return DocumentSet(task="perplexity", documents=tuple(documents))
+    return DocumentSet(task="perplexity", documents=tuple(documents), stride=stride)
 
 
 def negative_log_likelihoods(engine: Engine, texts: Sequence[list[int]], *, stride: int, what: str) -> list[float]:
-    """Returns the nats of each text's tokens behind its beginning; each token counts once.
+    """Returns the nats of each text's tokens behind its opening; each token counts once.
 
     Args:
       engine: the model.
-      texts: tokens, the beginning included.
+      texts: tokens, the opening included.
       stride: new tokens of each window after the first, in a text longer than the context.
       what: is shown beside the progress.
     """
@@ -125,14 +165,25 @@ def negative_log_likelihoods(engine: Engine, texts: Sequence[list[int]], *, stri
 def windows(engine: Engine, tokens: list[int], *, stride: int) -> Iterator[tuple[list[int], int]]:
     """Yields pieces of a text that fit the context, and how many of each piece's last tokens are new in it."""
     end = min(len(tokens), engine.context)
-    yield tokens[:end], end - max(1, len(engine.beginning))
+    yield tokens[:end], end - first(engine.opening)
     while end < len(tokens):
         new = min(stride, len(tokens) - end)
         end += new
         yield engine.fit(tokens[:end], engine.context), new
 
 
-def _read(path: Path) -> str:
+def first(opening: Sequence[int]) -> int:
+    """Returns the index of the first token that can be scored behind an opening, which may be empty."""
+    return max(1, len(opening))
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -14,7 +14,6 @@ STOP = ("\nQuestion:",)
 MAX_NEW_TOKENS = 256
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 _MARKED = re.compile(rf"####\s*({_NUMBER.pattern})")
-_CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 
 def gsm8k_set(source: str, *, count: int | None, shots: int, chat: bool, max_new_tokens: int | None) -> QuestionSet:
@@ -23,8 +22,8 @@ def gsm8k_set(source: str, *, count: int | None, shots: int, chat: bool, max_new
     Args:
       source: a JSON-lines file, a folder with `test.jsonl`, or a hub data set.
       count: questions, from the front; None takes all.
-      shots: solved questions before each, from `train.jsonl` beside the file, else from the file's own front, which
-        are then not asked.
+      shots: solved questions before each, from the front of `train.jsonl` beside the file, else from the file's own
+        front, which are then not asked. Their answers stand as they are in the data, calculator marks included.
       chat: ask in the model's chat template.
       max_new_tokens: of a worked answer; None takes 256.
 
@@ -42,7 +41,7 @@ def gsm8k_set(source: str, *, count: int | None, shots: int, chat: bool, max_new
         solved, asked = asked[:shots], asked[shots:]
     if not asked or len(solved) < shots:
         raise ValueError(f"{source} must have questions beside {shots} solved ones; got {len(asked) + len(solved)}")
-    before = "".join(f"{_prompt(r)} {_CALCULATOR.sub('', r.text('answer'))}\n\n" for r in solved)
+    before = "".join(f"{_prompt(r)} {r.text('answer')}\n\n" for r in solved)
     return QuestionSet(
         task="gsm8k",
         questions=tuple(_question(record, before) for record in front(asked, count, source)),

@@ -1,15 +1,21 @@
 """From one checkpoint format to another."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jax_smash.checkpoints import huggingface, orbax
+from jax_smash.checkpoints.adapter import with_base
 from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.gguf import is_gguf
+from jax_smash.checkpoints.smasher import CONFIG, MODULES, SMASHER_FILES, is_smasher
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 
 FORMATS = ("huggingface", "orbax")
+
+MODULE_FILES = tuple(f"{MODULES}/{file}" for file in (*SMASHER_FILES, *huggingface.FETCHED))
+"""What is fetched of a hub repository's modules, as patterns."""
 
 
 def convert(
@@ -19,19 +25,21 @@ def convert(
     to: str,
     dtype: Any = None,
     progress: huggingface.Progress | None = None,
+    find: Callable[[str], Path] = huggingface.resolve,
 ) -> Path:
-    """Writes a checkpoint in another format or dtype, its tokenizer along with it.
+    """Writes a checkpoint in another format or dtype, its tokenizer and its HAMburger modules along with it.
 
     The target appears whole or not at all. A conversion to the other format and back gives every tensor back bit by
-    bit.
+    bit. Modules stay as they are; the base that stands with them is converted like the other.
 
     Args:
-      source: a Hugging Face directory or hub id, a GGUF file, or a directory with an Orbax checkpoint; which it is, is
-        found out.
+      source: a Hugging Face directory or hub id, a GGUF file, a directory with an Orbax checkpoint, or one with a LoRA
+        adapter as PEFT saves it, which is merged into its base; which it is, is found out.
       target: a directory that is absent or empty.
       to: the format to write, one of `FORMATS`.
       dtype: of the weights; None keeps the source's.
       progress: told of every parameter that is read from a Hugging Face checkpoint.
+      find: finds an adapter's base by the name that the adapter gives it, where that is no directory.
 
     Returns:
       The directory that was written.
@@ -45,18 +53,25 @@ def convert(
     if to not in FORMATS:
         raise ValueError(f"to must be one of {', '.join(FORMATS)}; got {to!r}")
     path = check_new(target)
-    directory = huggingface.resolve(source)
+    directory = huggingface.resolve(source, also=MODULE_FILES)
     original: dict[str, Any] | None
+    folders: tuple[Path, ...] = (directory,)
     if orbax.is_checkpoint(directory):
         config, _, params = orbax.load(directory, dtype=dtype)
         original = orbax.original_config(directory)
     else:
-        config, original = huggingface.read_config(directory)
-        _, params = huggingface.load_params(directory, config, dtype=dtype, progress=progress)
+        base, adapter = with_base(directory, find)
+        config, original = huggingface.read_config(base)
+        _, params = huggingface.load_params(base, config, dtype=dtype, progress=progress, adapter=adapter)
+        folders = (base, directory)
     with new_directory(path, huggingface.params_bytes(params)) as work:
         writer = huggingface.write if to == "huggingface" else orbax.write
         writer(work, config, params, original_config=original)
-        copy_companions(directory, work)
+        for folder in folders:  # An adapter's own tokenizer goes before its base's.
+            copy_companions(folder, work)
+        modules = (directory.parent if is_gguf(directory) else directory) / MODULES
+        if is_smasher(modules):
+            _convert_modules(modules, work / MODULES, to=to, dtype=dtype)
     return path
 
 
@@ -70,3 +85,14 @@ def copy_companions(source: Path, target: Path) -> None:
     for name in huggingface.COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+
+
+def _convert_modules(source: Path, target: Path, *, to: str, dtype: Any) -> None:
+    """Copies modules, and converts the base in their folder, if there is one."""
+    if orbax.is_checkpoint(source) or (source / huggingface.CONFIG).is_file():
+        convert(source, target, to=to, dtype=dtype)
+    target.mkdir(exist_ok=True)
+    for name in SMASHER_FILES:
+        if not (source / name).is_file():
+            raise FileNotFoundError(f"{source / name} is missing; {CONFIG} is there")
+        shutil.copyfile(source / name, target / name)

@@ -13,12 +13,14 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jax_smash.checkpoints.adapter import CHANGES, SETTINGS, Adapter
+from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.gguf import GgufTensors, config_json, find_gguf, is_gguf, open_gguf
 from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write_shards
 from jax_smash.config import ModelConfig
-from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, to_hf
+from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, tensor_shapes, to_hf
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
 
@@ -40,7 +42,10 @@ COMPANIONS = (
 )
 """Files that go with the weights: the tokenizer and the generation settings. All are data."""
 
-FETCHED = (CONFIG, "model*.safetensors", "model.safetensors.index.json", *COMPANIONS)
+KINDS = ("model_index.json", "modules.json", "config_sentence_transformers.json")
+"""Files that tell what a folder is that holds no such model."""
+
+FETCHED = (CONFIG, "model*.safetensors", "model.safetensors.index.json", SETTINGS, CHANGES, *COMPANIONS, *KINDS)
 """Files of a hub repository that are fetched, as patterns."""
 
 SHARD_BYTES = 5 * 10**9
@@ -109,7 +114,8 @@ def read_config(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
             raise ValueError(f"{source}: {error}") from error
     file = source / CONFIG
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing")
+        found = contents(file.parent)
+        raise FileNotFoundError(f"{file} is missing{f'; the folder holds {found}' if found else ''}")
     try:
         raw = json.loads(file.read_text())
     except ValueError as error:
@@ -129,6 +135,7 @@ def load_params(
     dtype: Any = None,
     place: Place | None = None,
     progress: Progress | None = None,
+    adapter: Adapter | None = None,
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """Loads a checkpoint, tensor by tensor, so that memory never holds a second copy of the weights.
 
@@ -138,14 +145,16 @@ def load_params(
       dtype: of the weights in memory; None keeps the checkpoint's, which of quantised ones is float32.
       place: puts a parameter where it belongs; None puts all on the default device.
       progress: told of every parameter.
+      adapter: merged into the weights as they are read: in float32, before they are cast.
 
     Raises:
       FileNotFoundError: there is no checkpoint, or a file of it is missing.
-      ValueError: a file is damaged; a tensor is missing, unexpected, of another shape, NaN or infinite.
+      ValueError: a file is damaged; a tensor is missing, unexpected, of another shape, NaN or infinite; the adapter
+        does not fit.
     """
     directory = resolve(path)
     config = config or read_config(directory)[0]
-    parts, (shards, names) = tensor_map(config), _tensors(directory, config)
+    parts, (shards, names) = tensor_map(config), _tensors(directory, config, adapter)
     weights = one_dtype(directory, {n: shards.dtypes[theirs] for n, theirs in names.items()}, dtype)
     graphdef, abstract = abstract_params(config, weights)
     shapes = {where: variable.shape for where, variable in nnx.to_flat_state(abstract)}
@@ -155,7 +164,7 @@ def load_params(
         for where in sorted(shapes, key=lambda p: -math.prod(shapes[p])):
             bits = _aligned(shapes[where], BITS[weights.itemsize])
             for part in parts[where]:
-                shards.read_into(names[part.name], part.view(bits), weights, pool)
+                shards.read_into(names[part.name], part.view(bits), weights, pool, start=part.start, rows=part.shape[0])
             array = bits.view(weights)
             # Not jnp.asarray, which copies: on a CPU the array itself becomes the parameter.
             leaves[where] = place(where, array) if place else jax.device_put(array)
@@ -213,20 +222,23 @@ def write(
     arrays = {where: variable.get_value() for where, variable in nnx.to_flat_state(params)}
     _check_params(config, arrays)
     raw = _with_dtype(to_hf(config, original_config), {np.dtype(a.dtype) for a in arrays.values()})
-    owner = {part.name: (where, part) for where, parts in tensor_map(config).items() for part in parts}
-    tensors = {name: (part.shape, np.dtype(arrays[where].dtype)) for name, (where, part) in owner.items()}
+    parts = tensor_map(config)
+    owner = {part.name: where for where, of_one in parts.items() for part in of_one}
+    shapes = tensor_shapes(parts)
+    tensors = {name: (shapes[name], np.dtype(arrays[where].dtype)) for name, where in owner.items()}
     host: dict[ParamPath, np.ndarray] = {}
     done = 0
 
     def contents(name: str) -> Iterator[np.ndarray]:
         nonlocal done
-        where, part = owner[name]
+        where = owner[name]
         if where not in host:
             host.clear()  # Several tensors of one parameter come one after another; others are not kept.
             host[where] = _to_host(arrays[where])
-        view = part.view(host[where].view(BITS[host[where].dtype.itemsize]))
-        for piece in pieces(view):
-            yield contiguous(view[piece])
+        bits = host[where].view(BITS[host[where].dtype.itemsize])
+        for view in (part.view(bits) for part in parts[where] if part.name == name):
+            for piece in pieces(view):
+                yield contiguous(view[piece])
         done += 1
         if progress:
             progress(done, len(owner))
@@ -240,7 +252,7 @@ def params_bytes(params: nnx.State) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
 
-def _tensors(path: Path, config: ModelConfig) -> tuple[Shards | GgufTensors, dict[str, str]]:
+def _tensors(path: Path, config: ModelConfig, adapter: Adapter | None) -> tuple[Shards | GgufTensors, dict[str, str]]:
     """Returns a checkpoint's tensors, and the checkpoint's name of each by its plain name.
 
     Raises:
@@ -249,7 +261,7 @@ def _tensors(path: Path, config: ModelConfig) -> tuple[Shards | GgufTensors, dic
     if is_gguf(path):
         tensors = GgufTensors(open_gguf(path), config)
         return tensors, {name: name for name in tensors.shapes}
-    shards = Shards(path)
+    shards = Shards(path) if adapter is None else adapter.over(path, config)
     names = _language_names(config, shards)
     _check(path, config, shards, names)
     return shards, names
@@ -265,7 +277,7 @@ def _language_names(config: ModelConfig, shards: Shards) -> dict[str, str]:
 
 def _check(directory: Path, config: ModelConfig, shards: Shards, names: dict[str, str]) -> None:
     """Checks all tensors against the configuration before any is read."""
-    expected = {part.name: part.shape for parts in tensor_map(config).values() for part in parts}
+    expected = tensor_shapes(tensor_map(config))
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     tied_head = names.pop(head) if config.tied_head and head in names and embedding in names else None
     check_fit(directory, expected, {plain: shards.shapes[name] for plain, name in names.items()})

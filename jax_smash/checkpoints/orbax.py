@@ -19,7 +19,7 @@ from jax.sharding import SingleDeviceSharding
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import Shape, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.huggingface import CONFIG, MODEL_CONFIG, Place, params_bytes
-from jax_smash.config import ModelConfig, RopeConfig
+from jax_smash.config import ModelConfig, from_fields
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
 
@@ -130,10 +130,7 @@ def read_config(path: str | Path) -> ModelConfig:
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing")
     try:
-        raw = json.loads(file.read_text())
-        ropes = {name: RopeConfig(**raw[name]) for name in ("rope", "rope_sliding")}
-        tuples = {name: tuple(raw[name]) for name in ("layer_kinds", "eos_tokens")}
-        return ModelConfig(**{**raw, **ropes, **tuples})
+        return from_fields(json.loads(file.read_text()))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is damaged or of another version: {error}") from error
 

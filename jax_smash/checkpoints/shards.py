@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.fit import DTYPES, Shape
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,8 +38,12 @@ class Shards:
       dtypes: dtype of each tensor, by name.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, files: Sequence[Path] | None = None):
         """Reads the headers.
+
+        Args:
+          directory: of a checkpoint.
+          files: the files to read; None for those of the checkpoint's weights.
 
         Raises:
           FileNotFoundError: there are no safetensors files, or one that the index names is missing.
@@ -48,7 +53,7 @@ class Shards:
         self.shapes: dict[str, Shape] = {}
         self.dtypes: dict[str, np.dtype] = {}
         self._places: dict[str, tuple[Path, int]] = {}
-        for path in weight_files(directory):
+        for path in weight_files(directory) if files is None else files:
             self._read_header(path)
 
     def _read_header(self, path: Path) -> None:
@@ -91,22 +96,23 @@ class Shards:
                 raise ValueError(f"{path} is damaged or incomplete: it ends inside {name}")
         return raw.view(dtype).reshape(stop - start, *shape[1:])
 
-    def read_into(self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor) -> None:
-        """Writes a tensor into a view, cast to a dtype.
+    def read_into(self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor, *, start: int, rows: int) -> None:
+        """Writes rows of a tensor into a view, cast to a dtype.
 
         Args:
           name: of the tensor.
           view: as `Part.view` makes it, of an array of `BITS`.
           dtype: what those bits mean.
           pool: runs the pieces.
+          start, rows: which rows of the tensor, along its first axis.
 
         Raises:
           ValueError: the tensor holds NaN or infinity, or does so after the cast.
         """
-        rows = self.shapes[name][0] // view.shape[0]
+        each = rows // view.shape[0]
 
         def move(piece: slice) -> None:
-            weights = self.read(name, piece.start * rows, piece.stop * rows)
+            weights = self.read(name, start + piece.start * each, start + piece.stop * each)
             cast_into(view[piece], weights, dtype, f"{name} in {self.directory}")
 
         list(pool.map(move, pieces(view)))
@@ -204,7 +210,8 @@ def weight_files(directory: Path) -> list[Path]:
                 f"{directory} has no {WEIGHTS}, only {pickle}: pickled weights can run code when they are read and "
                 f"are not loaded; save the model as safetensors"
             )
-    raise FileNotFoundError(f"{directory} has no {WEIGHTS}")
+    found = contents(directory)
+    raise FileNotFoundError(f"{directory} has no {WEIGHTS}{f'; it holds {found}' if found else ''}")
 
 
 def write_shards(

@@ -23,15 +23,20 @@ from jax_smash.checkpoints.gguf import is_gguf
 from jax_smash.checkpoints.shards import finite
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.config import ModelConfig
+from jax_smash.pytree import size
 from jax_smash.quantise import check_plain
 from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 
 CONFIG, WEIGHTS = "smasher.json", "smasher.safetensors"
 SMASHER_FILES = (CONFIG, WEIGHTS)
 
-FORMAT = 1
-"""Of the files; a reader refuses others than it knows."""
+MODULES = "hamburger"
+"""Folder, beside a base, of the modules that go with it."""
+
+FORMAT = 2
+"""Of the files. Those of 1 carry no settings and do not tell the base's weights; a reader refuses others."""
 
 COUNTS = "token_counts"
 """Name of the tensor with how often each token was seen in training."""
@@ -49,16 +54,50 @@ class SmashModules:
       definition: their structure.
       params: their parameters.
       token_counts: int64, how often each token of the vocabulary was seen in training; None where nobody counted.
+      options: settings that they were calibrated with: the defaults of decoding with them.
+      base_fingerprint: of the base's weights that they were trained with; empty where nobody told.
     """
 
     config: SmashConfig
     definition: SmasherDef
     params: nnx.State
     token_counts: np.ndarray | None = None
+    options: SmashOptions = SmashOptions()  # noqa: RUF009 - frozen
+    base_fingerprint: str = ""
+
+    def __repr__(self) -> str:
+        """Says how large they are, and prints no weights."""
+        return f"SmashModules({size(self.params)}, {self.config.micro_steps} micro-steps)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What `smasher.json` says.
+
+    Attributes:
+      config, options, base_fingerprint: as of `SmashModules`.
+      weights_sha256: of the file beside it.
+    """
+
+    config: SmashConfig
+    options: SmashOptions
+    base_fingerprint: str
+    weights_sha256: str
+
+    def to_fields(self) -> dict[str, Any]:
+        """Returns the fields as JSON holds them."""
+        told = {"weights_sha256": self.weights_sha256, "base_fingerprint": self.base_fingerprint}
+        return {"format": FORMAT, **told, "options": self.options.to_fields(), **self.config.to_fields()}
 
 
 def save_smasher(
-    folder: Path, config: SmashConfig, params: nnx.State, *, token_counts: np.ndarray | None = None
+    folder: Path,
+    config: SmashConfig,
+    params: nnx.State,
+    *,
+    token_counts: np.ndarray | None = None,
+    options: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
+    base_fingerprint: str = "",
 ) -> None:
     """Saves modules as `smasher.json` and `smasher.safetensors`, whole or not at all; older ones are replaced.
 
@@ -69,12 +108,16 @@ def save_smasher(
       config: of the modules.
       params: their parameters, in the dtype that they are saved in.
       token_counts: how often each token of the vocabulary was seen in training, at least 0.
+      options: settings that they were calibrated with; of what is None a reader has defaults of its own.
+      base_fingerprint: `checkpoints.fingerprint` of the base's weights; without, they load beside any of its shape.
 
     Raises:
-      ValueError: weights are int8, not finite or of a dtype that no checkpoint has; the counts are no counts.
+      ValueError: weights are int8, not finite or of a dtype that no checkpoint has; the counts are no counts; an option
+        is out of range.
       OSError: the disk is full, or the folder cannot be made.
     """
     check_plain(params)
+    options.check(config)
     tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
     for name, array in tensors.items():
         if array.dtype not in DTYPES.values():
@@ -88,8 +131,42 @@ def save_smasher(
     with _both_or_neither(folder, sum(a.nbytes for a in tensors.values()) + ROOM) as (fields_file, weights_file):
         # Contiguous: the writer takes an array's bytes as they lie in memory.
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
-        fields = {"format": FORMAT, "weights_sha256": _sha256(weights_file), **config.to_fields()}
-        fields_file.write_text(json.dumps(fields, indent=2) + "\n")
+        described = Description(config, options, base_fingerprint, _sha256(weights_file))
+        fields_file.write_text(_json(described))
+
+
+def describe_smasher(
+    folder: Path, *, options: SmashOptions | None = None, base_fingerprint: str | None = None
+) -> Description:
+    """Writes the `smasher.json` of a folder anew, with other settings; weights stay as they are.
+
+    Args:
+      folder: that holds modules.
+      options: settings that they were calibrated with; None keeps those that are there.
+      base_fingerprint: of the base's weights; None likewise.
+
+    Returns:
+      What it says then.
+
+    Raises:
+      FileNotFoundError: it is missing.
+      ValueError: it is damaged, or an option is out of range.
+    """
+    file = Path(folder).expanduser().resolve() / CONFIG
+    described = read_smasher(file.parent)
+    if options is not None:
+        options.check(described.config)
+        described = dataclasses.replace(described, options=options)
+    if base_fingerprint is not None:
+        described = dataclasses.replace(described, base_fingerprint=base_fingerprint)
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        part.write_text(_json(described))
+        shutil.copymode(file, part)
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+    return described
 
 
 def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtype: Any = None) -> SmashModules:
@@ -108,8 +185,8 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
     """
     folder = Path(folder).expanduser().resolve()
     config = check_smasher(folder, base, tokenizer_sha256)
-    digest = _read_fields(folder / CONFIG)[1]
-    tensors = _read_tensors(folder / WEIGHTS, digest)
+    described = read_smasher(folder)
+    tensors = _read_tensors(folder / WEIGHTS, described.weights_sha256)
     counts = tensors.pop(COUNTS, None)
     if counts is not None and counts.shape != (base.vocab_size,):
         raise ValueError(f"{COUNTS} in {folder / WEIGHTS} must be {[base.vocab_size]}, got {list(counts.shape)}")
@@ -127,6 +204,8 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
         definition=SmasherDef(graphdef),
         params=nnx.from_flat_state(leaves),
         token_counts=None if counts is None else _counts(counts),
+        options=described.options,
+        base_fingerprint=described.base_fingerprint,
     )
 
 
@@ -140,7 +219,7 @@ def check_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str) -> Sma
       FileNotFoundError: `smasher.json` is missing.
       ValueError: it is damaged, or the modules were made for another base or tokenizer.
     """
-    config = read_smasher_config(folder)
+    config = read_smasher(folder).config
     try:
         config.check_base(base, tokenizer_sha256)
     except ValueError as error:
@@ -148,14 +227,22 @@ def check_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str) -> Sma
     return config
 
 
-def read_smasher_config(folder: Path) -> SmashConfig:
-    """Returns the configuration of the modules in a folder.
+def check_base_weights(expected: str, found: str, *, modules: str | Path, base: str | Path) -> None:
+    """Refuses modules beside other weights than those that they were trained with.
+
+    Args:
+      expected: fingerprint of the base's weights that the modules were trained with; empty where nobody told.
+      found: of the weights at hand.
+      modules, base: where they are, named in the error.
 
     Raises:
-      FileNotFoundError: `smasher.json` is missing.
-      ValueError: it is damaged.
+      ValueError: the two differ.
     """
-    return _read_fields(Path(folder).expanduser().resolve() / CONFIG)[0]
+    if expected and found != expected:
+        raise ValueError(
+            f"the modules in {modules} were trained with a base whose weights have fingerprint {expected[:16]}…; "
+            f"those of {base} have {found[:16]}…: give the base that they were trained with, or modules of this one"
+        )
 
 
 def is_smasher(folder: Path) -> bool:
@@ -177,8 +264,14 @@ def tokenizer_sha256(folder: Path | None) -> str:
     return _sha256(file) if file is not None and file.is_file() else ""
 
 
-def _read_fields(file: Path) -> tuple[SmashConfig, str]:
-    """Returns the configuration that a file holds, and the hash of the weights that belong to it."""
+def read_smasher(folder: Path) -> Description:
+    """Returns what a folder's `smasher.json` says of its modules.
+
+    Raises:
+      FileNotFoundError: `smasher.json` is missing.
+      ValueError: it is damaged.
+    """
+    file = Path(folder).expanduser().resolve() / CONFIG
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing")
     try:
@@ -187,13 +280,18 @@ def _read_fields(file: Path) -> tuple[SmashConfig, str]:
         raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file} must hold a JSON object; got {type(fields).__name__}")
-    if (version := fields.pop("format", None)) != FORMAT:
-        raise ValueError(f"{file} must have format {FORMAT}; got {version!r}")
-    digest = fields.pop("weights_sha256", None)
-    if not isinstance(digest, str):
-        raise ValueError(f"{file}: weights_sha256 must be a text; got {digest!r}")
+    if (version := fields.pop("format", None)) not in range(1, FORMAT + 1):
+        raise ValueError(f"{file} must have format 1 to {FORMAT}; got {version!r}")
+    if version == 1:
+        fields |= {"base_fingerprint": "", "options": {}}
+    told = {name: fields.pop(name, None) for name in ("weights_sha256", "base_fingerprint")}
+    for name, digest in told.items():
+        if not isinstance(digest, str):
+            raise ValueError(f"{file}: {name} must be a text; got {digest!r}")
+    options = fields.pop("options", None)
     try:
-        return SmashConfig.from_fields(fields), digest
+        config = SmashConfig.from_fields(fields)
+        return Description(config=config, options=SmashOptions.from_fields(options, config), **told)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 
@@ -263,6 +361,10 @@ def _both_or_neither(folder: Path, size: int) -> Iterator[tuple[Path, Path]]:
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
+
+
+def _json(described: Description) -> str:
+    return json.dumps(described.to_fields(), indent=2) + "\n"
 
 
 def _sha256(file: Path) -> str:

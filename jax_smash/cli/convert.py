@@ -42,6 +42,7 @@ class Convert:
                 self.target,
                 to=self.to,
                 dtype=None if self.dtype == "auto" else self.dtype,
+                find=find,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
         console.print(f"wrote {path}")

@@ -62,23 +62,30 @@ def describe(name: str, *, slots: int, weights: str = "plain") -> dict[str, Any]
     """
     import jax
 
+    from jax_smash.checkpoints.adapter import with_base
     from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
     from jax_smash.loading import find
     from jax_smash.models.transformer import abstract_params
     from jax_smash.plan import step_bytes
     from jax_smash.quantise import quantise_params
 
-    path = find(name)
+    own = find(name)
+    path, adapter = with_base(own, find)
     config, layout, stored, dtype = _stored(path)
     _, params = abstract_params(config, dtype)
     held = jax.eval_shape(quantise_params, params) if weights == "int8" else params
     slots = min(slots, config.max_positions)
     step = step_bytes(config, held, batch=1, slots=slots)
-    tokenizer = load_tokenizer(path)
+    if adapter is not None:
+        adapter.over(path, config)  # Refuses what does not fit.
+    tokenizer = load_tokenizer(path) if adapter is None else load_tokenizer(own) or load_tokenizer(path)
     return {
         "model": name,
         "path": str(path),
         "layout": layout,
+        "adapter": None
+        if adapter is None
+        else {"path": str(own), "ranks": list(adapter.ranks), "matrices": len(adapter.changes)},
         **_architecture(config),
         "parameters": sum(x.size for x in jax.tree.leaves(params)),
         "bytes_by_dtype": stored,
@@ -108,13 +115,14 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         tokenizer = f"{facts['tokenizer']}, {facts['tokenizer_size']:,} tokens, {template} a chat template"
     return [
         ("path", f"{facts['path']} ({facts['layout']})"),
+        *_adapter(facts["adapter"]),
         ("family", facts["family"]),
         ("parameters", f"{facts['parameters']:,}"),
         ("weights", ", ".join(f"{d} {_amount(n)}" for d, n in facts["bytes_by_dtype"].items())),
         ("layers", f"{facts['layers']}, width {facts['width']:,}, MLP {facts['mlp_width']:,}"),
         ("attention", f"{facts['heads']} heads of {facts['head_width']}, {facts['kv_heads']} for keys and values"),
         ("", ", ".join(f"{n} {k}" for k, n in kinds.items()) + _window(facts)),
-        ("rope", "; ".join(f"{kind}: {_rope(rope)}" for kind, rope in facts["rope"].items())),
+        ("rope", "; ".join(f"{kind}: {_rope(rope)}" for kind, rope in facts["rope"].items()) + _unrotated(facts)),
         ("context", f"{facts['context']:,} positions"),
         ("vocabulary", f"{facts['vocabulary']:,}, head {'tied' if facts['tied_head'] else 'untied'}"),
         ("tokenizer", tokenizer),
@@ -140,6 +148,7 @@ def _architecture(config: "ModelConfig") -> dict[str, Any]:
         "head_width": config.head_width,
         "attention_kinds": list(config.layer_kinds),
         "window": config.window or None,
+        "unrotated_layers": list(config.unrotated_layers),
         "rope": {kind: dataclasses.asdict(config.rope_of(kind)) for kind in config.kinds},
         "context": config.max_positions,
         "vocabulary": config.vocab_size,
@@ -187,13 +196,25 @@ def _most(sizes: Counter[str]) -> str:
     return max(sizes, key=sizes.__getitem__)
 
 
+def _adapter(adapter: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if adapter is None:
+        return []
+    ranks = ", ".join(map(str, adapter["ranks"]))
+    return [("adapter", f"{adapter['path']} (LoRA of rank {ranks} on {adapter['matrices']} matrices)")]
+
+
 def _window(facts: dict[str, Any]) -> str:
     return f" over {facts['window']:,} positions" if facts["window"] else ""
 
 
 def _rope(rope: dict[str, Any]) -> str:
     scaling = "" if rope["scaling"] == "none" else f", {rope['scaling']} × {rope['factor']:g}"
-    return f"base {rope['base']:,.0f}{scaling}"
+    partial = "" if rope["partial"] == 1 else f", {rope['partial']:.0%} of each head"
+    return f"base {rope['base']:,.0f}{scaling}{partial}"
+
+
+def _unrotated(facts: dict[str, Any]) -> str:
+    return f"; none in {len(facts['unrotated_layers'])} layers" if facts["unrotated_layers"] else ""
 
 
 def _amount(count: int) -> str:

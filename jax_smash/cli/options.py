@@ -9,12 +9,15 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jax_smash.cli.errors import UsageError
+from jax_smash.cli.lists import listed
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["plain", "int8"]
 MeshText = Annotated[
     str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="AXIS=N,…", help_behavior_hint="(default: one device)")
 ]
+
+KeptPrograms = Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: on)")]
 
 
 def _flag(metavar: str, hint: str | None = None) -> Any:
@@ -43,8 +46,8 @@ class SamplingFlags:
     """Taken from the logit of every token that the text holds."""
     frequency_penalty: Annotated[float, _flag("X")] = 0.0
     """Taken from a token's logit for each time the text holds it."""
-    logit_bias: Annotated[tuple[str, ...], _flag("ID=VALUE", "(default: none)")] = ()
-    """Added to the logits of these tokens, e.g. 13=-5 262=2.5."""
+    logit_bias: Annotated[tuple[str, ...], listed(str, "ID=VALUE")] = ()
+    """Added to the logits of these tokens, e.g. 13=-5,262=2.5."""
     min_new_tokens: Annotated[int, _flag("N")] = 0
     """The text does not end before this many tokens."""
     seed: Annotated[int, _flag("N")] = 0
@@ -194,6 +197,9 @@ class OutputFlags:
     """Show text as it is made; of several prompts only with --batch-size 1."""
     json: Annotated[Path | None, tyro.conf.DisallowNone, _flag("OUT.jsonl", "")] = None
     """Write one JSON object a text, in order. The file appears when it is whole; until then see OUT.jsonl.partial."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Continue the --json file of a run that was ended early, behind its last whole line; begin it where there is none.
+    Prompts, options and model must be the same."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Let --json and --save-warm-start replace a file."""
     logprobs: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "")] = None
@@ -215,6 +221,8 @@ class OutputFlags:
                 at_least(name, value, 0)
                 if self.json is None:
                     raise UsageError(f"{name} is written to --json; give it a file")
+        if self.resume and self.json is None:
+            raise UsageError("--resume is about --json; give it a file")
         if self.overwrite and self.json is None and not saving:
             raise UsageError("--overwrite is about --json and --save-warm-start; give one a file")
 

@@ -10,6 +10,8 @@ from jax_smash.cli.errors import UsageError
 
 HAMBURGER = "hamburger"
 
+OWN = "(default: the modules' own)"
+
 
 def _flag(metavar: str, hint: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
@@ -17,23 +19,24 @@ def _flag(metavar: str, hint: str | None = None) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SmashFlags:
-    """For --method hamburger, which says groups of tokens and keeps each in one slot of the cache."""
+    """For --method hamburger, which says groups of tokens and keeps each in one slot of the cache. Modules carry the
+    settings that they were calibrated with."""
 
     modules: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FOLDER", "(default: beside the model)")] = None
     """HAMburger modules for the model. Where the folder holds a base too, that one decodes: they were trained
     together."""
-    smash_mode: Annotated[str, _flag("blind|exact|checked", "(default: blind)")] = "blind"
+    smash_mode: Annotated[str | None, tyro.conf.DisallowNone, _flag("blind|exact|checked", OWN)] = None
     """blind trusts the groups; exact takes them as drafts, so that the text is plain decoding's and tokens share no
     slots; checked fuses what the model itself agrees with."""
-    confidence: Annotated[float, _flag("P")] = 0.7
+    confidence: Annotated[float | None, tyro.conf.DisallowNone, _flag("P", OWN)] = None
     """A group goes on where the modules are at least so sure that it does: over 0, up to 1. Higher is slower and
     truer."""
-    token_confidence: Annotated[float, _flag("P")] = 0.0
+    token_confidence: Annotated[float | None, tyro.conf.DisallowNone, _flag("P", OWN)] = None
     """A group ends before a token unless the modules give their most probable one this probability: from 0, which
     trusts them, to 1."""
-    micro_steps: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "(default: as trained)")] = None
+    micro_steps: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", OWN)] = None
     """Tokens of a group at most."""
-    micro_head: Annotated[str, _flag("full|int8|N", "(default: full)")] = "full"
+    micro_head: Annotated[str | None, tyro.conf.DisallowNone, _flag("full|int8|N", OWN)] = None
     """What tokens behind a group's first are read with: the model's head, its int8 copy, or the
     N tokens that were said most often in training."""
     least_rows: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "(default: by what a step costs)")] = None

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jax_smash.cli.errors import UsageError
-from jax_smash.cli.options import DtypeName, WeightsName, at_least
+from jax_smash.cli.lists import Names, Numbers
+from jax_smash.cli.options import DtypeName, KeptPrograms, WeightsName, at_least
 
 if TYPE_CHECKING:
     from jax_smash.costs.curve import CostCurve
 
-NODES = "1,2,4,8,16,24,32,48,64,81,128"
+NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 81, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,18 +31,20 @@ class Tune:
     """What weights and cache are held in; auto is the checkpoint's, and float32 for a shipped model."""
     weights: WeightsName = "plain"
     """int8 holds matrices as 8-bit integers, plain holds them in --dtype. Each is measured for itself."""
-    batch_size: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N …")] = (1,)
+    batch_size: Numbers = (1,)
     """Rows that decode together; several are measured one after another."""
     slots: Annotated[
         int | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="S", help_behavior_hint="(default: 1024)")
     ] = None
     """Cache slots that a step reads, at most the model's context."""
-    methods: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …", help_behavior_hint="(default: none)")] = ()
+    methods: Names = ()
     """Also measure whole steps of these methods, drafting and learning included; --tree auto then goes by those."""
-    nodes: Annotated[str, tyro.conf.arg(metavar="M,…")] = NODES
+    nodes: Numbers = NODES
     """Nodes of the trees to measure, the root included, rising from 1."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 7
     """Timed calls of each size, interleaved; the median counts."""
+    compilation_cache: KeptPrograms = True
+    """Keep compiled programs in the user's cache directory, so that the next start is faster."""
     plot: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = (
         None
     )
@@ -58,14 +61,18 @@ class Tune:
           OSError: a curve cannot be stored.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        entries = self._check()
+        self._check()
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+        from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.costs.store import check_writable, cost_key, costs_directory, save_costs
         from jax_smash.loading import find, load
+        from jax_smash.platform import prepare_devices
         from jax_smash.tuning import measure_costs, measure_method
 
+        use_compilation_cache(self.compilation_cache)
+        prepare_devices()
         find(self.model)
         check_writable(costs_directory())
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -76,8 +83,8 @@ class Tune:
             model = load(self.model, dtype=None if self.dtype == "auto" else self.dtype, weights=self.weights)
             assert model.config is not None
             slots = min(self.slots or 1024, model.config.max_positions)
-            if entries[-1] > slots:
-                raise UsageError(f"--nodes must be at most the cache's {slots} slots; got {entries[-1]}")
+            if self.nodes[-1] > slots:
+                raise UsageError(f"--nodes must be at most the cache's {slots} slots; got {self.nodes[-1]}")
             params = model.params["target"]
             for batch, method in itertools.product(self.batch_size, ("", *self.methods)):
                 bar.reset(task, description=f"batch {batch}" + (f", {method}" if method else ""), total=None)
@@ -86,7 +93,7 @@ class Tune:
                     model,
                     batch=batch,
                     slots=slots,
-                    entries=entries,
+                    entries=self.nodes,
                     repeats=self.repeats,
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )
@@ -102,12 +109,12 @@ class Tune:
             _draw(curves, self.plot, title=place)
             console.print(f"wrote {self.plot}")
 
-    def _check(self) -> tuple[int, ...]:
-        entries = parse_nodes(self.nodes)
+    def _check(self) -> None:
+        check_nodes(self.nodes)
         for batch in self.batch_size:
             at_least("--batch-size", batch, 1)
-        if len(set(self.batch_size)) < max(1, len(self.batch_size)):
-            raise UsageError("--batch-size must be one or more different numbers")
+        if not self.batch_size:
+            raise UsageError("--batch-size must be one number or more; got none")
         self._check_methods()
         at_least("--repeats", self.repeats, 1)
         if self.slots is not None:
@@ -116,7 +123,6 @@ class Tune:
             _check_plot(self.plot, overwrite=self.overwrite)
         elif self.overwrite:
             raise UsageError("--overwrite is about --plot; give it a file")
-        return entries
 
     def _check_methods(self) -> None:
         if not self.methods:
@@ -126,24 +132,16 @@ class Tune:
         for method in self.methods:
             if method not in REACH:
                 raise UsageError(f"--methods must be of {', '.join(REACH)}, whose trees are sized; got {method!r}")
-        if len(set(self.methods)) < len(self.methods):
-            raise UsageError(f"--methods must be different ones; got {' '.join(self.methods)}")
 
 
-def parse_nodes(text: str) -> tuple[int, ...]:
-    """Returns the numbers of `--nodes`.
+def check_nodes(nodes: tuple[int, ...]) -> None:
+    """Checks the numbers of `--nodes`.
 
     Raises:
-      UsageError: they are no numbers, or do not rise from 1.
+      UsageError: they do not rise from 1.
     """
-    try:
-        nodes = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        nodes = ()
-    rising = all(a < b for a, b in itertools.pairwise(nodes))
-    if not nodes or nodes[0] != 1 or not rising:
-        raise UsageError(f"--nodes must be numbers that rise from 1, as in 1,2,4; got {text!r}")
-    return nodes
+    if nodes[:1] != (1,) or any(a >= b for a, b in itertools.pairwise(nodes)):
+        raise UsageError(f"--nodes must be numbers that rise from 1, as in 1,2,4; got {','.join(map(str, nodes))}")
 
 
 def table(curve: "CostCurve", method: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Plain decoding: one forward, one token. Every other method is measured against it."""
+"""Plain decoding: one forward for each token. It is the baseline for every other method."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ class Autoregressive:
     Attributes:
       target: the model.
       sampled: some row may sample; False compiles a loop without noise.
-      log_probs: likeliest tokens to record beside each emitted one; None records nothing.
+      log_probs: how many likeliest tokens to record beside each emitted one; None records nothing.
     """
 
     target: ModelDef
@@ -29,13 +29,13 @@ class Autoregressive:
     log_probs: int | None = None
 
     block = 1
-    """Entries that one step commits at most."""
+    """The most entries that one step commits."""
 
     def init(self, params: Params, batch: int, slots: int) -> None:
-        """Keeps nothing beside the cache."""
+        """Returns None: plain decoding keeps nothing but the cache."""
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
-        """Learns nothing: there is no drafter."""
+        """Returns the state unchanged: there is no drafter."""
         return state
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
@@ -58,7 +58,7 @@ class Autoregressive:
 
     def _emit(self, state: DecodeState, logits: Float[Array, "B V"]) -> DecodeState:
         rows = state.rows
-        logits = constrain(logits, "batch")  # The vocabulary in one place: what follows is every row's own affair.
+        logits = constrain(logits, "batch")  # Gather the vocabulary: what follows is separate for each row.
         path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
         processed = processed_logits(state, logits[:, None], path)
         token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)

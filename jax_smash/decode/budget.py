@@ -1,4 +1,4 @@
-"""Which budget of a ladder of trees decodes fastest, decided on the device while it decodes."""
+"""The choice of the fastest budget of a ladder, made on the device while it decodes."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,21 +14,21 @@ from jax_smash.pytree import pytree
 Carried = TypeVar("Carried")
 
 ROUND_STEPS = 16
-"""Steps after which trees and budget are chosen anew.
+"""Steps after which trees and budget are chosen again.
 
-Where none of them drafted, one draft is made then and compared with the token that came, without being checked.
+If none of these steps drafted, one draft is made then and compared with the token that followed, without being checked.
 """
 
 
 @pytree
 class Sizing:
-    """What a choice of budget rests on.
+    """What the choice of a budget is based on.
 
     Attributes:
       known: how often drafts were kept.
-      seconds: of a step with each tree of the ladder, drafting included.
-      steps: made so far.
-      used: steps that each tree of the ladder was used for.
+      seconds: duration of a step with each tree of the ladder, drafting included.
+      steps: steps made so far.
+      used: steps made with each tree of the ladder.
     """
 
     known: Acceptance
@@ -40,7 +40,7 @@ class Sizing:
 def resized(
     ladder: tuple[Topology, ...], choice: Int[Array, ""], sizing: Sizing
 ) -> tuple[tuple[Topology, ...], Int[Array, ""]]:
-    """Returns the likeliest trees and the fastest of them, at the end of every round."""
+    """At the end of a round, returns the trees most likely to be accepted and the index of the fastest of them."""
 
     def anew(_: Any) -> tuple[tuple[Topology, ...], Int[Array, ""]]:
         rates = sizing.known.rates()
@@ -54,7 +54,7 @@ def resized(
 
 
 def once(due: Bool[Array, ""], change: Callable[[Carried], Carried], carried: Carried) -> Carried:
-    """Applies a change where it is due, in place: a conditional copies what it may leave as it was."""
+    """Applies a change if it is due, in place. A conditional would copy the arrays that it may leave unchanged."""
 
     def changed(turn: tuple[Carried, Array]) -> tuple[Carried, Array]:
         return change(turn[0]), jnp.zeros_like(due)
@@ -69,14 +69,14 @@ def seen_in_shadow(
     target: Int[Array, "B"],
     running: Bool[Array, "B"],
 ) -> Acceptance:
-    """Returns what is known after an unchecked draft met the token that was emitted.
+    """Returns what is known after comparing an unchecked draft with the token that was emitted.
 
-    Only the root's children are compared: what would have followed them was not asked of the target.
+    Only the children of the root are compared. The target has not read them, so nothing is known of what follows them.
 
     Args:
-      known: before.
-      tree: what would have been checked.
-      rank: of each node; a negative one is no trial. A place that the drafter left empty is a trial that failed.
+      known: what was known before.
+      tree: the draft.
+      rank: of each node. A negative rank is no trial; a node that the drafter left empty is a failed trial.
       target: the emitted token.
       running: rows that had not ended.
     """

@@ -1,4 +1,4 @@
-"""HAMburger, checked: the base reads a group's tokens and their fusions at once, and keeps what it agrees with."""
+"""HAMburger, checked: the base reads the tokens of a group and their fusions at once and keeps what it agrees with."""
 
 import dataclasses
 
@@ -21,20 +21,22 @@ from jax_smash.smash.smasher import Smasher
 
 @dataclasses.dataclass(frozen=True)
 class CheckedDecoding(FusedDecoding):
-    """The strategy that fuses only what the base itself would have said behind the slots that it has.
+    """The strategy that fuses only the tokens that the base itself would have chosen after the slots that it has.
 
-    Of each group, one forward reads the n tokens, one behind the other, and the n − 1 fusions of their prefixes, each
-    alone behind the cache, n being `longest`; a group of one is its own token's entry. The base's choice behind a token
-    checks the next one. The fusion of the agreed prefix is committed as one slot, and the base's choice behind the last
-    agreed *token* begins the next group: that entry has read all tokens as they are. What the micro-step decoder goes
-    on from is the committed *fusion's* entry, the kind of entry that it was trained on.
+    Let n be `longest`. One forward reads the n tokens of a group in order, and the n − 1 fusions of their prefixes.
+    Each fusion sees the cache and itself. A group of one token needs no fusion.
 
-    The text is not plain decoding's, for the base reads fused slots. What the rows share is `GroupLimits`.
+    The base's choice after a token checks the next token. The fusion of the agreed prefix is committed as one slot. The
+    base's choice after the last agreed *token* begins the next group, because that entry has read all tokens unfused.
+    The micro-step decoder continues from the entry of the committed *fusion*, which is the kind that it was trained on.
+
+    The text is not that of plain decoding, since the base reads fused slots. The rows share `GroupLimits`.
 
     Differs from Liu and Zhang 2025, HAMburger, section 3: there nothing checks a group.
 
     Attributes:
-      longest: tokens of a group at most; what the rows share allows no more. So many are read at every step.
+      longest: the most tokens of a group, and the number of tokens that every step reads. The limits that the rows
+        share allow no more.
     """
 
     longest: int = dataclasses.field(kw_only=True)
@@ -47,7 +49,7 @@ class CheckedDecoding(FusedDecoding):
         return self._emitted(state, choice, logits, jnp.ones_like(rows.finish))
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
-        """Says a group behind the pending token, checks it, emits what was agreed on and one token more."""
+        """Proposes a group after the pending token, checks it, and emits the agreed tokens and one more."""
         rows = state.rows
         base, smasher = self._bound(params)
         running = running_rows(state)
@@ -61,9 +63,10 @@ class CheckedDecoding(FusedDecoding):
         logits = constrain(base.unembed(out.hidden[:, :steps]), "batch")
         choice = self._choice(state, logits, paths(group))
         valid = block.valid[:, 1:steps]
-        agreed = 1 + jnp.cumprod((choice[:, :-1] == group.tokens[:, 1:]) & valid, axis=1, dtype=jnp.int32).sum(1)
+        agrees = (choice[:, :-1] == group.tokens[:, 1:]) & valid
+        agreed = 1 + jnp.cumprod(agrees, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
         emitted = self._emitted(state, choice, logits, agreed)
-        # As many tokens share the slot as were emitted: behind one that ends the text nothing was read.
+        # As many tokens share the slot as were emitted; nothing after a token that ends the text was read.
         count = emitted.rows.output_length - rows.output_length
         place = jnp.where(count > 1, steps + count - 2, 0)
         entry = chosen_entry(running, entry_at(smasher, out.taps, out.hidden, place), rows.draft.entry)
@@ -79,7 +82,7 @@ class CheckedDecoding(FusedDecoding):
     def _choice(
         self, state: DecodeState, logits: Float[Array, "B P V"], path: Int[Array, "B P levels"]
     ) -> Int[Array, "B P"]:
-        """Returns the base's choice behind each token."""
+        """Returns the base's choice after each token."""
         place = state.rows.token_length[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         return choose(processed_logits(state, logits, path), state.rows.key, place, sampled=self.sampled)
 
@@ -97,14 +100,14 @@ def group_block(
     """Returns the entries that check a group: its tokens, then the fusions of its first 2, 3, … tokens.
 
     Args:
-      base: bound to its parameters.
-      smasher: the grafted modules, likewise.
-      group: of J tokens a row at most, of which the first `count` count.
-      first: position of each group's first token.
+      base: the base, bound to its parameters.
+      smasher: the grafted modules, bound to theirs.
+      group: up to J tokens per row, of which the first `count` are valid.
+      first: position of the first token of each group.
 
     Returns:
-      The entries' vectors; their positions, a fusion's being that of its last token; and which entry sees which: tokens
-      see those before, fusions themselves alone.
+      The vectors of the entries; their positions, where a fusion has that of its last token; and which entry sees
+      which: a token sees the tokens before it and itself, a fusion only itself.
     """
     batch, steps = group.tokens.shape
     vectors = base.embed(group.tokens)
@@ -125,7 +128,7 @@ def group_block(
 
 
 def paths(group: Group) -> Int[Array, "B J levels"]:
-    """Returns the tokens behind the first that lead to each token of a group, itself included, padded with −1."""
+    """Returns the tokens from the second of a group up to each token (included), padded with −1."""
     steps = group.tokens.shape[1]
     given = jnp.tril(jnp.ones((steps, steps), bool))[None, :, 1:]
     behind = jnp.broadcast_to(group.tokens[:, None, 1:], (group.tokens.shape[0], steps, steps - 1))

@@ -1,4 +1,4 @@
-"""How the drafts of a row fared, as it is told when the row has ended."""
+"""A report on the drafts of a row, made when the row has ended."""
 
 import dataclasses
 
@@ -13,11 +13,13 @@ class Drafted:
     """How the drafts of one row fared.
 
     Attributes:
-      tree: as it was asked for, and `source`, what its choice rests on.
-      nodes: drafted nodes of a step when its batch ended; 0 where the drafter was off.
-      steps: by drafted nodes, the steps of all batches so far that drafted so many; empty for a tree that stays.
-      tried: by depth, 1 first: steps in which a node of this depth hung below a kept one.
-      kept: by depth: steps in which one was kept; it is emitted unless a stop or the limit came before.
+      tree: the tree that was asked for.
+      source: the basis for the choice of trees, in words.
+      nodes: drafted nodes per step when the batch ended; 0 where the drafter was off.
+      steps: maps a number of drafted nodes to the steps of all batches so far that drafted so many; empty for a fixed
+        tree.
+      tried: for each depth, from 1: steps with a node of this depth below a kept node.
+      kept: for each depth: steps in which such a node was kept. It is emitted unless a stop or the limit comes before.
     """
 
     tree: str
@@ -29,7 +31,7 @@ class Drafted:
 
     @property
     def acceptance(self) -> list[float | None]:
-        """Kept over tried, by depth; None where none was tried."""
+        """`kept` / `tried` for each depth; None where no node was tried."""
         return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
 
 
@@ -37,7 +39,7 @@ def drafted_rows(state: DecodeState, *, tree: str, source: str) -> list[Drafted]
     """Returns how the drafts of each row fared; None in plain decoding.
 
     Args:
-      state: of rows that have decoded.
+      state: the state after decoding.
       tree, source: as in `Drafted`.
     """
     memory, draft = state.shared.memory, state.rows.draft

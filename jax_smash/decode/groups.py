@@ -1,4 +1,4 @@
-"""What decoding with fused slots keeps of each row, and what is told of it at the end."""
+"""What decoding with fused slots keeps for each row, and the report on it at the end."""
 
 import dataclasses
 from typing import Any
@@ -17,15 +17,15 @@ from jax_smash.smash.smasher import Smasher, SmasherDef
 
 @pytree
 class SmashRows:
-    """What decoding with fused slots keeps of each row.
+    """What decoding with fused slots keeps for each row.
 
     Attributes:
-      entry: what the micro-step decoder goes on from.
-      group: emitted tokens that are to become one slot; of no meaning where groups are checked first.
-      lengths: groups of each number of tokens, 1 first, since the rows were made. One that is trusted is counted when
-        it is said, one that is checked when it gets its slot.
-      micro_steps: of the micro-step decoder while the row ran, whether the row's own group went on or another's, and
-        whether or not it found a token to say.
+      entry: the entry that the micro-step decoder continues from.
+      group: emitted tokens that will become one slot; unused where groups are checked first.
+      lengths: number of groups by their number of tokens, from 1, since the rows were made. A trusted group is counted
+        when it is emitted, a checked one when it gets its slot.
+      micro_steps: steps of the micro-step decoder while the row ran. Steps made for the group of another row count too,
+        and so do those that found no token to emit.
     """
 
     entry: Entry
@@ -35,7 +35,7 @@ class SmashRows:
 
     @classmethod
     def empty(cls, base: CausalLM, smasher: Smasher, batch: int) -> "SmashRows":
-        """Makes what is kept of rows that have read nothing."""
+        """Makes what is kept for rows that have read nothing."""
         steps = smasher.config.micro_steps
         return cls(
             entry=empty_entry(base, smasher, batch),
@@ -48,8 +48,8 @@ class SmashRows:
         """Returns what is kept after a macro-step.
 
         Args:
-          fused: tokens that a row's slot gets; 0 for none.
-          micro_steps: that were made.
+          fused: tokens that go into the slot of each row; 0 for no slot.
+          micro_steps: number of micro-steps made.
           running: rows that took part.
         """
         length = jnp.arange(1, self.lengths.shape[1] + 1, dtype=jnp.int32)[None]
@@ -62,13 +62,14 @@ class SmashRows:
 
 @dataclasses.dataclass(frozen=True)
 class FusedDecoding:
-    """What the strategies whose tokens share slots have in common; each makes `start` and `step` of it.
+    """The common part of the strategies whose tokens share slots. Each adds its own `start` and `step`.
 
     Attributes:
       target: the base.
       smasher: the grafted modules; their parameters stand under `smasher`.
       sampled: some row may sample; False compiles a loop without noise.
-      log_probs: likeliest tokens to record beside each emitted one, by whichever said it; None records nothing.
+      log_probs: how many likeliest tokens to record beside each emitted one, by the head that chose it; None records
+        nothing.
     """
 
     target: ModelDef
@@ -77,14 +78,14 @@ class FusedDecoding:
     log_probs: int | None = None
 
     block = 1
-    """Entries that one step commits at most."""
+    """The most entries that one step commits."""
 
     def init(self, params: Params, batch: int, slots: int) -> SmashRows:
-        """Makes what is kept of rows that have read nothing."""
+        """Makes what is kept for rows that have read nothing."""
         return SmashRows.empty(*self._bound(params), batch)
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
-        """Keeps the last entry of the prompt, which the first group is said from."""
+        """Keeps the last entry of the prompt, from which the first group is made."""
         kept = state.rows.draft
         entry = last_entry(self._bound(params)[1], kept.entry, chunk.valid, taps, hidden)
         return replace(state, rows=replace(state.rows, draft=replace(kept, entry=entry)))
@@ -95,14 +96,14 @@ class FusedDecoding:
 
 @dataclasses.dataclass(frozen=True)
 class Smashed:
-    """What became of one row's tokens in slots.
+    """How the tokens of one row were put into slots.
 
-    A group takes its slot when the next is made. Of groups that are trusted all are counted, the last one too, which
-    nothing follows; of groups that are checked those in the cache, so the last token is in none.
+    A group takes its slot when the next group is made. Trusted groups are all counted, including the last one, which
+    nothing follows. Checked groups are counted once they are in the cache, so the last token is in none.
 
     Attributes:
-      lengths: groups of one token, of two, and so on.
-      micro_steps: of the micro-step decoder while the row ran; a forward of the base is none.
+      lengths: number of groups of one token, of two, and so on.
+      micro_steps: steps of the micro-step decoder while the row ran; forwards of the base are not counted.
     """
 
     lengths: list[int]
@@ -110,22 +111,22 @@ class Smashed:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all groups."""
+        """Number of tokens in all groups."""
         return sum(length * groups for length, groups in enumerate(self.lengths, 1))
 
     @property
     def slots(self) -> int:
-        """Slots that they take: one a group."""
+        """Number of slots that the groups take, one each."""
         return sum(self.lengths)
 
     @property
     def output_compression(self) -> float | None:
-        """Tokens a slot, the prompt left out; None where no slot was made."""
+        """Tokens per slot, without the prompt; None where no slot was made."""
         return self.tokens / self.slots if self.slots else None
 
 
 def smashed_rows(state: DecodeState) -> list[Smashed] | None:
-    """Returns what became of each row's tokens; None where each has a slot of its own."""
+    """Returns how the tokens of each row were put into slots; None where each token has a slot of its own."""
     kept = state.rows.draft
     if not isinstance(kept, SmashRows):
         return None

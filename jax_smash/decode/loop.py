@@ -1,12 +1,13 @@
-"""The one decoding loop: prompts in by chunks, then steps on the device until every row has ended."""
+"""The one decoding loop: prompts are read in chunks, then steps run on the device until every row has ended."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_smash.cache import Block, after
+from jax_smash.cache import Block, KVCache, after
 from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
 from jax_smash.protocols import InRounds, Params, Strategy
 from jax_smash.pytree import pytree, replace
@@ -38,17 +39,17 @@ def init_rows(
     block: int,
     log_probs: int | None = None,
 ) -> Rows:
-    """Makes rows that hold nothing yet and do not run.
+    """Makes empty rows, which do not run yet.
 
     Args:
       strategy: the method that the rows are for.
       params: its parameters.
-      shared: the processors whose state the rows carry.
-      key: a random key a row.
-      slots: capacity of the cache a row.
-      output: O, emitted tokens a row can hold.
+      shared: holds the processors whose state the rows carry.
+      key: one random key for each row.
+      slots: cache capacity of each row.
+      output: O, the emitted tokens that a row can hold.
       block: the most entries that one commit writes (the prefill chunk, or a draft tree).
-      log_probs: record the log-probability of this many likeliest tokens beside each emitted one; None for neither.
+      log_probs: record the log-probability of each emitted token and of this many likeliest ones; None records nothing.
     """
     model = strategy.target.bind(params["target"])
     batch = key.shape[0]
@@ -112,7 +113,7 @@ def prefill(
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def start(strategy: Strategy, params: Params, state: DecodeState) -> DecodeState:
     """Emits the first token of every row, from the prompt's last hidden state. Donates `state`."""
-    # The width is divided as the head's is: a row's whole vector would have the head gathered.
+    # Divide the width as the head's is divided. With a whole vector per row, the head would be gathered.
     hidden = constrain(state.rows.last_hidden, "rows", "embed")
     state = replace(state, rows=replace(state.rows, last_hidden=hidden))
     return lay_out(strategy.start(params, state), constrain)
@@ -122,8 +123,8 @@ def start(strategy: Strategy, params: Params, state: DecodeState) -> DecodeState
 def decode(strategy: Strategy, params: Params, state: DecodeState, steps: Int[Array, ""]) -> DecodeState:
     """Runs steps until every row has ended, or `steps` of them. Donates `state`.
 
-    Calling it again with the state it returned goes on where it stopped: text does not depend on how the steps are
-    cut into calls.
+    A further call with the returned state continues where this one stopped. The text does not depend on how the steps
+    are divided into calls.
     """
 
     def unfinished(carry: tuple[DecodeState, Array]) -> Bool[Array, ""]:
@@ -138,18 +139,23 @@ def decode(strategy: Strategy, params: Params, state: DecodeState, steps: Int[Ar
     return jax.lax.while_loop(unfinished, body, (state, jnp.zeros_like(steps)))[0]
 
 
-def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> Rows:
-    """Returns rows ready for a prompt: what they hold stays, their output starts anew.
+def open_turn(
+    rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"], reach: Int[Array, "B"] | None = None
+) -> Rows:
+    """Returns rows that are ready for a prompt. Their cache stays and their output is empty.
 
-    What a row has not read of its output, the pending token or its group, is no longer counted: the prompt must begin
-    with it.
+    The emitted tokens that are not in the cache (the pending token or its group) are no longer counted. The prompt must
+    begin with them.
 
     Args:
       rows: fresh or ended rows.
-      limit: new tokens a row may emit; a row with 0 does not run.
-      stop: the stop automaton's first state a row.
+      limit: new tokens that each row may emit; a row with 0 does not run.
+      stop: the first state of the stop automaton for each row.
+      reach: of every cache of the row that has one, the target's and a draft model's; None leaves it.
     """
-    # Fields are donated, so no two may be one array.
+    if reach is not None:
+        rows = jax.tree.map(lambda node: _reaching(node, reach), rows, is_leaf=lambda x: isinstance(x, KVCache))
+    # Fields are donated, so no two of them may be the same array.
     return replace(
         rows,
         token_length=rows.token_length - rows.unread,
@@ -160,3 +166,10 @@ def open_turn(rows: Rows, *, limit: Int[Array, "B"], stop: Int[Array, "B"]) -> R
         finish=jnp.where(limit > 0, RUNNING, LENGTH).astype(jnp.int32),
         forwards=jnp.zeros_like(rows.finish),
     )
+
+
+def _reaching(node: Any, reach: Int[Array, "B"]) -> Any:
+    """Returns a cache with another reach, where it has one. Fields are donated, so each gets an array of its own."""
+    if not isinstance(node, KVCache) or node.reach is None:
+        return node
+    return replace(node, reach=jnp.copy(reach))

@@ -1,4 +1,4 @@
-"""Compiled programs, kept by what they were compiled for, with the time that compiling took."""
+"""Compiled programs, kept for reuse, and the time that compiling took."""
 
 import time
 from typing import Any
@@ -8,15 +8,16 @@ import jax
 from jax_smash.sharding import mesh_of, on_mesh
 
 COMPILATION = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
-"""What JAX reports of every compilation."""
+"""The events that JAX reports for every compilation."""
 
 COMPILER_OPTIONS = {"TPU7x": {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}}
-"""Settings of XLA by kind of device. Without its own, a TPU7x tiles 16-bit arrays otherwise inside a program than where
-it begins, and copies weights and caches from one to the other: many times what a step needs to read."""
+"""Settings of XLA for each kind of device. Without this one, a TPU7x tiles 16-bit arrays in one way at the start of a
+program and in another inside it. It then copies weights and caches between the two, which is many times what a step
+must read."""
 
 
 def compile_lowered(lowered: Any, device_kind: str) -> Any:
-    """Compiles what `jax.jit(f).lower(...)` returned, with the settings that the kind of device needs."""
+    """Compiles what `jax.jit(f).lower(...)` returned, with the settings for this kind of device."""
     try:
         return lowered.compile(compiler_options=COMPILER_OPTIONS.get(device_kind))
     except jax.errors.JaxRuntimeError as error:
@@ -26,12 +27,12 @@ def compile_lowered(lowered: Any, device_kind: str) -> Any:
 
 
 class Programs:
-    """Compiles each function once for each shape of its arguments and each way they lie on devices, ahead of the call.
+    """Compiles each function ahead of the call, once for each combination of argument shapes, dtypes and shardings.
 
     Attributes:
-      seconds: spent on tracing and compiling so far, single operations outside any program included; a caller that
-        reports speed leaves these out.
-      compiled: how many programs were made.
+      seconds: time spent on tracing and compiling so far, including single operations outside any program. A caller
+        that reports speed subtracts it.
+      compiled: number of programs made.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Programs:
         """Returns the compiled program for these arguments."""
         leaves, structure = jax.tree.flatten(args)
         key = (function, strategy, structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves))
-        # Once: to compare a key takes as long as to make it.
+        # Look up only once: comparing a key takes as long as making it.
         program = self._programs.get(key)
         if program is None:
             began, self._compiling = time.perf_counter(), True
@@ -64,13 +65,13 @@ class Programs:
         return program
 
     def __len__(self) -> int:
-        """How many programs are kept."""
+        """Returns the number of programs that are kept."""
         return len(self._programs)
 
     def forget(self) -> None:
-        """Gives up all programs and the memory they map; what is called again is compiled again.
+        """Releases all programs and the memory that they map. A program that is called again is compiled again.
 
-        JAX keeps every program that it lowered as well, so its caches are cleared, of functions of others too.
+        JAX also keeps every program that it lowered, so this clears all caches of JAX, those of other code included.
         """
         self._programs.clear()
         jax.clear_caches()
@@ -81,4 +82,4 @@ class Programs:
 
 
 PROGRAMS = Programs()
-"""The process's programs: a second session of the same shapes compiles nothing."""
+"""The programs of this process. A second session of the same shapes compiles nothing."""

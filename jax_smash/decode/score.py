@@ -1,4 +1,4 @@
-"""Log-probabilities of given text: of a prompt while it is read, and of choices in evaluation."""
+"""Log-probabilities of given text: of prompts while they are read, and of choices in evaluation."""
 
 import functools
 import math
@@ -12,16 +12,16 @@ from jax_smash.sampling import log_probabilities
 from jax_smash.sharding import constrain
 
 PIECE_BYTES = 64 * 2**20
-"""Float32 logits held at a time, about."""
+"""About how many bytes of float32 logits are held at a time."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def score(
     target: ModelDef, params: Params, hidden: Float[Array, "B T D"], following: Int[Array, "B T"], n: int
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T n"], Int[Array, "B T n"]]:
-    """Returns the log-probability, in nats, of the token that follows each entry, and the n likeliest in its place.
+    """Returns the log-probability, in nats, of the token that follows each entry, and the n likeliest tokens there.
 
-    Logits are made a piece of the entries at a time, never for all of them.
+    Logits are made for one piece of the entries at a time, never for all of them.
 
     Args:
       target: the model.
@@ -37,7 +37,8 @@ def score(
     pieces = math.ceil(entries / piece)
     padding = pieces * piece - entries
     flat = jnp.pad(hidden.reshape(entries, -1), ((0, padding), (0, 0))).reshape(pieces, piece, -1)
-    flat = constrain(flat, None, None, "embed")  # The width is divided as the head's is, so the head stays.
+    # The width is divided as the head's is, so that the head is not gathered.
+    flat = constrain(flat, None, None, "embed")
     token = jnp.pad(following.reshape(entries), (0, padding)).reshape(pieces, piece)
 
     chosen, top_values, top_tokens = jax.lax.map(

@@ -1,4 +1,4 @@
-"""HAMburger: one forward of the base, then a group of tokens, which the next forward reads in one slot."""
+"""HAMburger: a forward of the base is followed by a group of tokens, which the next forward reads as one slot."""
 
 import dataclasses
 import functools
@@ -22,18 +22,17 @@ from jax_smash.smash.micro_head import micro_logits, sure
 
 @dataclasses.dataclass(frozen=True)
 class SmashedDecoding(FusedDecoding):
-    """The strategy that trusts the modules: each row says groups of its own length, and a group takes one slot.
+    """The strategy that trusts the modules. Each row emits groups of its own length, and a group takes one slot.
 
-    What is emitted is the base's choice for a group's first token, the micro-step decoder's for the others; nothing
-    checks those. The slot's position is that of its last token, so positions run ahead of slots. What the rows share is
-    `GroupLimits`.
+    The base chooses the first token of a group and the micro-step decoder the others, which nothing checks. A slot has
+    the position of its last token, so positions run ahead of slots. The rows share `GroupLimits`.
 
     Source: Liu and Zhang 2025, "HAMburger: Accelerating LLM Inference via Token Smashing", section 3.
     Differs: rows of a batch have groups of their own length, and end a macro-step together when few would go on.
     """
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
-        """Emits the first group behind the prompt."""
+        """Emits the first group after the prompt."""
         entry = replace(state.rows.draft.entry, hidden=state.rows.last_hidden)
         return self._said(params, state, entry)
 
@@ -43,7 +42,7 @@ class SmashedDecoding(FusedDecoding):
         base, smasher = self._bound(params)
         running, group = running_rows(state).astype(jnp.int32), rows.draft.group
         inputs = smasher.fuse_some(base.embed(group.tokens), group.count)[:, None]
-        # Of the group's last token, however many slots lie before.
+        # The position of the group's last token, however many slots lie before it.
         position = rows.token_length[:, None] - 1
         out = base.forward(inputs, position, rows.cache, Block.causal(jnp.ones_like(position, bool)))
         said = self._said(params, state, entry_at(smasher, out.taps, out.hidden, jnp.zeros_like(running)))
@@ -51,7 +50,7 @@ class SmashedDecoding(FusedDecoding):
         return replace(said, rows=replace(said.rows, cache=cache, forwards=rows.forwards + running))
 
     def _said(self, params: Params, state: DecodeState, entry: Entry) -> DecodeState:
-        """Emits each running row's next group, token by token: nothing is said behind one that ends a text."""
+        """Emits the next group of each running row, token by token, and nothing after a token that ends a text."""
         base, smasher = self._bound(params)
         limits: GroupLimits = state.shared.memory
         rows, running = state.rows, running_rows(state)
@@ -85,9 +84,9 @@ class SmashedDecoding(FusedDecoding):
         index: Int[Array, ""],
         going: Bool[Array, "B"],
     ) -> tuple[Rows, Int[Array, "B"], Bool[Array, "B"]]:
-        """Chooses and emits a token of a group, one that the head is sure enough of; see `Speak`."""
+        """Chooses a token of a group and emits it if the head is sure enough of it; see `Speak`."""
         state = replace(state, rows=rows)
-        logits = constrain(head(hidden), "batch")  # The vocabulary in one place, as in plain decoding.
+        logits = constrain(head(hidden), "batch")  # Gather the vocabulary, as in plain decoding.
         path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
         processed = processed_logits(state, logits[:, None], path)
         token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)
@@ -95,7 +94,7 @@ class SmashedDecoding(FusedDecoding):
         log_probs = None if self.log_probs is None else log_probabilities(logits[:, None], token, self.log_probs)
         said = going
         if least is not None:
-            # A smaller head may have no token that a processor permits; the base has one.
+            # A reduced head may have no token that the processors permit; the base has one.
             said = going & (processed.max(-1)[:, 0] != -jnp.inf) & sure(logits, least)
         emitted = emit(state, token, chosen, said.astype(jnp.int32), log_probs=log_probs)
         return emitted.rows, jnp.where(said, token[:, 0], -1), running_rows(emitted)

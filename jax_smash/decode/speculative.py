@@ -1,4 +1,4 @@
-"""Drafted decoding: a drafter proposes a tree, one forward of the target checks it, the agreed path is committed."""
+"""Drafted decoding: a drafter proposes a tree, one forward checks it, and the accepted path is committed."""
 
 import dataclasses
 import functools
@@ -22,22 +22,22 @@ from jax_smash.sampling import choose, log_probabilities
 from jax_smash.sharding import constrain
 
 NOTHING = -1
-"""Token that was not missed."""
+"""Marks a place of `DraftRows.missed` without a token."""
 
 Steps = tuple[DecodeState, Int[Array, ""]]
-"""What a loop of steps carries: the state, and the steps made."""
+"""What a loop of steps carries: the state and the number of steps made."""
 
 
 @pytree
 class DraftRows:
-    """What drafted decoding keeps of each row.
+    """What drafted decoding keeps for each row.
 
     Attributes:
-      drafter: the drafter's own.
-      tried: steps in which a node of this depth, 1 first, hung below a kept one; since the rows were made.
-      kept: steps in which one was kept.
-      missed: tokens that were read while nothing was drafted and that the drafter has not learned from, in order; −1
-        behind the last of them.
+      drafter: the drafter's own state.
+      tried: for each depth, from 1: steps with a node of this depth below a kept node, since the rows were made.
+      kept: for each depth: steps in which such a node was kept.
+      missed: tokens that were read while nothing was drafted and that the drafter has not learned from yet, in order,
+        padded with −1.
     """
 
     drafter: Any
@@ -53,8 +53,8 @@ class DraftMemory:
     Attributes:
       ladder: the tree of each budget, the smallest first; a root alone is plain decoding.
       choice: index of the budget in use.
-      drafter: the drafter's own.
-      sizing: what the choice rests on; None where it is fixed.
+      drafter: the drafter's own state.
+      sizing: what the choice is based on; None where it is fixed.
     """
 
     ladder: tuple[Topology, ...]
@@ -65,11 +65,11 @@ class DraftMemory:
 
 @pytree
 class Checked:
-    """What one forward of the target said about a tree.
+    """The result of one forward of the target over a tree.
 
     Attributes:
       tree: what was proposed.
-      made: what the drafter made of it besides.
+      made: what the drafter returned beside the tree.
       logits: the target's at each node, before any processor.
       hidden: its final hidden state at each node.
       taps: the residual that entered each layer, at each node.
@@ -84,14 +84,14 @@ class Checked:
 
 @pytree
 class Verified:
-    """What became of a tree.
+    """A tree after verification.
 
     Attributes:
       tree: what was proposed.
       target: the token that the target chose at each node; as `Verification.check` returns it.
-      accepted: the path that was kept, before a stop cut it.
+      accepted: the path that was kept, before a stop cuts it.
       lesson: what the drafter kept of `Checked`.
-      count: tokens that were emitted, 0 for a row that had ended.
+      count: number of tokens emitted; 0 for a row that had ended.
       running: rows that had not ended.
     """
 
@@ -105,15 +105,15 @@ class Verified:
 
 @dataclasses.dataclass(frozen=True)
 class Speculative:
-    """The strategy of drafted decoding. What it emits is what plain decoding emits, unless `verification` says less.
+    """The strategy of drafted decoding. It emits what plain decoding emits, unless `verification` promises less.
 
     Attributes:
       target: the model.
       drafter: proposes the trees.
-      levels: no tree of the ladder is deeper.
-      verification: how what is proposed is checked.
+      levels: the depth of the deepest tree of the ladder.
+      verification: how proposals are checked.
       sampled: some row may sample; False compiles a loop without noise.
-      log_probs: likeliest tokens to record beside each emitted one; None records nothing.
+      log_probs: how many likeliest tokens to record beside each emitted one; None records nothing.
     """
 
     target: ModelDef
@@ -125,11 +125,11 @@ class Speculative:
 
     @property
     def block(self) -> int:
-        """Entries that one step commits at most."""
+        """The most entries that one step commits."""
         return self.levels + 1
 
     def init(self, params: Params, batch: int, slots: int) -> DraftRows:
-        """Makes what is kept of rows that have seen nothing."""
+        """Makes what is kept for rows that have seen nothing."""
         return DraftRows(
             drafter=self.drafter.init(params, batch, slots),
             tried=jnp.zeros((batch, self.levels), jnp.int32),
@@ -138,7 +138,7 @@ class Speculative:
         )
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
-        """Lets the drafter learn from a chunk of the prompt, behind what it missed of the turn before."""
+        """Lets the drafter learn from a chunk of the prompt, after what it missed in the turn before."""
         if state.shared.memory.sizing is not None:
             missed = (state.rows.draft.missed != NOTHING).any()
             state = once(missed, functools.partial(self._caught_up, params), state)
@@ -156,15 +156,15 @@ class Speculative:
         return self._emit(state, target, logits)
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
-        """Drafts the first tree of the ladder, checks it and emits what was agreed on, and one token more."""
+        """Drafts the first tree of the ladder, checks it, and emits the accepted tokens and one more."""
         return self._step(0, params, state)
 
     def round(self, params: Params, unfinished: Callable[[Steps], Bool[Array, ""]], carry: Steps) -> Steps:
-        """Makes steps with the tree in use, at least one, to the end of a round; then sees whether another would pay.
+        """Makes at least one step with the tree in use, until the end of a round; then chooses the tree again.
 
-        Each tree of the ladder has a loop of its own. So a step without drafts is one of plain decoding: it has no
-        array as wide as the widest tree, and copies nothing that it leaves as it was, as the branch of a conditional
-        does.
+        Each tree of the ladder has a loop of its own, so a step without drafts is a step of plain decoding. It has no
+        array as wide as the widest tree. It also copies nothing that it leaves unchanged, which the branch of a
+        conditional would do.
 
         Args:
           unfinished: says whether there is another step to make.
@@ -192,7 +192,7 @@ class Speculative:
     def _step(self, rung: int, params: Params, state: DecodeState) -> DecodeState:
         rows, memory, running = state.rows, state.shared.memory, running_rows(state)
         topology = memory.ladder[rung]
-        # Where nothing is drafted for a while, the drafter learns later what it needs for the next draft.
+        # While nothing is drafted, the drafter need not learn at once; it catches up before the next draft.
         quiet = memory.sizing is not None and not topology.levels
         if quiet:
             tree, made = grow(topology, rows.pending[:, None]), None
@@ -201,7 +201,7 @@ class Speculative:
         model = self.target.bind(params["target"])
         position = rows.token_length[:, None] - 1 + tree.depth
         out = model.forward(model.embed(tree.token), position, rows.cache, tree.block)
-        # The vocabulary in one place: what follows is every row's own affair.
+        # Gather the vocabulary: what follows is separate for each row.
         logits = constrain(model.unembed(out.hidden), "batch")
         processed = processed_logits(state, logits, tree.paths())
         accepted, target = self.verification.check(tree, processed, rows.key, rows.token_length, sampled=self.sampled)
@@ -240,13 +240,13 @@ class Speculative:
         return self.drafter.observe(params, state, verified)
 
     def _reviewed(self, params: Params, state: DecodeState) -> DecodeState:
-        """Learns from what was read without a draft, and chooses anew what to draft; each in its time."""
+        """Lets the drafter learn what it missed and chooses the tree again, each when it is due."""
         memory, missed = state.shared.memory, state.rows.draft.missed
         due = (memory.sizing.steps % ROUND_STEPS == 0) & (missed != NOTHING).any()
         if len(memory.ladder) > 1:
             known = once(due, functools.partial(self._in_shadow, params, state), memory.sizing.known)
             memory = replace(memory, sizing=replace(memory.sizing, known=known))
-            # Always so, but known only once the drafter's arrays were read: else they would be copied to be written.
+            # Always true, but known only once the drafter's arrays were read; else XLA would copy them to write them.
             due &= (known.trials >= 0).all()
         ladder, choice = resized(memory.ladder, memory.choice, memory.sizing)
         memory = replace(memory, ladder=ladder, choice=choice)
@@ -254,7 +254,7 @@ class Speculative:
         return once(due, functools.partial(self._caught_up, params), state)
 
     def _in_shadow(self, params: Params, state: DecodeState, known: Acceptance) -> Acceptance:
-        """Returns what is known after a draft that nobody checked, behind the first token that the drafter missed."""
+        """Returns what is known after an unchecked draft that follows the first token that the drafter missed."""
         rows, missed = state.rows, state.rows.draft.missed
         before = replace(state, rows=replace(rows, pending=jnp.maximum(missed[:, 0], 0)))
         shadow, _ = self.drafter.propose(params, before, state.shared.memory.ladder[1])
@@ -294,11 +294,11 @@ def _used(shared: Shared, made: Int[Array, ""]) -> Shared:
 
 
 def _missed(state: DecodeState, pending: Int[Array, "B"], length: Int[Array, "B"]) -> DecodeState:
-    """Puts down what was read without a draft, for the drafter to learn from later.
+    """Records what was read without a draft, for the drafter to learn from later.
 
     Args:
-      state: after some steps.
-      pending, length: before them, the pending token and the emitted tokens.
+      state: the state after some steps.
+      pending, length: the pending token and the number of emitted tokens before these steps.
     """
     rows, missed = state.rows, state.rows.draft.missed
     before = (missed != NOTHING).sum(1, keepdims=True, dtype=jnp.int32)
@@ -311,12 +311,12 @@ def _missed(state: DecodeState, pending: Int[Array, "B"], length: Int[Array, "B"
 
 
 def _counted(draft: DraftRows, verified: Verified) -> DraftRows:
-    """Counts at which depths a node was tried, and kept."""
+    """Counts at which depths a node was tried and at which one was kept."""
     tree = verified.tree
     if not tree.levels:
         return draft
     depth = jnp.arange(1, tree.levels + 1, dtype=jnp.int32)[None]
-    # A child was tried at this depth if one hangs below the node kept at the depth before.
+    # A child was tried at this depth if the node kept at the depth before has one.
     parent = verified.accepted.path[:, :-1]
     below = (tree.parent[:, None] == parent[:, :, None]) & tree.valid[:, None]
     has_child = (below & (tree.depth[:, None] == depth[:, :, None])).any(-1)

@@ -30,7 +30,7 @@ class LogProbs:
 
     Attributes:
       chosen: of each emitted token.
-      top_values, top_tokens: the n likeliest tokens in its place, likeliest first.
+      top_values, top_tokens: the log-probabilities and ids of the n likeliest tokens in its place, likeliest first.
     """
 
     chosen: Float[Array, "B O"]
@@ -40,24 +40,24 @@ class LogProbs:
 
 @pytree
 class Rows:
-    """The rows of a batch: every leaf is `[B, …]`, so that a row can be taken out, put in or sharded.
+    """The rows of a batch. Every leaf is `[B, …]`, so that a row can be removed, inserted or sharded.
 
     Attributes:
       cache: the target's cache; everything but the last `unread` tokens is in it.
       pending: the last emitted token, not yet in the cache.
-      unread: how many of the last emitted tokens are not in the cache: the pending one, or the group that it ends.
-      token_length: tokens of the sequence so far: prompt and emitted, those that are unread included.
-      output: emitted tokens since the last prompt; slots past `output_length` hold garbage.
-      output_length: how many were emitted.
-      limit: how many may be emitted, at most O.
-      finish: why the row ended; `RUNNING` while it has not.
-      key: the row's random key; noise is drawn from it and the token's index in the sequence alone.
+      unread: number of the last emitted tokens that are not in the cache: the pending one, or the group that it ends.
+      token_length: tokens of the sequence so far: the prompt and all emitted tokens, unread ones included.
+      output: tokens emitted since the last prompt; entries past `output_length` hold garbage.
+      output_length: number of tokens emitted since the last prompt.
+      limit: number of tokens that may be emitted, at most O.
+      finish: why the row ended; `RUNNING` until then.
+      key: the row's random key; noise depends only on it and the token's index in the sequence.
       processors: the state of each logits processor.
       stop: the state of the stop-string automaton; 0 where there is none.
       forwards: decode forwards of the target made while the row ran; prefill is left out.
       last_hidden: the target's final hidden state of the last prompt token.
       log_probs: None unless asked for.
-      draft: what the method keeps of the row beside the target's cache; None in plain decoding.
+      draft: what the method keeps for the row beside the target's cache; None in plain decoding.
     """
 
     cache: Any
@@ -96,7 +96,7 @@ class Shared:
 
 @pytree
 class DecodeState:
-    """Rows and what they share: the one argument that a decoding loop donates and returns."""
+    """The rows and what they share. The decoding loop takes this one argument, donates it and returns it."""
 
     rows: Rows
     shared: Shared
@@ -110,15 +110,15 @@ def emit(
     *,
     log_probs: tuple[Float[Array, "B P"], Float[Array, "B P n"], Int[Array, "B P n"]] | None = None,
 ) -> DecodeState:
-    """Appends tokens to every running row and ends the rows that one of them ends; none is emitted behind that one.
+    """Appends tokens to every running row. A token that ends its row is the last one that the row emits.
 
     A stop token is part of the output. A stop string ends the row at the token that completes it.
 
     Args:
-      token: what may be emitted, in order.
-      logit: the model's logit of each; a NaN there ends the row with `NOT_A_NUMBER`.
-      count: how many of them a row emits; a row with 0 stays as it is. None for all.
-      log_probs: of these tokens, where they are recorded.
+      token: the tokens to emit, in order.
+      logit: the model's logit of each token; NaN ends the row with `NOT_A_NUMBER`.
+      count: number of tokens to emit in each row; a row with 0 stays unchanged. None emits all.
+      log_probs: log-probabilities of these tokens, where they are recorded.
     """
     rows, shared = state.rows, state.shared
     width = token.shape[1]
@@ -137,7 +137,7 @@ def emit(
     before = jnp.cumsum(ended, axis=1) - ended
     emitted = ((before == 0) & (place < count[:, None]) & running[:, None]).sum(1, dtype=jnp.int32)
     last = jnp.maximum(emitted - 1, 0)[:, None]
-    # Past the end is dropped, so a finished row writes nothing.
+    # Writes past the end are dropped, so a finished row writes nothing.
     slot = jnp.where(place < emitted[:, None], rows.output_length[:, None] + place, rows.output.shape[1])
     processors = rows.processors
     for i in range(width):
@@ -168,10 +168,10 @@ def emit(
 def processed_logits(
     state: DecodeState, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
 ) -> Float[Array, "B M V"]:
-    """Returns the logits that tokens are chosen from.
+    """Returns the logits from which tokens are chosen.
 
     Args:
-      logits: the target's, a row and node.
+      logits: the target's, for each row and node.
       path: tokens from the committed sequence to each node, padded with −1; P is 0 in plain decoding.
     """
     for processor, memory in zip(state.shared.processors, state.rows.processors, strict=True):
@@ -180,11 +180,11 @@ def processed_logits(
 
 
 def lay_out(state: State, put: Callable[..., Any]) -> State:
-    """Returns a state with every array put in its place on a mesh: its rows over the batch's axes, the rest whole.
+    """Returns a state with every array placed on a mesh: rows divided over the batch axes, everything else replicated.
 
     Args:
       state: rows, or rows with what they share; arrays, or their shapes.
-      put: called with each array and the logical names of its leading axes; `sharding.constrain`, for one.
+      put: called with each array and the logical names of its leading axes, such as `sharding.constrain`.
     """
 
     def put_node(node: Any) -> Any:
@@ -199,7 +199,7 @@ def lay_out(state: State, put: Callable[..., Any]) -> State:
 
 @jax.jit
 def take_rows(rows: Rows, index: Int[Array, "R"]) -> Rows:
-    """Returns some of the rows, repeated ones included."""
+    """Returns the rows with these indices, which may repeat."""
     return lay_out(jax.tree.map(lambda leaf: leaf[index], rows), constrain)
 
 
@@ -213,4 +213,6 @@ def _at(values: Int[Array, "B P"], place: Int[Array, "B 1"]) -> Int[Array, "B"]:
 
 
 def _put(buffer: Array, slot: Int[Array, "B P"], value: Array) -> Array:
-    return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(value.astype(buffer.dtype), mode="drop")
+    return buffer.at[jnp.arange(buffer.shape[0], dtype=jnp.int32)[:, None], slot].set(
+        value.astype(buffer.dtype), mode="drop"
+    )

@@ -1,4 +1,4 @@
-"""Draft trees: what a drafter proposes in one step, and the shapes that trees are cut to."""
+"""Draft trees: the tokens that a drafter proposes in one step, and the shapes of trees."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ WORD = 32
 class Topology:
     """The shape of a tree, the same for every row: node 0 is the root, and a parent stands before its children.
 
-    Only the number of nodes and the number of levels are compiled in; which node hangs where is traced.
+    Only the number of nodes and the number of levels are compiled in; parents, depths and ranks are traced.
 
     Attributes:
       parent: of each node; the root is its own.
       depth: edges from the root.
-      rank: of a node among its parent's candidates, likeliest first; 0 at the root.
-      ancestors: bit j of node i is set where node j lies between the root and node i, both included.
-      levels: no node is deeper.
+      rank: of each node among its parent's candidates, 0 for the likeliest; 0 at the root.
+      ancestors: bit j of node i is set where node j lies on the path from the root to node i, both included.
+      levels: an upper bound on the depth of a node.
     """
 
     parent: Int[Array, "M"]
@@ -41,7 +41,7 @@ class Topology:
 
 @pytree
 class DraftTree:
-    """Proposed tokens, a tree a row. Node 0 is the row's pending token.
+    """Proposed tokens, one tree per row. Node 0 is the pending token of the row.
 
     Attributes:
       token: of each node; anything where a node is not valid.
@@ -49,9 +49,9 @@ class DraftTree:
       depth: edges from the root.
       valid: False where nothing is proposed; a valid node's ancestors are valid.
       ancestors: packed bits, as in `Topology`.
-      proposal: of each node, the distribution that its children were drawn from; None where children are certain.
-      rank: of each node among its parent's candidates, likeliest first; None where only the order of siblings tells.
-      levels: no node is deeper.
+      proposal: the distribution that the children of each node were drawn from; None where children are certain.
+      rank: of each node among its parent's candidates, 0 for the likeliest; None where the order of siblings gives it.
+      levels: an upper bound on the depth of a node.
     """
 
     token: Int[Array, "B M"]
@@ -69,10 +69,10 @@ class DraftTree:
         return Block(valid=self.valid, ancestors=self.ancestors)
 
     def paths(self) -> Int[Array, "B M levels"]:
-        """Returns the tokens below the root that lead to each node, itself included, padded with −1."""
+        """Returns the tokens on the path from the root (left out) to each node (included), padded with −1."""
         node = jnp.broadcast_to(jnp.arange(self.token.shape[1], dtype=jnp.int32), self.token.shape)
         columns = [jnp.full_like(self.token, -1)] * self.levels
-        # Upwards from each node: the token that is met belongs into the column of its own depth.
+        # Walk up from each node. The token met on the way goes into the column of its own depth.
         for _ in range(self.levels):
             depth = jnp.take_along_axis(self.depth, node, axis=1)
             token = jnp.take_along_axis(self.token, node, axis=1)
@@ -82,7 +82,7 @@ class DraftTree:
 
 
 def grow(topology: Topology, token: Int[Array, "B M"]) -> DraftTree:
-    """Returns the tree of a topology with these tokens; a negative one is no proposal, nor is what hangs below it."""
+    """Returns a tree of this topology with these tokens. A node with a negative token and all below it are invalid."""
     shape = token.shape
     proposed = (token >= 0).at[:, 0].set(True)
     return DraftTree(
@@ -103,9 +103,9 @@ def tree_of(
 
     Args:
       token: of each node, the pending token first.
-      parent: of each node, standing before it; 0 at the root.
-      valid: False where nothing is proposed; what hangs below such a node is not proposed either.
-      levels: no node is deeper.
+      parent: index of each node's parent, lower than the node's own; 0 at the root.
+      valid: False where nothing is proposed; the nodes below such a node become invalid too.
+      levels: an upper bound on the depth of a node.
     """
     nodes = token.shape[1]
     node = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), token.shape)
@@ -122,7 +122,7 @@ def tree_of(
 
 
 def all_ancestors(marked: Bool[Array, "B M"], ancestors: UInt32[Array, "B M W"]) -> Bool[Array, "B M"]:
-    """Marks the nodes that are marked with all their ancestors."""
+    """Marks the nodes that are marked themselves and whose ancestors are all marked."""
     missing = pack(~marked)[:, None]
     return ((ancestors & missing) == jnp.uint32(0)).all(-1)
 
@@ -155,12 +155,12 @@ def topology(parent: Sequence[int], rank: Sequence[int] | None = None, *, levels
 
     Args:
       parent: of each node, the root first; the root's own entry is 0 or −1.
-      rank: of each node among its parent's candidates; by default in the order in which siblings stand.
-      levels: room for deeper trees of as many nodes; by default what this one needs.
+      rank: of each node among its parent's candidates; by default the order of the siblings.
+      levels: the depth to compile for, to leave room for deeper trees; by default the depth of this tree.
 
     Raises:
-      ValueError: a node is its own ancestor, has no parent in the tree, or stands before its parent; two siblings have
-        one rank; or the tree is deeper than `levels`.
+      ValueError: a node is its own ancestor, has no parent in the tree, or comes before its parent; two siblings have
+        the same rank; or the tree is deeper than `levels`.
     """
     parent = [int(p) for p in parent]
     if not parent or parent[0] not in (0, -1):
@@ -199,11 +199,11 @@ def tree_from_ranks(paths: Sequence[Sequence[int]], *, levels: int | None = None
     """Makes a topology from the ranks that lead from the root to each node.
 
     Args:
-      paths: one a node, the root's left out; in any order.
+      paths: one for each node except the root, in any order.
       levels: as in `topology`.
 
     Raises:
-      ValueError: a path's parent is missing, a path is empty or stands twice, or a rank is negative.
+      ValueError: the parent of a path is missing, a path is empty or occurs twice, or a rank is negative.
     """
     ordered = sorted((tuple(int(r) for r in path) for path in paths), key=lambda path: (len(path), path))
     place: dict[tuple[int, ...], int] = {(): 0}
@@ -220,10 +220,10 @@ def tree_from_ranks(paths: Sequence[Sequence[int]], *, levels: int | None = None
 
 
 def check_ranks(topology: Topology) -> None:
-    """Checks that the siblings below each node have the ranks 0, 1, … in the order in which they stand.
+    """Checks that the children of each node have the ranks 0, 1, … in their order.
 
     Raises:
-      ValueError: an elder sibling is missing, or stands later.
+      ValueError: a sibling of lower rank is missing or comes later.
     """
     place = zip(np.asarray(topology.parent).tolist()[1:], np.asarray(topology.rank).tolist()[1:], strict=True)
     children: dict[int, int] = {}
@@ -237,11 +237,16 @@ def chain(nodes: int) -> Topology:
     """Makes a chain of this many drafted nodes below the root.
 
     Raises:
-      ValueError: there are none.
+      ValueError: `nodes` is less than 1.
     """
     if nodes < 1:
         raise ValueError(f"a chain must have at least 1 node; got {nodes}")
     return topology([0, *range(nodes)])
+
+
+def is_chain(topology: Topology) -> bool:
+    """Returns whether every node hangs below the one before it, so that reading the nodes in order reads the tree."""
+    return bool((np.asarray(topology.parent)[1:] == np.arange(topology.nodes - 1)).all())
 
 
 def _in_cycle(parent: Sequence[int], node: int) -> bool:

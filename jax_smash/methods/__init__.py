@@ -34,8 +34,8 @@ def make_method(
       log_probs: record this many likeliest tokens beside each emitted one.
       draft: options of drafted decoding.
       smash: options of decoding with HAMburger.
-      batch: rows that decode together, and
-      slots: cache slots a row: by these an automatic tree is sized.
+      batch: rows that decode together; an automatic tree is sized for them.
+      slots: cache slots for each row; an automatic tree is sized for them too.
 
     Raises:
       ValueError: no method has this name, or an option does not fit it.
@@ -60,10 +60,10 @@ def check_method(name: str) -> None:
 
 
 def save_memory(model: Model, draft: DraftOptions, memory: Any) -> None:
-    """Writes what the rows have learned to where the options say; does nothing where they name no file.
+    """Writes what the rows have learned to the file that the options name; does nothing where they name none.
 
     Args:
-      model: that decoded.
+      model: the model that decoded.
       draft: the options.
       memory: what the rows shared at the end.
 

@@ -1,4 +1,4 @@
-"""What a user may ask of drafted decoding, and which method takes what."""
+"""The options of drafted decoding, and which method takes which."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ DRAWS: dict[str, Draws] = {
     "k-seq": Draws.INDEPENDENT,
     "typical-lossy": Draws.LIKELIEST,
 }
-"""How a draft model draws for a verification; for others, with the noise of the target's choice."""
+"""How a draft model draws for each verification; for one not named here, with the noise of the target's choice."""
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "recycling": ("tree", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
@@ -28,21 +28,21 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "draft-model": ("tree", "draft_model", "verify"),
     "hybrid": ("tree", "verify"),
 }
-"""Options of drafting that a method takes; one that is not named takes none."""
+"""The drafting options that each method takes; a method not named here takes none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftOptions:
-    """What a user may ask of drafted decoding.
+    """The options of drafted decoding.
 
     Attributes:
       tree: `auto`, or a name of `draft.templates.named_tree`.
-      warm_start: a file with what the drafter begins with.
-      save_warm_start: a file for what it knows at the end, made when the last prompt is done; an older one is replaced.
-      lookup_corpus: texts to look up in instead of the prompt and the output, as `draft.corpus_texts` reads them.
+      warm_start: a file with what an earlier drafter learned, to begin with.
+      save_warm_start: a file for what the drafter has learned when the last prompt is done; an older file is replaced.
+      lookup_corpus: texts to search instead of the prompt and the output, as `draft.corpus_texts` reads them.
       draft_model: a loaded model, what `load` takes, or `int8` for the target itself with int8 weights.
       verify: a name of `VERIFICATIONS`.
-      stored_probabilities: Token Recycling keeps each successor's probability too, and grows its trees by them.
+      stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
     """
 
     tree: str = "auto"
@@ -55,10 +55,10 @@ class DraftOptions:
 
 
 def check_draft(name: str, draft: DraftOptions) -> None:
-    """Checks what can be checked of options of drafting before there is a model.
+    """Checks drafting options, as far as that is possible without a model.
 
     Args:
-      name: of a method.
+      name: the name of the method.
       draft: its options.
 
     Raises:
@@ -86,7 +86,7 @@ def check_draft(name: str, draft: DraftOptions) -> None:
 
 @contextlib.contextmanager
 def _about(option: str) -> Iterator[None]:
-    """Begins errors with the option that they are about."""
+    """Puts the name of the option before the message of an error."""
     try:
         yield
     except ValueError as error:
@@ -94,6 +94,6 @@ def _about(option: str) -> Iterator[None]:
 
 
 def misfits(name: str, draft: DraftOptions) -> list[str]:
-    """Returns the options that are given and that a method does not take."""
+    """Returns the given options that a method does not take."""
     given = [f.name for f in dataclasses.fields(draft) if getattr(draft, f.name) != f.default]
     return [option for option in given if option not in OPTIONS.get(name, ())]

@@ -1,4 +1,4 @@
-"""What a method is, and what one is made from."""
+"""A decoding method, and what it is made from."""
 
 import dataclasses
 from typing import Any
@@ -17,8 +17,8 @@ class Method:
       name: of `METHODS`.
       strategy: what one step of the loop does.
       params: parameters of every module that decodes, by role.
-      memory: what the rows share before the first of them has read anything; None in plain decoding.
-      source: what the choice of trees rests on, as a user is told it; "" in plain decoding.
+      memory: what the rows share at the start, before any of them has read anything; None in plain decoding.
+      source: the basis for the choice of trees, in words for the user; "" in plain decoding.
     """
 
     name: str
@@ -26,6 +26,10 @@ class Method:
     params: Params
     memory: Any = None
     source: str = ""
+
+    def __repr__(self) -> str:
+        """Names the strategy, and prints no weights."""
+        return f"Method({self.name!r}, {type(self.strategy).__name__}; {', '.join(self.params)})"
 
     @property
     def nodes(self) -> int:
@@ -39,13 +43,13 @@ class Setup:
     """What a method is made from.
 
     Attributes:
-      model: that decodes.
+      model: the model that decodes.
       sampled: some row may sample.
-      log_probs: likeliest tokens to record beside each emitted one.
+      log_probs: how many likeliest tokens to record beside each emitted one; None for no record.
       draft: options of drafted decoding.
       smash: options of decoding with HAMburger.
       batch: rows that decode together.
-      slots: cache slots a row.
+      slots: cache slots for each row.
     """
 
     model: Model

@@ -31,10 +31,10 @@ def check_smash(
     """Checks options of decoding with HAMburger.
 
     Args:
-      method: that they are for.
+      method: the name of the method that they are for.
       smash: the options.
-      config: of the modules; None checks what can be checked without.
-      vocab_size: tokens of the base; None likewise.
+      config: the configuration of the modules; None checks only what can be checked without it.
+      vocab_size: the vocabulary size of the base; None likewise.
 
     Raises:
       ValueError: the method takes none of them, or one is out of range.
@@ -48,17 +48,17 @@ def check_smash(
 
 
 def fitting_modules(model: str | Path, modules: str | Path | None, *options: SmashOptions) -> Path:
-    """Returns the folder of a model's modules, once options are known to fit them; no weight is read for it.
+    """Returns the folder of a model's modules after checking that options fit them. It reads no weights.
 
     Args:
       model: as `load` takes it.
       modules: a folder; None for the one beside the model.
-      options: of decoding with HAMburger.
+      options: options of decoding with HAMburger.
 
     Raises:
       FileNotFoundError: there is no such model, or it has no such modules.
-      ValueError: they do not fit the model, a file is damaged, or an option is larger than what they were trained for
-        or the vocabulary.
+      ValueError: the modules do not fit the model, a file is damaged, or an option exceeds the vocabulary or what the
+        modules were trained for.
       TypeError: an option is of the wrong type.
     """
     found = modules or "auto"
@@ -70,9 +70,11 @@ def fitting_modules(model: str | Path, modules: str | Path | None, *options: Sma
 
 def hamburger(setup: Setup) -> Method:
     """Makes the method for a model that was loaded with modules."""
-    model, smash, modules = setup.model, setup.smash, setup.model.modules
+    model, modules = setup.model, setup.model.modules
     if modules is None:
         raise ValueError(f"{model.name} has no HAMburger modules: load it with modules, or give --modules FOLDER")
+    smash = setup.smash.settled(modules.options)
+    setup = dataclasses.replace(setup, smash=smash)
     check_smash(NAME, smash, modules.config, model.vocab_size)
     params = {**model.params}
     if (head := _micro_head(setup, modules)) is not None:
@@ -92,10 +94,10 @@ def hamburger(setup: Setup) -> Method:
 
 
 def step_cost(params: Params) -> float:
-    """Returns what a micro-step costs, in forwards of the base: by the bytes of weights that each reads.
+    """Returns the cost of a micro-step in forwards of the base, estimated from the bytes of weights that each reads.
 
     Args:
-      params: of every module that decodes, by role, or their abstract shapes.
+      params: parameters of every module that decodes, by role, or their abstract shapes.
     """
     base, modules = params["target"], params["smasher"]
     table = base["head" if "head" in base else "embedding"]
@@ -106,7 +108,7 @@ def step_cost(params: Params) -> float:
 
 
 def _exact(setup: Setup, modules: SmashModules, limits: GroupLimits) -> Method:
-    """Makes the tree verifier's method: the text is plain decoding's."""
+    """Makes the method of mode exact, which verifies groups as a tree, so that the text is that of plain decoding."""
     drafter = Micro(target=setup.model.definition, smasher=modules.definition, sampled=setup.sampled)
     longest = setup.smash.longest(modules.config)
     tree = f"chain-{longest - 1}" if longest > 1 else "off"
@@ -115,7 +117,7 @@ def _exact(setup: Setup, modules: SmashModules, limits: GroupLimits) -> Method:
 
 
 def _micro_head(setup: Setup, modules: SmashModules) -> MicroHead | None:
-    """Makes the head that is asked for; None for the base's own."""
+    """Makes the micro head that the options ask for; None stands for the head of the base."""
     model, smash = setup.model, setup.smash
     if smash.micro_head == "full":
         return None

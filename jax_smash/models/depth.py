@@ -10,9 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import Block
-from jax_smash.config import AttentionKind
 from jax_smash.models.layers import Layer
-from jax_smash.models.rope import rotation
+from jax_smash.models.rope import longest, rotations
 from jax_smash.models.transformer import Transformer
 
 
@@ -59,15 +58,15 @@ def _through_layers(
     model: Transformer, inputs: Array, position: Array, block: Block, *, remat: bool, scan: bool, tapped: bool
 ) -> tuple[Array, tuple[Array, ...]]:
     config = model.config
-    angles = {kind: rotation(config.rope_of(kind), config.head_width, position) for kind in config.kinds}
+    angles = rotations(config, position, longest(position, block.valid))
 
-    def apply(graphdef: nnx.GraphDef, kind: AttentionKind, state: Any, x: Array) -> Array:
+    def apply(graphdef: nnx.GraphDef, i: int, state: Any, x: Array) -> Array:
         layer: Layer = nnx.merge(graphdef, state)
-        return layer(x, position, angles[kind], None, block)[0]
+        return layer(x, position, angles[i], None, block)[0]
 
-    period = _period(config.layer_kinds) if scan else config.num_layers
+    period = _period(tuple(zip(config.layer_kinds, config.rotated, strict=True))) if scan else config.num_layers
     split = [nnx.split(layer) for layer in model.layers]
-    steps = [functools.partial(apply, split[i][0], config.layer_kinds[i]) for i in range(period)]
+    steps = [functools.partial(apply, split[i][0], i) for i in range(period)]
     steps = [jax.checkpoint(step) for step in steps] if remat else steps
 
     def one_period(x: Array, states: Sequence[Any]) -> tuple[Array, tuple[Array, ...]]:
@@ -88,7 +87,7 @@ def _through_layers(
     return model.final_norm(x), (*taps, x)
 
 
-def _period(kinds: Sequence[AttentionKind]) -> int:
+def _period(kinds: Sequence[Any]) -> int:
     """Returns the smallest number of layers whose kinds, said again and again, are all the layers' kinds."""
     count = len(kinds)
     return next(p for p in range(1, count + 1) if count % p == 0 and list(kinds) == list(kinds[:p]) * (count // p))

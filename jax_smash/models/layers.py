@@ -11,7 +11,7 @@ from jax_smash.attention import attend
 from jax_smash.cache import Block, LayerCache
 from jax_smash.config import AttentionKind, ModelConfig
 from jax_smash.models.projection import project
-from jax_smash.models.rope import rotate
+from jax_smash.models.rope import Angles, rotate
 from jax_smash.sharding import constrain
 
 INIT = jax.nn.initializers.normal(0.02)
@@ -45,20 +45,36 @@ def rows_axis(cache: Any) -> str:
 
 
 class RMSNorm(nnx.Module):
-    """Scales by the root mean square over the last axis, in float32."""
+    """Scales by the root mean square over the last axis, or over that of several heads at once, in float32."""
 
-    def __init__(self, width: int, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(
+        self, width: int, config: ModelConfig, *, heads: tuple[int, int] | None = None, rngs: nnx.Rngs, dtype: Any
+    ):
+        """Makes the norm.
+
+        Args:
+          width: of the last axis.
+          config: of the model.
+          heads: KV heads and heads of each, the two axes before the last, that are normed together.
+          rngs, dtype: of the scale.
+        """
         start = jax.nn.initializers.zeros if config.norm_offset else jax.nn.initializers.ones
-        self.scale = weight(rngs, (width,), (None,), dtype, start)
+        axes = (None,) if heads is None else ("kv_heads", None, None)
+        self.scale = weight(rngs, (*(heads or ()), width), axes, dtype, start)
+        self.normed = -1 if heads is None else (-3, -2, -1)
         self.epsilon = config.norm_epsilon
         self.offset = config.norm_offset
+        self.late_rounding = config.late_rounding
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + x.shape[-1:])
+        scale = self.scale[...]
+        scale = scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
         wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=self.normed, keepdims=True) + self.epsilon)
         if self.offset:
             return (wide * (1 + scale.astype(jnp.float32))).astype(x.dtype)
+        if self.late_rounding:
+            return (wide * scale.astype(jnp.float32)).astype(x.dtype)
         return scale * wide.astype(x.dtype)
 
 
@@ -80,14 +96,16 @@ class Attention(nnx.Module):
             weight(rngs, (k, n // k + 2, h), ("kv_heads", None, None), dtype, zeros) if config.qkv_bias else None
         )
         self.b_o = weight(rngs, (d,), ("embed",), dtype, zeros) if config.output_bias else None
-        self.q_norm = RMSNorm(h, config, rngs=rngs, dtype=dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(h, config, rngs=rngs, dtype=dtype) if config.qk_norm else None
+        q_heads, k_heads = ((k, n // k), (k, 1)) if config.joint_qk_norm else (None, None)
+        normed = config.qk_norm or config.joint_qk_norm
+        self.q_norm = RMSNorm(h, config, heads=q_heads, rngs=rngs, dtype=dtype) if normed else None
+        self.k_norm = RMSNorm(h, config, heads=k_heads, rngs=rngs, dtype=dtype) if normed else None
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         position: Int[Array, "B T"],
-        angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
+        angles: Angles | None,
         cache: LayerCache | None,
         block: Block,
         asked: int | None = None,
@@ -101,7 +119,8 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(rotated[..., :-1, :]), self.k_norm(rotated[..., -1:, :])
             rotated = jnp.concatenate([query, key], axis=-2)
-        rotated = rotate(rotated, angles)
+        if angles is not None:
+            rotated = rotate(rotated, angles, late_rounding=config.late_rounding)
         query, key = rotated[..., :-1, :], rotated[..., -1, :]
         query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(asked or x.shape[1]) :]
         out = attend(
@@ -150,23 +169,32 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """One transformer layer: attention and MLP, each normed before (and, in some families, after)."""
+    """One transformer layer: attention and MLP, each normed before, after or both."""
 
     def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: nnx.Rngs, dtype: Any):
         def norm() -> RMSNorm:
             return RMSNorm(config.d_model, config, rngs=rngs, dtype=dtype)
 
-        self.attention_norm, self.mlp_norm = norm(), norm()
+        self.attention_norm = norm() if config.pre_norms else None
+        self.mlp_norm = norm() if config.pre_norms else None
         self.attention_post_norm = norm() if config.post_norms else None
         self.mlp_post_norm = norm() if config.post_norms else None
         self.attention = Attention(config, kind, rngs=rngs, dtype=dtype)
         self.mlp = MLP(config, rngs=rngs, dtype=dtype)
+        self.residual_scale = config.residual_scale
+
+    @property
+    def dtype(self) -> Any:
+        """What the layer computes in; its matrices may be int8."""
+        norm = self.attention_norm or self.attention_post_norm
+        assert norm is not None
+        return norm.scale[...].dtype
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         position: Int[Array, "B T"],
-        angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
+        angles: Angles | None,
         cache: LayerCache | None,
         block: Block,
         asked: int | None = None,
@@ -176,17 +204,23 @@ class Layer(nnx.Module):
         Args:
           x: the residual before it.
           position: of each new entry.
-          angles: of the rotary embedding there.
+          angles: of the rotary embedding there; None where the layer has none.
           cache: what the layer has committed; None where there is nothing.
           block: which new entries see which.
           asked: returns the residual of the last so many entries alone, as is enough behind a last layer; by default of
             all.
         """
         rows = rows_axis(cache)
-        out, key_value = self.attention(self.attention_norm(x), position, angles, cache, block, asked)
+        read = x if self.attention_norm is None else self.attention_norm(x)
+        out, key_value = self.attention(read, position, angles, cache, block, asked)
         out = constrain(out, rows, None, "embed")
-        x = x[:, -(asked or x.shape[1]) :] + (
+        x = x[:, -(asked or x.shape[1]) :] + self._scaled(
             out if self.attention_post_norm is None else self.attention_post_norm(out)
         )
-        out = constrain(self.mlp(self.mlp_norm(x)), rows, None, "embed")
-        return x + (out if self.mlp_post_norm is None else self.mlp_post_norm(out)), key_value
+        out = constrain(self.mlp(x if self.mlp_norm is None else self.mlp_norm(x)), rows, None, "embed")
+        return x + self._scaled(out if self.mlp_post_norm is None else self.mlp_post_norm(out)), key_value
+
+    def _scaled(self, out: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        if self.residual_scale == 1.0:
+            return out
+        return (out.astype(jnp.float32) * jnp.float32(self.residual_scale)).astype(out.dtype)

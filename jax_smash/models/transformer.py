@@ -11,7 +11,7 @@ from jax_smash.cache import Block, KVCache, init_cache
 from jax_smash.config import ModelConfig
 from jax_smash.models.layers import Layer, RMSNorm, rows_axis, weight
 from jax_smash.models.projection import row_products
-from jax_smash.models.rope import rotation
+from jax_smash.models.rope import longest, rotations
 from jax_smash.protocols import Forward, SparsePolicy
 from jax_smash.quantise import gather, scores
 from jax_smash.sharding import constrain
@@ -19,6 +19,9 @@ from jax_smash.sharding import constrain
 
 class Transformer(nnx.Module):
     """A decoder-only transformer of any supported family; satisfies `CausalLM`. Holds weights only."""
+
+    tree_blocks = True
+    """Attention goes by the block's bits, and rotary embeddings by position."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
         self.config = config
@@ -64,12 +67,13 @@ class Transformer(nnx.Module):
         """
         if policy is not None:
             raise ValueError("policy must be None: this model attends to the whole cache")
-        angles = {k: rotation(self.config.rope_of(k), self.config.head_width, position) for k in self.config.kinds}
+        reach = longest(position, block.valid) if cache is None else cache.reach
+        angles = rotations(self.config, position, reach)
         x, taps, block_kv = constrain(inputs, rows_axis(cache), None, "embed"), [], []
         for i, layer in enumerate(self.layers):
             taps.append(x)
             layer_cache = None if cache is None else cache.layer(i)
-            x, key_value = layer(x, position, angles[self.config.layer_kinds[i]], layer_cache, block)
+            x, key_value = layer(x, position, angles[i], layer_cache, block)
             block_kv.append(key_value)
         taps.append(x)
         return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=None)
@@ -83,6 +87,8 @@ class Transformer(nnx.Module):
             logits = row_products(hidden, head)
         # Each device makes the logits of its tokens. Told of nothing but who reads them, XLA would gather the matrix.
         logits = constrain(logits, ..., "vocab")
+        if self.config.logits_divisor != 1.0:
+            logits = logits / self.config.logits_divisor
         cap = self.config.final_softcap
         return cap * jnp.tanh(logits / cap) if cap else logits
 
@@ -99,6 +105,7 @@ class Transformer(nnx.Module):
             num_kv_heads=config.num_kv_heads,
             head_width=config.head_width,
             dtype=self.dtype,
+            follows_length=config.follows_length,
         )
 
 

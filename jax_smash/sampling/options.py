@@ -1,4 +1,4 @@
-"""What a user may ask of the sampler, row by row."""
+"""Sampling options, one set for each row."""
 
 import dataclasses
 import math
@@ -15,23 +15,23 @@ from jax_smash.sampling.penalties import Constrained, LogitBias, MinNewTokens, O
 from jax_smash.sampling.truncation import MinP, Temperature, TopK, TopP
 
 LEAST_TEMPERATURE = 1e-4
-"""Below it, logits over the temperature leave float32's useful range; 0 asks for the likeliest token instead."""
+"""Below this, logits / temperature leave the useful range of float32. 0 stands for the likeliest token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingOptions:
-    """How one row's tokens are chosen. Processors are applied in the order of `processors_for`.
+    """How the tokens of one row are chosen. `processors_for` says in which order the options apply.
 
     Attributes:
-      temperature: 0 takes the likeliest token; else at least 0.0001.
+      temperature: 0 takes the likeliest token; otherwise at least 0.0001.
       top_k: keep the k likeliest tokens; 0 keeps all.
-      top_p: keep the likeliest tokens that reach this probability together; over 0, and 1 keeps all.
-      min_p: keep tokens of at least this fraction of the likeliest one's probability; from 0 (keeps all) to 1.
-      repetition_penalty: divides positive logits and multiplies negative ones of tokens in prompt or output; over 0.
-      presence_penalty: taken from the logit of each token in the output; from −2 to 2.
-      frequency_penalty: taken from a token's logit for each time it is in the output; from −2 to 2.
-      logit_bias: added to the logits of token ids; from −100 to 100 each.
-      min_new_tokens: tokens that are emitted before the first stop token.
+      top_p: keep the fewest likeliest tokens whose probabilities add up to this; over 0, and 1 keeps all.
+      min_p: keep tokens with at least this fraction of the probability of the likeliest one; from 0 (keeps all) to 1.
+      repetition_penalty: for tokens in prompt or output, divides positive logits and multiplies negative ones; over 0.
+      presence_penalty: subtracted from the logit of each token in the output; from −2 to 2.
+      frequency_penalty: subtracted from the logit of a token for each time it is in the output; from −2 to 2.
+      logit_bias: maps token ids to what is added to their logits; from −100 to 100 each.
+      min_new_tokens: a stop token cannot be emitted before this many tokens.
 
     Raises:
       TypeError: an option is of the wrong type.
@@ -91,14 +91,14 @@ def processors_for(
     """Makes the processors that some row needs, in the order in which they are applied.
 
     The order is logit bias, repetition penalty, presence and frequency penalties, minimum of new tokens, grammar,
-    temperature, top-k, top-p, min-p. Settings are arrays: other values of the same options compile nothing new.
+    temperature, top-k, top-p, min-p. Settings are arrays, so other values of the same options compile nothing new.
 
     Args:
       options: of each row.
       stop_tokens: ids that end a row.
       vocab_size: V.
-      grammar: the automaton that holds all rows, or one a row, None where a row is free.
-      among: options of other batches of the same run, whose processors are put in too, so that all batches share one
+      grammar: one automaton that constrains all rows, or one for each row, None where a row is free.
+      among: options of other batches of the same run. Their processors are included, so that all batches share one
         compiled program.
 
     Raises:
@@ -131,7 +131,7 @@ def processors_for(
 
 
 def _truncation(options: Sequence[SamplingOptions], sampled: Sequence[SamplingOptions]) -> list[LogitsProcessor]:
-    """Makes the processors that only matter where tokens are drawn."""
+    """Makes the processors that matter only for sampled rows."""
     processors: list[LogitsProcessor] = []
     if sampled:
         processors.append(Temperature(temperature=_floats([o.temperature for o in options])))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax_smash.config import AttentionKind, ModelConfig
+from jax_smash.config import AttentionKind, ModelConfig, identity
 from jax_smash.models.families.family import in_use
 
 EMBEDDERS = ("attention", "mean")
@@ -160,19 +160,25 @@ class SmashConfig:
 
 def base_sha256(base: ModelConfig) -> str:
     """Returns a hash of what a base's configuration says; fields that no layer uses do not count."""
-    fields = json.dumps(dataclasses.asdict(in_use(base)), sort_keys=True)
+    fields = json.dumps(identity(in_use(base)), sort_keys=True)
     return hashlib.sha256(fields.encode()).hexdigest()
 
 
 def micro_model(base: ModelConfig, micro_layers: int) -> ModelConfig:
     """Returns the configuration of the micro-step decoder's layers: those of the base, all with full attention.
 
-    It reads so few entries that no window would leave any out.
+    It reads so few entries that no window would leave any out. All layers have a rotary embedding.
     """
     full: AttentionKind = "full"
     rope = base.rope_of(full if full in base.layer_kinds else "sliding")
     return dataclasses.replace(
-        base, num_layers=micro_layers, layer_kinds=(full,) * micro_layers, window=0, rope=rope, rope_sliding=rope
+        base,
+        num_layers=micro_layers,
+        layer_kinds=(full,) * micro_layers,
+        window=0,
+        rope=rope,
+        rope_sliding=rope,
+        unrotated_layers=(),
     )
 
 

@@ -33,14 +33,15 @@ class GroupLimits:
         """Makes the limits of checked options.
 
         Args:
-          options: what is asked.
+          options: what is asked, settled by the modules' own.
           config: of the modules.
           cost: of a micro-step, in forwards of the base.
         """
-        forced = options.group_length is not None
+        forced, options = options.group_length is not None, options.settled()
+        confidence, token_confidence = (0.0 if forced else c for c in (options.confidence, options.token_confidence))
         return cls(
-            confidence=jnp.asarray(0.0 if forced else options.confidence, jnp.float32),
-            token_confidence=jnp.asarray(0.0 if forced else options.token_confidence, jnp.float32),
+            confidence=jnp.asarray(confidence, jnp.float32),
+            token_confidence=jnp.asarray(token_confidence, jnp.float32),
             longest=jnp.asarray(options.longest(config), jnp.int32),
             least_rows=jnp.asarray(1 if forced and not options.least_rows else options.least_rows or 0, jnp.int32),
             # Of one row, always that one: who decodes with HAMburger wants groups.

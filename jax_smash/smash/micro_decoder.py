@@ -55,7 +55,7 @@ class MicroDecoder(nnx.Module):
     @property
     def dtype(self) -> Any:
         """What the decoder computes in."""
-        return self.layers[0].attention_norm.scale[...].dtype
+        return self.layers[0].dtype
 
     def taught(
         self,

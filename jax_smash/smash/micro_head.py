@@ -26,6 +26,7 @@ class MicroHead:
       table: a row for each token that it can say.
       tokens: id of each row; None where row i is token i.
       softcap: cap · tanh(x / cap) of the logits; 0 for none.
+      divisor: divides the logits first.
       vocab_size: V.
     """
 
@@ -33,6 +34,7 @@ class MicroHead:
     tokens: Int[Array, "N"] | None
     softcap: float = static()
     vocab_size: int = static()
+    divisor: float = static(default=1.0)
 
     def logits(self, hidden: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Returns float32 logits; minus infinity for what the head cannot say."""
@@ -40,6 +42,8 @@ class MicroHead:
             logits = scores(hidden, self.table)
         else:
             logits = row_products(hidden, self.table)
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
         if self.softcap:
             logits = self.softcap * jnp.tanh(logits / self.softcap)
         if self.tokens is None:
@@ -111,4 +115,10 @@ def _table(base: Transformer) -> Any:
 
 
 def _head(base: Transformer, table: Any, tokens: Int[Array, "N"] | None) -> MicroHead:
-    return MicroHead(table=table, tokens=tokens, softcap=base.config.final_softcap, vocab_size=base.vocab_size)
+    return MicroHead(
+        table=table,
+        tokens=tokens,
+        softcap=base.config.final_softcap,
+        divisor=base.config.logits_divisor,
+        vocab_size=base.vocab_size,
+    )

@@ -10,8 +10,8 @@ from jax_smash.cache import Block
 from jax_smash.loading import Model
 from tests.tiny import tiny_model
 
-BEGINNING = 256
-"""The byte tokenizer's token before a text; a text's other tokens are its bytes."""
+OPENING = 256
+"""The byte tokenizer's token for a text's beginning, which it puts before none; a text's tokens are its bytes."""
 
 
 WIDTH = 128
@@ -33,17 +33,18 @@ def _logits(params, tokens):
 
 
 @functools.cache
-def token_log_probs(text: bytes) -> np.ndarray:
-    """Returns the log-probability of each byte of a text, the first behind the beginning."""
+def token_log_probs(text: bytes, *, opened: bool = True) -> np.ndarray:
+    """Returns the log-probability of each byte of a text, the first behind the opening; without it, of the others."""
+    whole = [OPENING, *text] if opened else [*text]
     tokens = np.zeros((1, WIDTH), np.int32)
-    tokens[0, : len(text) + 1] = [BEGINNING, *text]
-    logits = np.asarray(_logits(small().params["target"], jnp.asarray(tokens)), np.float64)[0, : len(text)]
+    tokens[0, : len(whole)] = whole
+    logits = np.asarray(_logits(small().params["target"], jnp.asarray(tokens)), np.float64)[0, : len(whole) - 1]
     largest = logits.max(-1, keepdims=True)
     table = logits - largest - np.log(np.exp(logits - largest).sum(-1, keepdims=True))
-    return table[np.arange(len(text)), list(text)]
+    return table[np.arange(len(whole) - 1), whole[1:]]
 
 
 def log_likelihood(context: str, continuation: str) -> float:
-    """Returns the nats of a continuation behind its context."""
-    scores = token_log_probs((context + continuation).encode())
-    return float(scores[len(context.encode()) :].sum())
+    """Returns the nats of a continuation behind its context, or behind the opening where that is empty."""
+    scores = token_log_probs((context + continuation).encode(), opened=not context)
+    return float(scores[-len(continuation.encode()) :].sum())

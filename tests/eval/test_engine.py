@@ -7,7 +7,7 @@ import jax_smash
 from eval.engine import Engine
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.loading import ASSETS
-from tests.eval.reference import BEGINNING, small, token_log_probs
+from tests.eval.reference import OPENING, small, token_log_probs
 from tests.tokenizers import small_bpe, small_sentencepiece
 
 TEXTS = ["a", "Tom sat on the mat.", "ab" * 40, "The cat", "x" * 17]
@@ -23,7 +23,7 @@ def with_tokenizer(tokenizer):
 
 
 def test_log_probabilities_are_those_of_a_plain_forward_in_the_order_of_the_texts(engine):
-    records = engine.log_probs([engine.encode(text) for text in TEXTS])
+    records = engine.log_probs([engine.encode_whole(text) for text in TEXTS])
     for text, record in zip(TEXTS, records, strict=True):
         assert [r.token for r in record] == list(text.encode())
         np.testing.assert_allclose([r.log_prob for r in record], token_log_probs(text.encode()), atol=2e-4)
@@ -44,13 +44,23 @@ def test_continuations_come_in_the_order_of_the_prompts(engine):
 
 def test_a_text_too_long_keeps_its_beginning_and_its_end(engine):
     tokens = engine.encode("abcdefgh")
-    assert engine.fit(tokens, 4) == [BEGINNING, *b"fgh"]
-    assert engine.fit(tokens, 9) is tokens
+    assert engine.fit(tokens, 4) == [*b"efgh"]
+    assert engine.fit(tokens, 8) is tokens
+    begun = with_tokenizer(load_tokenizer(ASSETS / "tiny"))
+    tokens = begun.encode("The cat sat on the mat.")
+    assert begun.fit(tokens, 3) == [*begun.beginning, *tokens[-2:]] != tokens[-3:]
+
+
+def test_only_what_has_nothing_before_it_is_put_behind_the_opening(engine):
+    assert (engine.beginning, engine.opening) == ([], [OPENING])
+    assert engine.encode_whole("ab") == engine.pair("", "ab").tokens == [OPENING, *b"ab"]
+    assert engine.encode("ab") == engine.pair("a", "b").tokens == engine.prompt("ab ") == [*b"ab"]
+    assert engine.encode("") == [OPENING]
 
 
 def test_a_context_without_room_is_refused(engine):
-    with pytest.raises(ValueError, match="must have room for a prompt; it has 1 left"):
-        engine.fit(engine.encode("abc"), 1)
+    with pytest.raises(ValueError, match="must have room for a prompt; it has 0 left"):
+        engine.fit(engine.encode("abc"), 0)
 
 
 def test_the_space_before_a_continuation_is_scored_with_it(engine):
@@ -70,7 +80,7 @@ def test_a_token_across_the_border_is_scored():
     found = with_tokenizer(small_bpe())
     joined = found.encode("the cat")
     decode = found.model.tokenizer.decode
-    assert [decode([token]) for token in joined[1:]] == ["t", "he", " cat"]
+    assert [decode([token]) for token in joined] == ["t", "he", " cat"]
     pair = found.pair("th", "e cat")
     assert pair.tokens == joined
     assert decode(pair.tokens[-pair.scored :]) == "he cat"

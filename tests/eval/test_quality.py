@@ -10,6 +10,7 @@ import pytest
 import tyro
 from safetensors.numpy import load_file
 
+from eval import quality
 from eval.quality import Settings, main, measure
 from eval.quality_rows import Contender
 from eval.report import run_program
@@ -210,6 +211,11 @@ def test_several_values_stand_apart_by_commas_or_spaces(words):
         ({"lengths": (0,)}, "lengths must be at least 1; got 0"),
         ({"lengths": (20,)}, "length must be at least"),
         ({"count": 0}, "count must be at least 1; got 0"),
+        ({"counts": ("coreference",)}, "counts must be TASK=N, each N at least 1; got 'coreference'"),
+        ({"counts": ("coreference=0",)}, "counts must be TASK=N, each N at least 1; got 'coreference=0'"),
+        ({"counts": ("piqa=3",)}, "a count is given for piqa, which is not among the tasks coreference"),
+        ({"stride": 0}, "stride must be at least 1; got 0"),
+        ({"json": None, "resume": True}, "resume goes with --json FILE"),
         ({"shots": -1}, "shots must be at least 0; got -1"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"confidence": (0.5,)}, "confidence goes with method hamburger alone; got ar"),
@@ -243,6 +249,107 @@ def test_outputs_that_exist_or_are_the_same_are_refused(model, tmp_path):
     with pytest.raises(FileExistsError, match="output file exists"):
         main(Settings(model=model, details=out))
     assert out.read_text() == "mine"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Names of the sets that are asked, in order; the program is killed before the one numbered `stop`."""
+    names, measured = [], quality._measured
+
+    def counted(item, engine, contender):
+        if len(names) == counted.stop:
+            raise KeyboardInterrupt
+        names.append((contender.weights, item.task))
+        return measured(item, engine, contender)
+
+    counted.stop, counted.names = None, names
+    monkeypatch.setattr(quality, "_measured", counted)
+    return counted
+
+
+def several(model, piqa, folder, **changes):
+    data, texts = (piqa, f"perplexity={folder / 'texts.jsonl'}"), folder / "texts.jsonl"
+    if not texts.exists():
+        texts.write_text("".join(json.dumps({"text": f"A text about {n * 7} things."}) + "\n" for n in range(4)))
+    options = {"tasks": ("piqa", "perplexity"), "data": data, "weights": ("plain", "int8"), "context": 64}
+    return Settings(**({"model": model, "json": folder / "a.json", "details": folder / "a.jsonl"} | options | changes))
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_run_that_is_killed_goes_on_behind_its_last_task_and_finds_the_same(model, piqa, tmp_path, asked, stop):
+    once, again = tmp_path / "once", tmp_path / "again"
+    once.mkdir()
+    again.mkdir()
+    main(several(model, piqa, once), [])
+    order = list(asked.names)
+    assert order == [("plain", "piqa"), ("plain", "perplexity"), ("int8", "piqa"), ("int8", "perplexity")]
+    asked.names.clear()
+    asked.stop = stop
+    with pytest.raises(KeyboardInterrupt):
+        main(several(model, piqa, again), [])
+    partial = again / "a.json.partial"
+    partial.write_bytes(partial.read_bytes() + b'{"set": "cut o')
+    with pytest.raises(
+        FileExistsError, match=r"finished tasks are in .*: --resume keeps them, --overwrite starts again"
+    ):
+        main(several(model, piqa, again), [])
+    asked.names.clear()
+    asked.stop = None
+    main(several(model, piqa, again, resume=True), [])
+    assert asked.names == order[stop:]
+    reports = [json.loads((folder / "a.json").read_text()) for folder in (once, again)]
+    shown = json.dumps(reports[0]["rows"]).replace(str(once), str(again))
+    assert shown == json.dumps(reports[1]["rows"])
+    assert (once / "a.jsonl").read_text().replace(str(once), str(again)) == (again / "a.jsonl").read_text()
+    assert {path.name for path in again.iterdir()} == {"a.json", "a.jsonl", "texts.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"counts": ("piqa=2",)}, r"was begun with counts .*; got .*piqa=2.*: resume as it was begun, or start again"),
+        ({"context": 48}, 'was begun with context "64"; got "48"'),
+        ({"batch_size": 3}, 'was begun with batch_size "8"; got "3"'),
+    ],
+)
+def test_a_run_with_other_options_is_not_resumed_and_keeps_what_was_finished(
+    model, piqa, tmp_path, asked, changes, message
+):
+    asked.stop = 1
+    with pytest.raises(KeyboardInterrupt):
+        main(several(model, piqa, tmp_path), [])
+    kept = (tmp_path / "a.json.partial").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        main(several(model, piqa, tmp_path, resume=True, **changes), [])
+    assert (tmp_path / "a.json.partial").read_bytes() == kept
+
+
+def test_a_run_whose_data_have_changed_is_not_resumed(model, piqa, tmp_path, asked):
+    asked.stop = 1
+    with pytest.raises(KeyboardInterrupt):
+        main(several(model, piqa, tmp_path), [])
+    with open(tmp_path / "texts.jsonl", "a") as file:
+        file.write('{"text": "One more."}\n')
+    with pytest.raises(ValueError, match="was begun with files "):
+        main(several(model, piqa, tmp_path, resume=True), [])
+
+
+def test_overwriting_starts_again(model, piqa, tmp_path, asked):
+    asked.stop = 1
+    with pytest.raises(KeyboardInterrupt):
+        main(several(model, piqa, tmp_path), [])
+    asked.stop = None
+    asked.names.clear()
+    main(several(model, piqa, tmp_path, overwrite=True, weights=("plain",)), [])
+    assert asked.names == [("plain", "piqa"), ("plain", "perplexity")]
+    assert not (tmp_path / "a.json.partial").exists()
+
+
+def test_each_task_may_have_a_count_of_its_own(model, piqa, tmp_path):
+    rows = measure(several(model, piqa, tmp_path, json=None, count=3, counts=("piqa=2",), weights=("plain",)))[0][
+        "rows"
+    ]
+    assert [(row["task"], row["n"]) for row in rows] == [("piqa", 2), ("piqa", 2), ("perplexity", 3)]
 
 
 def test_a_bad_line_is_one_line_and_a_status(model, tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from eval.quality import Settings, main, measure
+from jax_smash.checkpoints.smasher import describe_smasher
+from jax_smash.smash.options import SmashOptions
 from tests.checkpoints import write_checkpoint
 from tests.model_directory import write_model, write_modules
 
@@ -78,6 +80,25 @@ def test_modules_of_another_base_are_refused_before_any_are_measured(model, comp
     settings = Settings(model=model, methods=("hamburger",), modules=(str(compared / "one"), str(wrong)), count=1)
     with pytest.raises(ValueError, match=r"wrong/smasher\.json: .*base"):
         settings.check()
+
+
+def test_modules_are_measured_as_they_were_calibrated_where_nothing_else_is_asked(model, tmp_path):
+    folder = write_modules(tmp_path, Path(model))
+    own = describe_smasher(folder, options=SmashOptions(confidence=0.4, token_confidence=0.9, micro_steps=2)).options
+    given = {"model": model, "methods": ("ar", "hamburger"), "modules": (str(folder),)}
+    plain, smashed = Settings(**given).contenders()
+    assert smashed.smash == SmashOptions(least_rows=1).settled(own)
+    assert (smashed.told()["confidence"], smashed.told()["token_confidence"], smashed.told()["micro_steps"]) == (
+        0.4,
+        0.9,
+        2,
+    )
+    assert plain.smash is None
+    several = Settings(**given, token_confidence=(0.9, 0.0), micro_steps=3).contenders()[1:]
+    assert [(c.smash.confidence, c.smash.token_confidence, c.smash.micro_steps) for c in several] == [
+        (0.4, 0.9, 3),
+        (0.4, 0.0, 3),
+    ]
 
 
 def test_hamburger_is_measured_at_each_confidence_with_the_slots_that_it_took(model, tmp_path):

@@ -10,13 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from qwix import QArray
+from safetensors.numpy import load_file
 
 import jax_smash
 from jax_smash.checkpoints import huggingface
-from jax_smash.checkpoints.smasher import SMASHER_FILES, SmashModules, save_smasher, tokenizer_sha256
+from jax_smash.checkpoints.smasher import (
+    SMASHER_FILES,
+    SmashModules,
+    describe_smasher,
+    save_smasher,
+    tokenizer_sha256,
+)
 from jax_smash.loading import find_modules, grafted, load, quantised
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
+from tests.checkpoints import write_tensors
 from tests.model_directory import write_model
 from tests.smashers import filled
 
@@ -151,3 +159,75 @@ def test_modules_can_be_grafted_in_memory(folder):
         grafted(dataclasses.replace(model, config=None), modules)
     with pytest.raises(ValueError, match="made for a base whose configuration has hash"):
         grafted(dataclasses.replace(model, config=dataclasses.replace(model.config, norm_epsilon=0.5)), modules)
+
+
+@pytest.fixture(scope="module")
+def bound(folder, tmp_path_factory):
+    """A base with modules beside it that tell which weights they were trained with. Tests must not change it."""
+    path = shutil.copytree(folder, tmp_path_factory.mktemp("bound") / "base")
+    describe_smasher(path / "hamburger", base_fingerprint=load(path).fingerprint)
+    return path
+
+
+def fine_tuned(folder, target):
+    """Writes the same base with its last layer a little otherwise; returns its folder."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("hamburger"))
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    write_tensors(target, tensors | {name: tensors[name] * np.float32(1.01)})
+    return target
+
+
+REFUSED = (
+    r"the modules in .*hamburger were trained with a base whose weights have fingerprint [0-9a-f]{16}…; "
+    r"those of .*other have [0-9a-f]{16}…: give the base that they were trained with, or modules of this one"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dtype": jnp.bfloat16}, {"dtype": jnp.float16}, {"weights": "int8"}, {"mesh": "fsdp=2,tp=2"}],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_modules_go_with_the_weights_alone_that_they_were_trained_with(bound, tmp_path, options):
+    assert load(bound, modules="auto", **options).modules is not None
+    other = fine_tuned(bound, tmp_path / "other")
+    with pytest.raises(ValueError, match=REFUSED):
+        load(other, modules=bound / "hamburger", **options)
+
+
+def test_weights_that_float16_cannot_hold_are_told_by_the_checkpoint(bound, tmp_path):
+    small = shutil.copytree(bound, tmp_path / "small")
+    tensors = load_file(bound / "model.safetensors")
+    write_tensors(small, {name: tensor * np.float32(1e-6) for name, tensor in tensors.items()})
+    told = load(small).fingerprint
+    assert load(small, dtype=jnp.float16).fingerprint != told
+    describe_smasher(small / "hamburger", base_fingerprint=told)
+    model = load(small, modules="auto", dtype=jnp.float16)
+    assert model.fingerprint == told
+    assert grafted(dataclasses.replace(model, modules=None), model.modules).modules is not None
+
+
+def test_modules_with_a_base_of_their_own_go_with_that_one(bound, tmp_path):
+    other = fine_tuned(bound, tmp_path / "other")
+    for file in (bound / "hamburger").iterdir():
+        shutil.copy(file, other)
+    with pytest.raises(ValueError, match="were trained with a base whose weights have fingerprint"):
+        load(bound, modules=other)
+    describe_smasher(other, base_fingerprint=load(other).fingerprint)
+    assert load(bound, modules=other).fingerprint == load(other).fingerprint != load(bound).fingerprint
+
+
+def test_modules_are_not_grafted_on_other_weights_in_memory(bound, tmp_path):
+    model, other = load(bound, modules="auto"), load(fine_tuned(bound, tmp_path / "other"))
+    bare = dataclasses.replace(model, modules=None)
+    for copy in (bare, quantised(bare), dataclasses.replace(bare, fingerprint=None)):
+        assert grafted(copy, model.modules).modules is model.modules
+    # A fingerprint that is no longer that of the weights in memory does not count.
+    replaced = dataclasses.replace(bare, params=other.params)
+    for copy in (other, quantised(other), replaced, quantised(replaced)):
+        with pytest.raises(ValueError, match="the modules in memory were trained with a base whose weights"):
+            grafted(copy, model.modules)
+    untold = dataclasses.replace(quantised(bare), fingerprint=None)
+    with pytest.raises(ValueError, match=r"does not tell what its int8 ones were made from: load it, or make it by"):
+        grafted(untold, model.modules)

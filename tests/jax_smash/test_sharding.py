@@ -11,6 +11,7 @@ from qwix import QArray
 
 import jax_smash
 from jax_smash import SamplingOptions, generate
+from jax_smash.cache import Block
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.state import Rows
@@ -34,6 +35,7 @@ from jax_smash.sharding import (
     place,
 )
 from tests.model_directory import write_model
+from tests.smashers import base_of
 from tests.tiny import tiny_config, tiny_model
 
 WARM = SamplingOptions(temperature=1.0, top_k=50, top_p=0.95, repetition_penalty=1.1)
@@ -368,3 +370,23 @@ def test_int8_weights_give_a_single_devices_tokens():
     divided = quantised(on("fsdp=2,tp=2"))
     assert specs(divided.params) == specs(on("fsdp=2,tp=2", model).params)
     assert told(generate(divided, PROMPTS[:2], **options)) == told(expected)
+
+
+@pytest.mark.parametrize("weights", ["plain", "int8"])
+@pytest.mark.parametrize("name", ["olmo2", "granite-smollm3"])
+def test_a_model_with_other_norms_and_scales_says_the_same_over_devices(name, weights):
+    graphdef, params = nnx.split(base_of(name))
+    params = quantise_params(params) if weights == "int8" else params
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 255, (2, 9)), jnp.int32)
+
+    def logits(params):
+        model = nnx.merge(graphdef, params)
+        position = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32)[None], tokens.shape)
+        block = Block.causal(jnp.ones(tokens.shape, bool))
+        return model.unembed(model.forward(model.embed(tokens), position, model.init_cache(2, 16, 9), block).hidden)
+
+    whole = jax.jit(logits)(params)
+    mesh = make_mesh("fsdp=2,tp=2")
+    with on_mesh(mesh):
+        divided = jax.jit(logits)(place(params, mesh))
+    np.testing.assert_allclose(divided, whole, rtol=0, atol=1e-4 * float(np.abs(whole).max()))

@@ -92,9 +92,21 @@ def test_the_seed_alone_decides_the_order(packed):
     assert not equal(take(batches_of(packed), 10), take(batches_of(packed, seed=4), 10))
 
 
-def test_hosts_read_different_rows(packed):
-    one, two = (take(batches_of(packed, host=host, hosts=2), 4) for host in (0, 1))
-    assert not equal(one, two)
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_hosts_divide_the_documents_of_one_order_among_them(packed, monkeypatch, hosts):
+    # Rows that are filled one after the other keep the order in which documents are drawn.
+    monkeypatch.setattr("train.data.BINS", 1)
+
+    def drawn(batches, **options):
+        found = take(batches_of(packed, length=64, **options), batches)
+        return [(*tokens, targets[-1]) for batch in found for tokens, targets, _ in segments_of(batch)]
+
+    alone = drawn(40)
+    assert len(set(alone)) > 60
+    for host in range(hosts):
+        mine = drawn(8, host=host, hosts=hosts)
+        assert len(mine) > 60
+        assert mine == alone[host::hosts][: len(mine)]
 
 
 def test_an_answers_targets_weigh_what_they_are_told_to(tmp_path):

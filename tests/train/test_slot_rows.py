@@ -199,10 +199,26 @@ def test_batches_go_on_where_they_stood_and_count_on(many, done):
     assert whole.tokens == resumed.tokens > read
 
 
-def test_the_seed_decides_the_order_and_hosts_read_different_rows(many):
+def test_the_seed_alone_decides_the_order(many):
     assert equal(take(rows_of(many[1]), 5), take(rows_of(many[1]), 5))
     assert not equal(take(rows_of(many[1]), 5), take(rows_of(many[1], seed=2), 5))
-    assert not equal(take(rows_of(many[1], host=0, hosts=2), 5), take(rows_of(many[1], host=1, hosts=2), 5))
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_hosts_divide_the_documents_of_one_order_among_them(many, monkeypatch, hosts):
+    # Rows that are filled one after the other keep the order in which documents are drawn.
+    monkeypatch.setattr("train.data.BINS", 1)
+
+    def drawn(batches, **options):
+        room = Room(slots=40, further=40, tokens=100)
+        return [json.dumps(groups) for groups in groups_of(take(rows_of(many[1], room=room, **options), batches))]
+
+    alone = drawn(50)
+    assert len(set(alone)) == len(many[0])
+    for host in range(hosts):
+        mine = drawn(10, host=host, hosts=hosts)
+        assert len(mine) > 2 * len(many[0])
+        assert mine == alone[host::hosts][: len(mine)]
 
 
 def test_held_out_rows_come_once(many):

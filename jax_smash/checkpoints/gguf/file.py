@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,12 @@ class GgufFile:
       tensors: the `gguf.ReaderTensor` of each tensor, by name, of all parts.
     """
 
-    def __init__(self, path: Path):
-        """Reads the headers.
+    def __init__(self, paths: Sequence[Path]):
+        """Reads the headers of a file, or of all parts of a split one in order.
 
         Raises:
-          FileNotFoundError: a part of a split model is missing.
           ValueError: a file is damaged, cut off, or of a kind that is not supported.
         """
-        paths = _parts(path)
         self.path = paths[0]
         readers = [_read(part) for part in paths]
         self._fields = readers[0].fields
@@ -91,13 +90,13 @@ def open_gguf(path: Path) -> GgufFile:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    status = path.stat()
-    return _open(path.resolve(), status.st_mtime_ns, status.st_size)
+    return _open(tuple((part, (status := part.stat()).st_mtime_ns, status.st_size) for part in _parts(path.resolve())))
 
 
 @functools.lru_cache(maxsize=2)  # A model and the one that drafts for it.
-def _open(path: Path, modified_ns: int, size: int) -> GgufFile:
-    return GgufFile(path)
+def _open(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
+    """Opens files, each with when it was changed and its size."""
+    return GgufFile([path for path, _, _ in parts])
 
 
 def _first(path: Path) -> Path:
@@ -111,7 +110,8 @@ def _parts(path: Path) -> list[Path]:
     if match is None:
         return [path]
     count = int(match["count"])
-    paths = [path.with_name(f"{match['stem']}-{i + 1:05}-of-{count:05}{SUFFIX}") for i in range(count)]
+    stem = match["stem"]
+    paths = [path.with_name(f"{stem}-{i + 1:05}-of-{count:05}{SUFFIX}") for i in range(count)]
     missing = [part.name for part in paths if not part.is_file()]
     if missing:
         raise FileNotFoundError(f"{path.parent} has {count - len(missing)} of {count} parts; missing: {missing[0]}")
@@ -125,7 +125,7 @@ def _read(path: Path) -> Any:
     try:
         return gguf.GGUFReader(path)
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, ArithmeticError) as error:
-        if match := re.search(r"(\d+) is not a valid GGMLQuantizationType", str(error)):
+        if match := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
             raise ValueError(f"{path} has a tensor of type {match[1]}, which the gguf package does not know") from error
         raise ValueError(
             f"{path} is damaged or cut off: its {os.path.getsize(path):,} bytes are no GGUF model"

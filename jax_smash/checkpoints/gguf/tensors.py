@@ -15,7 +15,7 @@ from jax_smash.checkpoints.gguf.config import ROPE_TENSORS, architecture_of
 from jax_smash.checkpoints.gguf.file import GgufFile
 from jax_smash.checkpoints.shards import cast_into, pieces
 from jax_smash.config import ModelConfig
-from jax_smash.models.families import tensor_map
+from jax_smash.models.families import tensor_map, tensor_shapes
 
 
 class GgufTensors:
@@ -36,7 +36,7 @@ class GgufTensors:
         self.path = file.path
         self._file, self._config = file, config
         self._architecture = architecture_of(file)
-        expected = {part.name: part.shape for parts in tensor_map(config).values() for part in parts}
+        expected = tensor_shapes(tensor_map(config))
         self._names = _gguf_names(file, config, expected)
         found = {
             name: tuple(int(size) for size in reversed(tensor.shape))
@@ -65,12 +65,12 @@ class GgufTensors:
             decoded = decoded - np.float32(self._architecture.norm_offset)
         return decoded
 
-    def read_into(self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor) -> None:
-        """Writes a tensor into a view, cast to a dtype; see `Shards.read_into`."""
-        rows = self.shapes[name][0] // view.shape[0]
+    def read_into(self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor, *, start: int, rows: int) -> None:
+        """Writes rows of a tensor into a view, cast to a dtype; see `Shards.read_into`."""
+        each = rows // view.shape[0]
 
         def move(piece: slice) -> None:
-            weights = self.read(name, piece.start * rows, piece.stop * rows)
+            weights = self.read(name, start + piece.start * each, start + piece.stop * each)
             cast_into(view[piece], weights, dtype, f"{self._names[name]} in {self.path}")
 
         list(pool.map(move, pieces(view)))

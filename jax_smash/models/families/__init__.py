@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_smash.config import ModelConfig
-from jax_smash.models.families.family import Family, in_use
-from jax_smash.models.families.gemma import GEMMA2, GEMMA3, GEMMA3_MULTIMODAL, text_fields
+from jax_smash.models.families.family import Family, in_use, with_stretched_context
+from jax_smash.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_MULTIMODAL, text_fields
+from jax_smash.models.families.granite import GRANITE
 from jax_smash.models.families.llama import LLAMA
 from jax_smash.models.families.mistral import MISTRAL
+from jax_smash.models.families.olmo import OLMO2, OLMO3
+from jax_smash.models.families.phi import PHI3
 from jax_smash.models.families.qwen import QWEN2, QWEN3
-from jax_smash.models.families.tensors import ParamPath, Part, TensorMap
+from jax_smash.models.families.smollm import SMOLLM3
+from jax_smash.models.families.tensors import ParamPath, Part, TensorMap, tensor_shapes
 from jax_smash.models.families.tensors import tensor_map as _tensor_map
 
 FAMILIES: dict[str, Family] = {
@@ -21,6 +25,12 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         MISTRAL,
+        SMOLLM3,
+        PHI3,
+        OLMO2,
+        OLMO3,
+        GRANITE,
+        GEMMA,
         GEMMA2,
         GEMMA3,
         GEMMA3_MULTIMODAL,
@@ -28,7 +38,18 @@ FAMILIES: dict[str, Family] = {
 }
 """Every supported family, by the `model_type` of its `config.json`."""
 
-__all__ = ["FAMILIES", "Family", "ParamPath", "Part", "TensorMap", "family_of", "from_hf", "tensor_map", "to_hf"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "ParamPath",
+    "Part",
+    "TensorMap",
+    "family_of",
+    "from_hf",
+    "tensor_map",
+    "tensor_shapes",
+    "to_hf",
+]
 
 
 def family_of(model_type: Any) -> Family:
@@ -58,7 +79,7 @@ def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     for packed in ("quantization_config", "compression_config"):
         if raw.get(packed) is not None:
             raise ValueError(f"{packed} is not supported: the checkpoint must hold plain bf16, f16 or f32 weights")
-    return family.read(raw)
+    return with_stretched_context(family.read(raw))
 
 
 def to_hf(config: ModelConfig, original: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -91,4 +112,5 @@ def to_hf(config: ModelConfig, original: Mapping[str, Any] | None = None) -> dic
 
 def tensor_map(config: ModelConfig) -> TensorMap:
     """Returns the checkpoint tensors that each parameter of a model is made of."""
-    return _tensor_map(config, family_of(config.family).norms)
+    family = family_of(config.family)
+    return _tensor_map(config, family.norms, fused=family.fused)

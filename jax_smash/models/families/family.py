@@ -5,10 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax_smash.config import AttentionKind, ModelConfig, RopeConfig
-from jax_smash.models.families.fields import ACTIVATIONS, Fields
-
-LAYER_KINDS: dict[str, AttentionKind] = {"full_attention": "full", "sliding_attention": "sliding"}
-"""Hugging Face names of the attention kinds."""
+from jax_smash.models.families.fields import ACTIVATIONS, LAYER_KINDS, Fields
 
 PRE_NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 """The norms of a layer with a norm before attention and before the MLP: ours, and the checkpoint's name."""
@@ -29,6 +26,7 @@ class Family:
       read: makes a configuration of the content of `config.json`.
       write: makes the fields of a `config.json` that say what a configuration says; others are added by `to_hf`.
       norms: the checkpoint's name of each norm of a layer, by ours.
+      fused: the checkpoint has one tensor for queries, keys and values, and one for both inner matrices of the MLP.
       rename: takes a tensor's name in the checkpoint to its name in a checkpoint of the language model alone; None
         for a tensor of another part, such as a vision tower.
     """
@@ -39,6 +37,7 @@ class Family:
     write: Callable[[ModelConfig], dict[str, Any]]
     norms: Mapping[str, str] = dataclasses.field(default_factory=lambda: PRE_NORMS)
     rename: Callable[[str], str | None] = same_name
+    fused: bool = False
 
 
 def layer_kinds_from_hf(fields: Fields, default: Callable[[int], AttentionKind]) -> tuple[AttentionKind, ...]:
@@ -78,7 +77,7 @@ def common_to_hf(config: ModelConfig, activation: str = "hidden_act") -> dict[st
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_width,
         "intermediate_size": config.mlp_width,
-        "max_position_embeddings": config.max_positions,
+        "max_position_embeddings": _trained_positions(config),
         activation: next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
         "rms_norm_eps": config.norm_epsilon,
         "tie_word_embeddings": config.tied_head,
@@ -91,8 +90,30 @@ def common_to_hf(config: ModelConfig, activation: str = "hidden_act") -> dict[st
 def in_use(config: ModelConfig) -> ModelConfig:
     """Returns the configuration with what no layer uses set to its default, so that equal models compare equal."""
     changes: dict[str, Any] = {}
+    rotated = {kind for kind, rotated in zip(config.layer_kinds, config.rotated, strict=True) if rotated}
     if "sliding" not in config.layer_kinds:
-        changes |= {"window": 0, "rope_sliding": RopeConfig()}
-    if "full" not in config.layer_kinds:
+        changes |= {"window": 0}
+    if "sliding" not in rotated:
+        changes |= {"rope_sliding": RopeConfig()}
+    if "full" not in rotated:
         changes |= {"rope": RopeConfig()}
+    if config.unrotated_layers:
+        changes |= {"unrotated_layers": tuple(i for i, on in enumerate(config.rotated) if not on)}
     return dataclasses.replace(config, **changes)
+
+
+def with_stretched_context(config: ModelConfig) -> ModelConfig:
+    """Returns a configuration whose context is as long as its `dynamic` rotary embedding makes it.
+
+    `max_position_embeddings` of such a model is the context before it is stretched by the factor.
+    """
+    used = in_use(config)
+    stretched = [int(r.original_positions * r.factor) for r in (used.rope, used.rope_sliding) if r.scaling == "dynamic"]
+    return dataclasses.replace(config, max_positions=max(stretched)) if stretched else config
+
+
+def _trained_positions(config: ModelConfig) -> int:
+    """Returns the context before a `dynamic` rotary embedding stretches it."""
+    used = in_use(config)
+    dynamic = [r.original_positions for r in (used.rope, used.rope_sliding) if r.scaling == "dynamic"]
+    return dynamic[0] if dynamic else config.max_positions

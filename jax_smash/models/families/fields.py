@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jax_smash.config import Activation
+from jax_smash.config import Activation, AttentionKind
+
+LAYER_KINDS: dict[str, AttentionKind] = {"full_attention": "full", "sliding_attention": "sliding"}
+"""Hugging Face names of the attention kinds."""
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

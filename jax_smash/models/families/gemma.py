@@ -1,12 +1,12 @@
-"""Gemma 2 and Gemma 3 (the text model). Source: Gemma Team 2024, 2025."""
+"""Gemma 1, Gemma 2 and Gemma 3 (the text model). Source: Gemma Team 2024, 2024, 2025."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jax_smash.config import AttentionKind, ModelConfig, RopeConfig
-from jax_smash.models.families.family import LAYER_KINDS, Family, common_to_hf, layer_kinds_from_hf, layer_kinds_to_hf
+from jax_smash.config import ModelConfig
+from jax_smash.models.families.family import Family, common_to_hf, layer_kinds_from_hf, layer_kinds_to_hf
 from jax_smash.models.families.fields import Fields, common_from_hf
-from jax_smash.models.families.rope_fields import rope_from_hf, rope_of_parameters, rope_to_hf
+from jax_smash.models.families.rope_fields import rope_by_kind, rope_from_hf, rope_to_hf
 
 NORMS = {
     "attention_norm": "input_layernorm",
@@ -31,11 +31,15 @@ DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+DEFAULTS_1 = DEFAULTS | {"num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh"}
 DEFAULTS_2 = DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 DEFAULTS_3 = DEFAULTS | {"vocab_size": 262_208, "max_position_embeddings": 131_072}
 
 FULL_BASE, SLIDING_BASE = 1e6, 1e4
 """Rope bases of Gemma 3 where the configuration names none."""
+
+GELU = {None: "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh"}
+"""What Gemma 1 means by an activation."""
 
 _TEXT_PREFIXES = {
     "language_model.model.": "model.",
@@ -43,6 +47,25 @@ _TEXT_PREFIXES = {
     "model.language_model.": "model.",
 }
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def read_gemma(raw: Mapping[str, Any]) -> ModelConfig:
+    """Returns the configuration of a Gemma 1 model. Its `gelu` means the approximation by tanh, as in transformers."""
+    fields = Fields({**raw, "hidden_act": GELU.get(raw.get("hidden_act"), raw.get("hidden_act"))}, "gemma", DEFAULTS_1)
+    fields.refuse("use_bidirectional_attention", False)
+    fields.refuse("hidden_activation", *GELU.values(), *GELU)
+    kinds = layer_kinds_from_hf(fields, lambda layer: "full")
+    if "sliding" in kinds:
+        raise ValueError("layer type 'sliding_attention' is not supported for gemma")
+    return ModelConfig(
+        **common_from_hf(fields),
+        norm_offset=True,
+        layer_kinds=kinds,
+        rope=rope_from_hf(fields),
+        qkv_bias=fields.flag("attention_bias"),
+        output_bias=fields.flag("attention_bias"),
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+    )
 
 
 def _common(fields: Fields) -> dict[str, Any]:
@@ -80,7 +103,11 @@ def read_gemma3(raw: Mapping[str, Any]) -> ModelConfig:
     fields.refuse("attn_logit_softcapping")
     pattern = fields.get("sliding_window_pattern") or 6
     kinds = layer_kinds_from_hf(fields, lambda layer: "sliding" if (layer + 1) % pattern else "full")
-    rope = _gemma3_rope(fields)
+    rope = rope_by_kind(
+        fields,
+        full_base=fields.number("rope_theta") or FULL_BASE,
+        sliding_base=fields.number("rope_local_base_freq") or SLIDING_BASE,
+    )
     return ModelConfig(
         **_common(fields),
         layer_kinds=kinds,
@@ -89,22 +116,6 @@ def read_gemma3(raw: Mapping[str, Any]) -> ModelConfig:
         rope_sliding=rope["sliding"],
         qk_norm=True,
     )
-
-
-def _gemma3_rope(fields: Fields) -> dict[AttentionKind, RopeConfig]:
-    """Returns the rotary embedding of each attention kind; the older fields scale full layers only."""
-    parameters = fields.get("rope_parameters") or {}
-    unknown = sorted(set(parameters) - set(LAYER_KINDS))
-    if unknown:
-        raise ValueError(
-            f"rope_parameters of gemma3_text must be given for {' and '.join(LAYER_KINDS)}; got {unknown[0]}"
-        )
-    full = {**(parameters.get("full_attention") or {}), **(fields.get("rope_scaling") or {})}
-    sliding = parameters.get("sliding_attention") or {}
-    return {
-        "full": rope_of_parameters(full, fields, base=fields.number("rope_theta") or FULL_BASE),
-        "sliding": rope_of_parameters(sliding, fields, base=fields.number("rope_local_base_freq") or SLIDING_BASE),
-    }
 
 
 def read_gemma3_multimodal(raw: Mapping[str, Any]) -> ModelConfig:
@@ -146,6 +157,15 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def write_gemma(config: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of a Gemma 1 configuration."""
+    return {
+        **common_to_hf(config),
+        "attention_bias": config.qkv_bias,
+        "rope_parameters": rope_to_hf(config.rope),
+    }
+
+
 def write_gemma2(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields of a Gemma 2 configuration."""
     return _write(config) | {
@@ -164,6 +184,7 @@ def write_gemma3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+GEMMA = Family("gemma", "GemmaForCausalLM", read_gemma, write_gemma)
 GEMMA2 = Family("gemma2", "Gemma2ForCausalLM", read_gemma2, write_gemma2, NORMS)
 GEMMA3 = Family("gemma3_text", "Gemma3ForCausalLM", read_gemma3, write_gemma3, NORMS, text_tensor)
 GEMMA3_MULTIMODAL = Family(

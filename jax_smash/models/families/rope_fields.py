@@ -4,10 +4,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jax_smash.config import RopeConfig
-from jax_smash.models.families.fields import Fields, as_number
+from jax_smash.config import AttentionKind, RopeConfig
+from jax_smash.models.families.fields import LAYER_KINDS, Fields, as_number
 
-SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+SCALINGS = {
+    "default": "none",
+    "linear": "linear",
+    "llama3": "llama3",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "dynamic": "dynamic",
+}
 """Hugging Face rope types and ours."""
 
 _KNOWN = {
@@ -26,17 +33,51 @@ _KNOWN = {
     "truncate",
     "partial_rotary_factor",
     "finetuned",
+    "short_factor",
+    "long_factor",
 }
 
 
 def rope_from_hf(fields: Fields) -> RopeConfig:
-    """Returns the rotary embedding of a family that has one for all layers.
+    """Returns the rotary embedding of a family that has one for all layers, and rotates whole heads.
 
     `rope_scaling`, the older field, wins over `rope_parameters`, as it does in transformers.
     """
     fields.refuse("partial_rotary_factor", 1, 1.0)
     parameters = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    return rope_of_parameters(parameters, fields, base=as_number("rope_theta", fields.raw.get("rope_theta") or 1e4))
+    rope = rope_of_parameters(parameters, fields, base=as_number("rope_theta", fields.get("rope_theta") or 1e4))
+    if rope.partial != 1:
+        raise ValueError(f"partial_rotary_factor={rope.partial!r} is not supported for {fields.family}")
+    return rope
+
+
+def rope_by_kind(fields: Fields, *, full_base: float, sliding_base: float) -> dict[AttentionKind, RopeConfig]:
+    """Returns the rotary embedding of each attention kind; the older fields scale full layers only.
+
+    Args:
+      fields: of the configuration.
+      full_base, sliding_base: where the parameters of a kind name none.
+
+    Raises:
+      ValueError: parameters are given for all kinds at once, or are not supported.
+    """
+    parameters = fields.get("rope_parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise ValueError(f"rope parameters must be an object; got {parameters!r}")
+    unknown = sorted(set(parameters) - set(LAYER_KINDS))
+    if unknown:
+        raise ValueError(
+            f"rope_parameters of {fields.family} must be given for {' and '.join(LAYER_KINDS)}; got {unknown[0]}"
+        )
+    full = {**(parameters.get("full_attention") or {}), **(fields.get("rope_scaling") or {})}
+    ropes: dict[AttentionKind, RopeConfig] = {
+        "full": rope_of_parameters(full, fields, base=full_base),
+        "sliding": rope_of_parameters(parameters.get("sliding_attention") or {}, fields, base=sliding_base),
+    }
+    for rope in ropes.values():
+        if rope.partial != 1:
+            raise ValueError(f"partial_rotary_factor={rope.partial!r} is not supported for {fields.family}")
+    return ropes
 
 
 def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeConfig:
@@ -55,8 +96,6 @@ def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeC
     unknown = sorted(k for k, v in parameters.items() if k not in _KNOWN and v is not None)
     if unknown:
         raise ValueError(f"rope parameter {unknown[0]}={parameters[unknown[0]]!r} is not supported")
-    if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor={parameters['partial_rotary_factor']!r} is not supported")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in SCALINGS:
         raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(SCALINGS)}")
@@ -67,13 +106,19 @@ def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeC
             raise ValueError(f"rope type {kind} must have {name}; it is missing")
         return as_number(name, default if value is None else value)
 
-    base = number("rope_theta", base)
+    base, partial = number("rope_theta", base), number("partial_rotary_factor", 1.0)
     if kind == "default":
-        return RopeConfig(base=base)
+        return RopeConfig(base=base, partial=partial)
     if kind == "linear":
-        return RopeConfig(base=base, scaling="linear", factor=number("factor"))
+        return RopeConfig(base=base, scaling="linear", factor=number("factor"), partial=partial)
+    if kind == "dynamic":
+        context = fields.integer("max_position_embeddings")
+        factor = number("factor")
+        if factor < 1:
+            raise ValueError(f"factor of rope type dynamic must be at least 1; got {factor}")
+        return RopeConfig(base=base, scaling="dynamic", factor=factor, original_positions=context, partial=partial)
     # A few writers put the original length beside the rope parameters; there it wins.
-    original = fields.raw.get("original_max_position_embeddings")
+    original = fields.get("original_max_position_embeddings")
     if original is None:
         original = number("original_max_position_embeddings", float(fields.integer("max_position_embeddings")))
     if kind == "llama3":
@@ -84,8 +129,22 @@ def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeC
             original_positions=int(original),
             low=number("low_freq_factor"),
             high=number("high_freq_factor"),
+            partial=partial,
         )
     factor = number("factor", fields.integer("max_position_embeddings") / int(original))
+    if kind == "longrope":
+        return RopeConfig(
+            base=base,
+            scaling="longrope",
+            factor=factor,
+            original_positions=int(original),
+            attention_factor=_longrope_attention(factor, int(original))
+            if parameters.get("attention_factor") is None
+            else number("attention_factor"),
+            partial=partial,
+            short_factors=_numbers(parameters, "short_factor"),
+            long_factors=_numbers(parameters, "long_factor"),
+        )
     return RopeConfig(
         base=base,
         scaling="yarn",
@@ -95,6 +154,7 @@ def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeC
         high=number("beta_fast", 32.0),
         attention_factor=number("attention_factor", _yarn_attention(parameters, factor)),
         truncate=bool(parameters.get("truncate", True)),
+        partial=partial,
     )
 
 
@@ -113,9 +173,34 @@ def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
             "attention_factor": rope.attention_factor,
             "truncate": rope.truncate,
         }
-    if rope.original_positions:
+    if rope.partial != 1:
+        parameters["partial_rotary_factor"] = rope.partial
+    if rope.scaling == "longrope":
+        parameters |= {
+            "short_factor": list(rope.short_factors),
+            "long_factor": list(rope.long_factors),
+            "attention_factor": rope.attention_factor,
+        }
+    # That of `dynamic` is the context of the configuration.
+    if rope.original_positions and rope.scaling != "dynamic":
         parameters["original_max_position_embeddings"] = rope.original_positions
     return parameters
+
+
+def _numbers(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    values = parameters.get(name)
+    if not isinstance(values, list):
+        raise ValueError(f"rope type longrope must have {name}, a list of numbers; got {values!r}")
+    return tuple(as_number(name, value) for value in values)
+
+
+def _longrope_attention(factor: float, original: int) -> float:
+    """Returns the factor of cos and sin that LongRoPE's released models have."""
+    if factor <= 1:
+        return 1.0
+    if original < 2:
+        raise ValueError(f"rope type longrope must have attention_factor where the original context is {original}")
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _yarn_attention(parameters: Mapping[str, Any], factor: float) -> float:

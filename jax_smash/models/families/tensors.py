@@ -5,7 +5,8 @@ order: writing a tensor into its view loads it, reading the view saves it, so bo
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,29 +19,45 @@ ParamPath = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One checkpoint tensor and the part of a parameter that it is.
+    """One checkpoint tensor, or some rows of it, and the part of a parameter that they are.
+
+    Where a checkpoint has one tensor for several matrices, each matrix is a part of that name, one behind the other
+    along the tensor's first axis.
 
     Attributes:
       name: of the tensor.
-      shape: of the tensor.
-      view: takes the parameter to the elements that are this tensor's, in the tensor's order. The view's first axis
-        divides the tensor's first axis evenly.
+      shape: of the tensor, or of its rows that are this part.
+      view: takes the parameter to the elements that are this part's, in the tensor's order. The view's first axis
+        divides the part's first axis evenly.
+      start: the part's first row in the tensor.
     """
 
     name: str
     shape: tuple[int, ...]
     view: Callable[[np.ndarray], np.ndarray]
+    start: int = 0
 
 
 TensorMap = Mapping[ParamPath, tuple[Part, ...]]
 
 
-def tensor_map(config: ModelConfig, norms: Mapping[str, str]) -> TensorMap:
+def tensor_shapes(parts: TensorMap) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every checkpoint tensor, by name."""
+    rows: dict[str, int] = {}
+    rest: dict[str, tuple[int, ...]] = {}
+    for part in (part for of_one in parts.values() for part in of_one):
+        rows[part.name] = rows.get(part.name, 0) + part.shape[0]
+        rest[part.name] = part.shape[1:]
+    return {name: (rows[name], *rest[name]) for name in rows}
+
+
+def tensor_map(config: ModelConfig, norms: Mapping[str, str], *, fused: bool = False) -> TensorMap:
     """Returns the parts of every parameter of a model.
 
     Args:
       config: of the model.
       norms: the checkpoint's name of each norm of a layer, by ours.
+      fused: the checkpoint has one tensor for queries, keys and values, and one for both inner matrices of the MLP.
     """
     parts: dict[ParamPath, tuple[Part, ...]] = {}
     vocabulary = (config.vocab_size, config.d_model)
@@ -49,9 +66,9 @@ def tensor_map(config: ModelConfig, norms: Mapping[str, str]) -> TensorMap:
         prefix = f"model.layers.{i}"
         for ours, theirs in norms.items():
             parts["layers", i, ours, "scale"] = (Part(f"{prefix}.{theirs}.weight", (config.d_model,), _whole),)
-        for name, layer_parts in _attention(config, f"{prefix}.self_attn").items():
+        for name, layer_parts in _attention(config, f"{prefix}.self_attn", fused).items():
             parts["layers", i, "attention", *name] = layer_parts
-        for name, layer_parts in _mlp(config, f"{prefix}.mlp").items():
+        for name, layer_parts in _mlp(config, f"{prefix}.mlp", fused).items():
             parts["layers", i, "mlp", *name] = layer_parts
     parts["final_norm", "scale"] = (Part("model.norm.weight", (config.d_model,), _whole),)
     if not config.tied_head:
@@ -59,15 +76,18 @@ def tensor_map(config: ModelConfig, norms: Mapping[str, str]) -> TensorMap:
     return parts
 
 
-def _attention(config: ModelConfig, prefix: str) -> dict[ParamPath, tuple[Part, ...]]:
+def _attention(config: ModelConfig, prefix: str, fused: bool) -> dict[ParamPath, tuple[Part, ...]]:
     d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
     widths = {"q_proj": n * h, "k_proj": k * h, "v_proj": k * h}
     # Along the head axis of a KV head: its query heads, its key head, its value head.
     heads = {"q_proj": slice(None, -2), "k_proj": slice(-2, -1), "v_proj": slice(-1, None)}
     parts: dict[ParamPath, tuple[Part, ...]] = {
-        ("w_qkv",): tuple(
-            Part(f"{prefix}.{name}.weight", (width, d), _then(_heads_first, heads[name]))
-            for name, width in widths.items()
+        ("w_qkv",): _one_behind_the_other(
+            [
+                Part(f"{prefix}.{name}.weight", (width, d), _then(_heads_first, heads[name]))
+                for name, width in widths.items()
+            ],
+            f"{prefix}.qkv_proj.weight" if fused else None,
         ),
         ("w_o",): (Part(f"{prefix}.o_proj.weight", (d, n * h), _model_first),),
     }
@@ -80,15 +100,19 @@ def _attention(config: ModelConfig, prefix: str) -> dict[ParamPath, tuple[Part, 
     if config.qk_norm:
         for norm in ("q_norm", "k_norm"):
             parts[norm, "scale"] = (Part(f"{prefix}.{norm}.weight", (h,), _whole),)
+    if config.joint_qk_norm:
+        for norm, count in (("q_norm", n), ("k_norm", k)):
+            parts[norm, "scale"] = (Part(f"{prefix}.{norm}.weight", (count * h,), _whole),)
     return parts
 
 
-def _mlp(config: ModelConfig, prefix: str) -> dict[ParamPath, tuple[Part, ...]]:
+def _mlp(config: ModelConfig, prefix: str, fused: bool) -> dict[ParamPath, tuple[Part, ...]]:
     d, f = config.d_model, config.mlp_width
     inner = ("gate_proj", "up_proj")
     parts: dict[ParamPath, tuple[Part, ...]] = {
-        ("w_gate_up",): tuple(
-            Part(f"{prefix}.{name}.weight", (f, d), _then(_hidden_first, i)) for i, name in enumerate(inner)
+        ("w_gate_up",): _one_behind_the_other(
+            [Part(f"{prefix}.{name}.weight", (f, d), _then(_hidden_first, i)) for i, name in enumerate(inner)],
+            f"{prefix}.gate_up_proj.weight" if fused else None,
         ),
         ("w_down",): (Part(f"{prefix}.down_proj.weight", (d, f), np.transpose),),
     }
@@ -98,6 +122,14 @@ def _mlp(config: ModelConfig, prefix: str) -> dict[ParamPath, tuple[Part, ...]]:
         )
         parts["b_down",] = (Part(f"{prefix}.down_proj.bias", (d,), _whole),)
     return parts
+
+
+def _one_behind_the_other(parts: Sequence[Part], name: str | None) -> tuple[Part, ...]:
+    """Returns parts as those of one tensor; as they are where there is none."""
+    if name is None:
+        return tuple(parts)
+    starts = itertools.accumulate((part.shape[0] for part in parts[:-1]), initial=0)
+    return tuple(dataclasses.replace(p, name=name, start=start) for p, start in zip(parts, starts, strict=True))
 
 
 def _whole(parameter: np.ndarray) -> np.ndarray:

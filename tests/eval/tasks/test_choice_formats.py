@@ -92,9 +92,20 @@ def test_a_mark_right_behind_the_gap_gets_no_space():
 
 def test_hellaswag():
     choice = read("hellaswag", **HELLASWAG)
+    # As lm-evaluation-harness has it: an ending whose mark stood first keeps the space behind the mark.
     assert choice.contexts[0] == "Roof shingle removal: A man is sitting on a roof. He"
-    assert choice.continuations == (" is using wrap.", " starts pulling up roofing.")
+    assert choice.continuations == (" is using wrap.", "  starts pulling up roofing.")
     assert choice.right == 1
+
+
+def test_a_hellaswag_context_is_written_as_lm_evaluation_harness_writes_it():
+    fields = HELLASWAG | {
+        "activity_label": "How to paint",
+        "ctx_a": "[header] A wall [title] Clean  it.",
+        "ctx_b": "then I",
+    }
+    assert read("hellaswag", **fields).contexts[0] == "How to paint: A wall. Clean it. Then i"
+    assert read("hellaswag", **fields | {"ctx_b": ""}).contexts[0] == "How to paint: A wall. Clean it."
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,12 @@ def test_shuffled_answers_fall_to_chance(engine, choices):
     assert acc.score < 0.6
 
 
-def test_the_norm_is_by_bytes_of_the_choice(engine):
+def test_the_norm_is_by_characters_of_the_choice(engine):
     short, long = " a", " ü" + "a" * 30
     choice = Choice("0", ("The",) * 2, (short, long), 0)
     acc, norm = ChoiceSet(task="t", choices=(choice,)).measure(engine)
     assert norm.metric == "acc_norm"
-    lengths = [1, 32]
+    lengths = [1, 31]
     assert norm.examples[0]["values"] == pytest.approx(
         [value / length for value, length in zip(acc.examples[0]["values"], lengths, strict=True)]
     )
@@ -91,8 +91,8 @@ def test_a_context_that_does_not_fit_is_cut_and_counted():
     choices = tuple(Choice(c, (c,) * 2, (" dog", " mat"), 0) for c in (cut, whole))
     acc, _ = ChoiceSet(task="t", choices=choices).measure(engine)
     assert acc.more["truncated"] == 1
-    kept = cut[-(23 - 4) :]
-    expected = token_log_probs(f"{kept} dog".encode())[-4:].sum()
+    kept = cut[-(24 - 4) :]
+    expected = token_log_probs(f"{kept} dog".encode(), opened=False)[-4:].sum()
     assert acc.examples[0]["values"][0] == pytest.approx(expected, abs=1e-3)
 
 

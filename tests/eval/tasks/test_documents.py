@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -5,7 +6,9 @@ import pytest
 
 from eval.engine import Engine
 from eval.tasks.documents import Document, DocumentSet, document_set, windows
-from tests.eval.reference import BEGINNING, small, token_log_probs
+from jax_smash.checkpoints.tokenizer import load_tokenizer
+from jax_smash.loading import ASSETS
+from tests.eval.reference import OPENING, small, token_log_probs
 
 TEXTS = ("The cat sat on the mat.", "Über die Brücke.", "ab" * 30)
 
@@ -38,29 +41,53 @@ def test_the_interval_holds_the_perplexity(outcome):
 
 def test_a_document_longer_than_the_context_is_read_in_windows_that_score_each_token_once():
     engine = Engine(small(), context=16)
-    tokens = engine.encode("".join(chr(97 + i % 26) for i in range(40)))
+    tokens = engine.encode_whole("".join(chr(97 + i % 26) for i in range(40)))
     found = list(windows(engine, tokens, stride=7))
     assert [len(piece) for piece, _ in found] == [16, 16, 16, 16, 16]
     assert [new for _, new in found] == [15, 7, 7, 7, 4]
-    assert all(piece[0] == BEGINNING for piece, _ in found)
+    # The tokenizer puts nothing before a text, so that only the text's first token needs something to stand behind.
+    assert [piece[0] == OPENING for piece, _ in found] == [True, False, False, False, False]
     scored = [token for piece, new in found for token in piece[-new:]]
     assert scored == tokens[1:]
 
 
-def test_windows_give_the_nats_of_their_own_contexts():
-    text = "The cat sat on the mat and slept."
+def test_windows_of_a_tokenizer_with_a_beginning_all_have_it():
+    engine = Engine(dataclasses.replace(small(), tokenizer=load_tokenizer(ASSETS / "tiny")), context=8)
+    tokens = engine.encode_whole("The cat sat on the mat and slept. The dog ran to the river.")
+    found = list(windows(engine, tokens, stride=7))
+    assert all(piece[: len(engine.beginning)] == engine.beginning != [] for piece, _ in found)
+    assert [token for piece, new in found for token in piece[-new:]] == tokens[len(engine.beginning) :]
+
+
+@pytest.mark.parametrize(("stride", "used"), [(None, 8), (5, 5), (15, 15), (16, 15), (999, 15)])
+def test_windows_give_the_nats_of_their_own_contexts(stride, used):
+    text = "The cat sat on the mat and slept under the bed."
     engine = Engine(small(), context=16)
     documents = (Document(name="0", text=text),)
-    (found,) = DocumentSet(task="perplexity", documents=documents).measure(engine)
-    assert found.settings["stride"] == 7
+    (found,) = DocumentSet(task="perplexity", documents=documents, stride=stride).measure(engine)
+    assert found.settings == {"context": 16, "stride": used}
     assert found.more["documents_in_windows"] == 1
     assert found.interval is None
     expected, end, data = token_log_probs(text[:15].encode()).sum(), 15, text.encode()
     while end < len(data):
-        new = min(7, len(data) - end)
+        new = min(used, len(data) - end)
         end += new
-        expected += token_log_probs(data[end - 15 : end])[-new:].sum()
+        expected += token_log_probs(data[end - 16 : end], opened=False)[-new:].sum()
     assert found.examples[0]["nats"] == pytest.approx(-expected, rel=1e-4)
+
+
+def test_words_and_bytes_are_those_of_the_original_text():
+    documents = tuple(Document(name=t, text=t, original=t.replace(".", " @.@  .")) for t in TEXTS[:2])
+    by_token, by_word = DocumentSet(task="t", documents=documents).measure(Engine(small()))
+    nats = -sum(token_log_probs(text.encode()).sum() for text in TEXTS[:2])
+    assert by_token.score == pytest.approx(math.exp(nats / sum(len(t.encode()) for t in TEXTS[:2])), rel=1e-4)
+    # Each of the two full stops became " @.@  .": two words, seven bytes.
+    assert (by_word.metric, by_word.more["words"]) == ("word_perplexity", 6 + 3 + 2 * 2)
+    assert by_word.score == pytest.approx(math.exp(nats / 13), rel=1e-4)
+    assert by_word.interval.low < by_word.score < by_word.interval.high
+    assert by_token.more["bytes"] == sum(len(t.encode()) for t in TEXTS[:2]) + 2 * 6
+    shifted = [e | {"nats": e["nats"] + 0.5 * e["words"]} for e in by_word.examples]
+    assert by_word.compare(shifted, by_word.examples).value == pytest.approx(0.5)
 
 
 def test_documents_come_from_lines_or_from_text_files(tmp_path):

@@ -48,11 +48,11 @@ def test_numbers_are_compared_by_value(tmp_path):
     assert not question.is_correct("")
 
 
-def test_solved_problems_stand_before_the_question_without_calculator_marks(tmp_path):
+def test_solved_problems_stand_before_the_question_as_they_are(tmp_path):
     write(tmp_path / "train.jsonl", PROBLEMS)
     found = read(write(tmp_path / "test.jsonl", PROBLEMS[1:]), shots=1)
     assert len(found.questions) == 2
-    expected = "Question: Two and two?\nAnswer: It is 4.\n#### 4\n\nQuestion: A thousand and two?\nAnswer:"
+    expected = "Question: Two and two?\nAnswer: It is <<2+2=4>>4.\n#### 4\n\nQuestion: A thousand and two?\nAnswer:"
     assert found.questions[0].prompt == expected
     assert found.settings == {"shots": 1}
     assert read(tmp_path, shots=1).questions[0].prompt == expected

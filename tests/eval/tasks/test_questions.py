@@ -62,8 +62,8 @@ def test_a_prompt_that_does_not_fit_is_cut_and_counted(engine):
     (outcome,) = QuestionSet(task="t", questions=long, settings={}, max_new_tokens=6).measure(engine)
     assert outcome.n == 2
     assert outcome.more["truncated"] == 1
-    assert outcome.more["truncated_tokens"] == 400 - (64 - 6)
-    assert outcome.more["prompt_tokens"] == (64 - 6) + 4
+    assert outcome.more["truncated_tokens"] == 399 - (64 - 6)
+    assert outcome.more["prompt_tokens"] == (64 - 6) + 3
 
 
 def test_the_limit_leaves_room_for_the_longest_answer(engine):

@@ -277,9 +277,11 @@ def test_a_directory_without_or_with_a_damaged_configuration_is_named(llama):
 
 
 def test_a_name_that_is_no_model_is_said_to_be_none(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no model 'nowhere': it is neither a directory nor a hub id"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no model 'nowhere': it is neither a directory, a .gguf file nor a hub id"
+    ):
         resolve("nowhere")
-    with pytest.raises(FileNotFoundError, match=r"is neither a directory nor a hub id"):
+    with pytest.raises(FileNotFoundError, match=r"is neither a directory, a .gguf file nor a hub id"):
         resolve(tmp_path / "a" / "b")
     (tmp_path / "file.txt").touch()
     with pytest.raises(FileNotFoundError, match=r"file.txt is a file; a checkpoint is a directory"):

@@ -10,9 +10,18 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from jax_smash.checkpoints.smasher import is_smasher, load_smasher, save_smasher, tokenizer_sha256
+from jax_smash.checkpoints.smasher import (
+    check_base_weights,
+    describe_smasher,
+    is_smasher,
+    load_smasher,
+    read_smasher,
+    save_smasher,
+    tokenizer_sha256,
+)
 from jax_smash.quantise import quantise_params
 from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.options import SmashOptions
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 from tests.smashers import BASES, filled
 
@@ -98,6 +107,54 @@ def test_other_files_of_the_folder_stay_and_older_modules_are_replaced(saved):
     assert (saved / "config.json").read_text() == "{}"
 
 
+OPTIONS = SmashOptions(confidence=0.6, token_confidence=0.98, micro_steps=2)
+
+
+def test_settings_and_the_base_s_weights_come_back(tmp_path, modules):
+    assert load_smasher(saved_with(tmp_path, modules), BASE, TOKENIZER).options == OPTIONS
+    assert load_smasher(tmp_path, BASE, TOKENIZER).base_fingerprint == "cd" * 32
+    with pytest.raises(ValueError, match="micro_steps must be at most 3, what the modules were trained for; got 4"):
+        save_smasher(tmp_path / "other", CONFIG, modules[1], options=SmashOptions(micro_steps=4))
+    assert not (tmp_path / "other").exists()
+
+
+def saved_with(folder, modules):
+    save_smasher(folder, CONFIG, modules[1], options=OPTIONS, base_fingerprint="cd" * 32)
+    return folder
+
+
+def test_files_of_the_first_format_carry_no_settings(saved):
+    fields = json.loads((saved / "smasher.json").read_text())
+    old = {name: value for name, value in fields.items() if name not in ("options", "base_fingerprint")}
+    (saved / "smasher.json").write_text(json.dumps(old | {"format": 1}))
+    found = load_smasher(saved, BASE, TOKENIZER)
+    assert (found.options, found.base_fingerprint) == (SmashOptions(), "")
+
+
+def test_a_description_is_written_anew_without_the_weights(tmp_path, modules):
+    folder = saved_with(tmp_path / "modules", modules)
+    before, weights = read_smasher(folder), (folder / "smasher.safetensors").stat().st_mtime_ns
+    calibrated = SmashOptions(mode="checked", confidence=0.3)
+    assert describe_smasher(folder, options=calibrated) == dataclasses.replace(before, options=calibrated)
+    assert describe_smasher(folder, base_fingerprint="ef").options == calibrated
+    assert load_smasher(folder, BASE, TOKENIZER).base_fingerprint == "ef"
+    with pytest.raises(ValueError, match="confidence must be over 0"):
+        describe_smasher(folder, options=SmashOptions(confidence=0))
+    assert read_smasher(folder).options == calibrated
+    assert (folder / "smasher.safetensors").stat().st_mtime_ns == weights
+    assert {file.name for file in folder.iterdir()} == {"smasher.json", "smasher.safetensors"}
+
+
+def test_other_weights_of_the_base_are_refused():
+    where = {"modules": "there", "base": "here"}
+    check_base_weights("ab", "ab", **where)
+    check_base_weights("", "ab", **where)
+    with pytest.raises(
+        ValueError, match=r"modules in there were trained with .* fingerprint ab…; those of here have cd…: give"
+    ):
+        check_base_weights("ab", "cd", **where)
+
+
 def test_a_failed_save_leaves_the_older_modules(saved, modules, monkeypatch):
     before = load_smasher(saved, BASE, TOKENIZER)
 
@@ -137,8 +194,9 @@ def test_a_missing_file_is_named(saved):
     [
         ("{", "damaged: it must be JSON"),
         ("[1]", "must hold a JSON object; got list"),
-        ('{"format": 9}', "must have format 1; got 9"),
+        ('{"format": 9}', "must have format 1 to 2; got 9"),
         ('{"format": 1}', "weights_sha256 must be a text; got None"),
+        ('{"format": 2, "weights_sha256": "0"}', "base_fingerprint must be a text; got None"),
         ('{"format": 1, "weights_sha256": "0"}', r"smasher.json: \w+ is missing"),
     ],
 )

@@ -71,3 +71,10 @@ def test_int8_weights_are_a_quarter_of_what_a_step_reads(call, two_layers):
     assert small["decode_step"]["cache_bytes"] == plain["decode_step"]["cache_bytes"]
     assert small["parameters"] == plain["parameters"]
     assert "int8 weights" in call("info", two_layers, "--weights", "int8")[1]
+
+
+def test_a_rotation_of_part_of_a_head_and_of_some_layers_is_told(tmp_path):
+    write_checkpoint(tmp_path / "phi", CONFIGS["phi4-mini"])
+    write_checkpoint(tmp_path / "smollm", CONFIGS["smollm3"])
+    told = [dict(rows(describe(str(tmp_path / name), slots=64)))["rope"] for name in ("phi", "smollm")]
+    assert told == ["full: base 10,000, longrope × 16, 75% of each head", "full: base 2,000,000; none in 1 layers"]

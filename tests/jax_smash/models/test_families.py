@@ -8,12 +8,28 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_smash.config import RopeConfig
+from jax_smash.config import RopeConfig, from_fields, identity
 from jax_smash.models.families import FAMILIES, from_hf, tensor_map, to_hf
 from jax_smash.models.families.family import in_use
 from jax_smash.models.families.presets import PRESETS, preset
 from jax_smash.models.transformer import abstract_params
-from tests.checkpoints import CONFIGS, GEMMA2, GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3, SIZES
+from tests.checkpoints import (
+    CONFIGS,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    SIZES,
+    SMOLLM3,
+    factors,
+)
 
 SIZE_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
@@ -42,7 +58,7 @@ def test_transformers_reads_a_configuration_as_we_do(name):
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gemma3"])
 def test_what_a_configuration_leaves_out_is_as_in_transformers(family):
     raw = {"model_type": family} | {name: SIZES[name] for name in SIZE_NAMES}
-    if family in ("qwen2", "qwen3"):
+    if family in ("qwen2", "qwen3", "gemma"):
         raw["num_key_value_heads"] = 2  # Their default is more than the few heads here.
     if family == "mistral":
         raw["num_attention_heads"] = 8
@@ -63,6 +79,38 @@ def test_yarn_attention_follows_the_factor_and_mscale():
     assert from_hf(LLAMA | {"rope_scaling": yarn}).rope.attention_factor == pytest.approx(1.2079441541679836)
     weighted = yarn | {"mscale": 0.5, "mscale_all_dim": 1.0}
     assert from_hf(LLAMA | {"rope_scaling": weighted}).rope.attention_factor == pytest.approx(0.9139, abs=1e-4)
+
+
+def test_longrope_attention_follows_the_factor_and_the_original_context():
+    stretched = PHI3 | {"max_position_embeddings": 131_072, "rope_scaling": LONGROPE | {"factor": None}}
+    assert from_hf(stretched).rope.attention_factor == pytest.approx(1.1902380714238083)
+    assert from_hf(stretched | {"rope_scaling": LONGROPE | {"factor": 1.0}}).rope.attention_factor == 1
+
+
+@pytest.mark.parametrize("old", ["su", "yarn"])
+def test_longrope_by_its_old_names_is_read(old):
+    assert from_hf(PHI3 | {"rope_scaling": LONGROPE | {"type": old}}) == from_hf(PHI3 | {"rope_scaling": LONGROPE})
+
+
+def test_a_dynamic_rope_makes_the_context_longer_by_its_factor():
+    config = from_hf(LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.5}})
+    assert (config.max_positions, config.rope.original_positions) == (640, 256)
+    assert to_hf(config)["max_position_embeddings"] == 256
+
+
+def test_what_a_configuration_was_known_by_stays_when_fields_are_added():
+    fields = identity(from_hf(LLAMA))
+    assert "unrotated_layers" not in fields
+    assert "short_factors" not in fields["rope"]
+    changed = dataclasses.replace(from_hf(LLAMA), unrotated_layers=(1,), rope=RopeConfig(partial=0.5))
+    assert identity(changed)["unrotated_layers"] == (1,)
+    assert identity(changed)["rope"]["partial"] == 0.5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_survives_json(name):
+    config = from_hf(CONFIGS[name])
+    assert from_fields(json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
 def test_rope_length_beside_the_rope_parameters_wins():
@@ -93,15 +141,20 @@ def test_a_multimodal_gemma_is_its_text_model():
     assert from_hf(saved) == config
 
 
+LONGROPE = {"type": "longrope", "short_factor": factors(8, 1.0), "long_factor": factors(8, 2.0), "factor": 4.0}
+
 REFUSED = {
-    "unknown model_type": ({**LLAMA, "model_type": "mamba"}, "model_type 'mamba' is not supported; supported: gemma2"),
+    "unknown model_type": (
+        {**LLAMA, "model_type": "mamba"},
+        "model_type 'mamba' is not supported; supported: gemma, gemma2",
+    ),
     "no model_type": (SIZES, "model_type None is not supported"),
     "other head": (
         {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
         "architecture 'LlamaForSequenceClassification' is not supported",
     ),
     "quantised": ({**LLAMA, "quantization_config": {"bits": 4}}, "quantization_config is not supported"),
-    "rope type": ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not"),
+    "rope type": ({**LLAMA, "rope_scaling": {"type": "proportional"}}, "rope type 'proportional' is not supported"),
     "rope field": ({**QWEN2, "rope_scaling": {"mrope_section": [1]}}, "rope parameter mrope_section"),
     "partial rope": ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported for llama"),
     "rope without factor": ({**LLAMA, "rope_scaling": {"type": "linear"}}, "rope type linear must have factor"),
@@ -120,6 +173,57 @@ REFUSED = {
         "layer_types=.* is not supported for mistral",
     ),
     "mistral biases": ({**MISTRAL, "attention_bias": True}, "attention_bias=True is not supported for mistral"),
+    "rope of no kind here": (
+        {**PHI3, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        "'linear' is not .* for phi3",
+    ),
+    "too few factors": (
+        {**PHI3, "rope_scaling": LONGROPE | {"long_factor": [1.0]}},
+        r"long_factors must be 8 numbers above 0 for rope longrope; got \[1.0\]",
+    ),
+    "factor of 0": (
+        {**PHI3, "rope_scaling": LONGROPE | {"short_factor": [0.0] * 8}},
+        "short_factors must be 8 numbers above 0",
+    ),
+    "no factors": (
+        {**PHI3, "rope_scaling": LONGROPE | {"short_factor": None}},
+        "longrope must have short_factor, a list of numbers; got None",
+    ),
+    "longrope of length 1": (
+        {**PHI3, "original_max_position_embeddings": 1, "rope_scaling": LONGROPE},
+        "longrope must have attention_factor where the original context is 1",
+    ),
+    "odd partial rope": ({**PHI3, "partial_rotary_factor": 0.6}, "must be an even number of its 16 elements; got 9"),
+    "partial rope elsewhere": (
+        {**OLMO2, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor=0.5 is not supported for olmo2",
+    ),
+    "shrinking dynamic rope": ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 0.5}}, "must be at least 1"),
+    "dynamic rope without factor": ({**LLAMA, "rope_scaling": {"type": "dynamic"}}, "dynamic must have factor"),
+    "phi biases": ({**PHI3, "attention_bias": True}, "attention_bias=True is not supported for phi3"),
+    "mixed phi": (
+        {**PHI3, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types=.* is not supported for phi3",
+    ),
+    "too few nope layers": ({**SMOLLM3, "no_rope_layers": [1, 0]}, "no_rope_layers must be a 0 or 1 for each of 4"),
+    "nope layers of another kind": ({**SMOLLM3, "no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers must be a 0 or 1"),
+    "sliding smollm without window": (
+        {**SMOLLM3, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        "needs use_sliding_window",
+    ),
+    "clipped olmo": ({**OLMO2, "clip_qkv": 8.0}, "clip_qkv=8.0 is not supported for olmo2"),
+    "sliding olmo 2": ({**OLMO2, "layer_types": ["sliding_attention"] * 2}, "is not supported for olmo2"),
+    "flat rope of olmo 3": (
+        {**OLMO3, "rope_parameters": {"rope_theta": 1e6}},
+        "olmo3 must be given for full_attention",
+    ),
+    "granite without logits": ({**GRANITE, "logits_scaling": 0}, "logits_scaling must be above 0; got 0"),
+    "granite scale of another kind": (
+        {**GRANITE, "residual_multiplier": "x"},
+        "residual_multiplier must be a number; got 'x'",
+    ),
+    "bidirectional gemma": ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    "activation beside gemma's": ({**GEMMA, "hidden_activation": "relu"}, "hidden_activation='relu' is not supported"),
     "bidirectional": ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     "softcap of gemma 3": ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
     "flat rope of gemma 3": ({**GEMMA3, "rope_parameters": {"rope_theta": 1e6}}, "must be given for full_attention"),
@@ -169,16 +273,23 @@ def test_checkpoint_tensors_fill_every_parameter_once(name):
 
 
 PARAMETERS = {
+    "gemma-2b": 2_506_172_416,
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
+    "granite-3.1-2b": 2_533_531_648,
     "llama-100m": 95_534_720,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "mistral-7b": 7_241_732_096,
+    "olmo-2-1b": 1_484_916_736,
+    "olmo-3-7b": 7_298_011_136,
+    "phi-3-mini": 3_821_079_552,
+    "phi-4-mini": 3_836_021_760,
     "qwen2.5-0.5b": 494_032_768,
     "qwen3-0.6b": 596_049_920,
+    "smollm3-3b": 3_075_098_624,
 }
 """Counts of the released checkpoints."""
 

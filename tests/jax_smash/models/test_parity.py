@@ -1,5 +1,6 @@
 """Our logits against those of transformers, for every family and everything a family may switch on."""
 
+import copy
 import functools
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from jax_smash.cache import Block, after
 from jax_smash.checkpoints.huggingface import load_params, read_config
 from jax_smash.models.transformer import Transformer
+from jax_smash.pytree import replace
 from tests.checkpoints import CONFIGS, write_checkpoint
 
 torch = pytest.importorskip("torch", reason="transformers needs torch to run a model (extra `peers`)")
@@ -23,8 +25,8 @@ PROMPTS = (19, 9, 26)
 CHUNK = 8
 
 
-def reference(directory, tokens):
-    """Returns the logits of transformers over a batch padded on the right."""
+def reference(directory, tokens, *, alone=False):
+    """Returns the logits of transformers over a batch padded on the right, or over each row alone."""
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -33,6 +35,13 @@ def reference(directory, tokens):
     # Ours and theirs must be the same model: nothing of the checkpoint unused, nothing made up.
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
+    if alone:
+        logits = np.zeros((*tokens.shape, model.config.vocab_size), np.float32)
+        for row, length in enumerate(LENGTHS):
+            fresh = copy.deepcopy(model)  # A `dynamic` rope keeps what an earlier, longer text made of it.
+            with torch.no_grad():
+                logits[row, :length] = fresh(input_ids=torch.tensor(tokens[row : row + 1, :length])).logits.numpy()
+        return logits
     valid = np.arange(tokens.shape[1]) < np.array(LENGTHS)[:, None]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(valid).long()).logits
@@ -59,6 +68,8 @@ def through_cache(graphdef, params, tokens):
     lengths, prompts = np.array(LENGTHS), np.array(PROMPTS)
     model: Transformer = nnx.merge(graphdef, params)
     cache = model.init_cache(len(LENGTHS), max(LENGTHS), CHUNK)
+    if cache.reach is not None:
+        cache = replace(cache, reach=jnp.asarray(LENGTHS, jnp.int32))
     at, logits = np.zeros_like(lengths), np.zeros((*tokens.shape, model.vocab_size), np.float32)
     while (at < lengths).any():
         reading = (at < prompts).any()
@@ -75,8 +86,20 @@ def through_cache(graphdef, params, tokens):
     return logits, cache
 
 
-ALIKE = ("llama", "llama-linear", "qwen2", "qwen3-biases", "mistral-full", "gemma3-old-fields")
-"""Whose computation is made of what others have: a scaled rope (gemma3), biases (llama-mha-biases) and no window."""
+ALIKE = (
+    "llama",
+    "llama-linear",
+    "qwen2",
+    "qwen3-biases",
+    "mistral-full",
+    "gemma3-old-fields",
+    "smollm3",
+    "phi3-within",
+    "phi3-beyond",
+    "granite-biases",
+)
+"""Whose computation is made of what others have: a scaled rope (gemma3), biases (llama-mha-biases), no window, and
+wavelengths by length (phi4-mini, llama-longrope)."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in CONFIGS])
@@ -84,7 +107,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     write_checkpoint(tmp_path, CONFIGS[name])
     config, _ = read_config(tmp_path)
     tokens = np.random.default_rng(1).integers(0, config.vocab_size, (len(LENGTHS), max(LENGTHS)), np.int32)
-    expected = reference(tmp_path, tokens)
+    expected = reference(tmp_path, tokens, alone=config.follows_length)
     graphdef, params = load_params(tmp_path, config)
     position = jnp.broadcast_to(jnp.arange(max(LENGTHS), dtype=jnp.int32), tokens.shape)
     valid = np.arange(tokens.shape[1]) < np.array(LENGTHS)[:, None]

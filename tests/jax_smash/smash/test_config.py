@@ -27,9 +27,9 @@ def test_the_micro_layers_are_the_bases_own(name):
     base = BASES[name]
     micro = micro_model(base, 3)
     for field in dataclasses.fields(base):
-        if field.name not in ("num_layers", "layer_kinds", "window", "rope", "rope_sliding"):
+        if field.name not in ("num_layers", "layer_kinds", "window", "rope", "rope_sliding", "unrotated_layers"):
             assert getattr(micro, field.name) == getattr(base, field.name)
-    assert (micro.num_layers, micro.layer_kinds) == (3, ("full",) * 3)
+    assert (micro.num_layers, micro.layer_kinds, micro.unrotated_layers) == (3, ("full",) * 3, ())
     assert micro.rope == (RopeConfig(base=500.0) if name == "all-sliding" else base.rope)
 
 

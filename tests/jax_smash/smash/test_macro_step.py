@@ -8,7 +8,7 @@ from flax import nnx
 
 from jax_smash.cache import Block
 from jax_smash.smash.config import SmashConfig
-from jax_smash.smash.macro_step import Group, macro_step
+from jax_smash.smash.macro_step import macro_step
 from jax_smash.smash.smasher import abstract_smasher
 from tests.smashers import base_of, filled, smasher_of
 from tests.tiny import tiny_model
@@ -195,30 +195,6 @@ def test_a_micro_step_that_gives_no_token_was_made_all_the_same():
     for limit, made in ((1, 0), (2, 1), (4, 1)):
         _, group, micro_steps = said(step, prefix, hidden, limit=limit)
         assert (group.count.tolist(), int(micro_steps)) == ([1] * B, made)
-
-
-def test_nothing_of_an_earlier_macro_step_matters():
-    """A macro-step is a function of the slot before it: what was said before, however long, leaves no trace in it."""
-    prefix, hidden, _, group, _ = groups()
-
-    def two_steps(first_limit):
-        """Another group first, from other vectors; then that of the prompts."""
-        said(greedily("llama"), prefix * 2.0, hidden - 1.0, limit=first_limit)
-        return said(greedily("llama"), prefix, hidden)[1]
-
-    for first_limit in (1, 4):
-        again = two_steps(first_limit)
-        np.testing.assert_array_equal(again.tokens, group.tokens)
-        np.testing.assert_array_equal(again.count, group.count)
-
-
-def test_no_cache_goes_in_or_comes_out():
-    """What a macro-step hands on is the group alone, so no micro cache can outlive it."""
-    group = groups()[3]
-    assert {leaf.shape for leaf in jax.tree.leaves(group)} == {(B, J), (B,)}
-    empty = Group.empty(B, J)
-    assert jax.tree.structure(empty) == jax.tree.structure(group)
-    assert not empty.count.any()
 
 
 @functools.cache
