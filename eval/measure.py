@@ -134,7 +134,7 @@ class Ours:
         compiled = PROGRAMS.seconds
         for prompts in batches:
             session = self._session()
-            session.read(prompts, limits=[min(2, self.max_new_tokens)] * self.batch_size)
+            session.read(self._filled(prompts), limits=[min(2, self.max_new_tokens)] * self.batch_size)
             session.run(QUIET_STEPS)
         self._compile_s = PROGRAMS.seconds - compiled
         steps = put(jnp.asarray(QUIET_STEPS, jnp.int32), session.mesh)
@@ -154,7 +154,7 @@ class Ours:
         jax.block_until_ready(session.state)
         compiled = PROGRAMS.compiled
         began = time.perf_counter()
-        session.read(prompts + [[]] * (self.batch_size - len(prompts)))
+        session.read(self._filled(prompts))
         started = int(np.asarray(session.state.rows.output_length).sum())
         first = time.perf_counter()
         while session.run(QUIET_STEPS):
@@ -209,6 +209,9 @@ class Ours:
         if self.model.config is None:
             return tree_bytes(params)
         return step_bytes(self.model.config, params, batch=self.batch_size, slots=self.slots).total
+
+    def _filled(self, prompts: list[list[int]]) -> list[list[int]]:
+        return prompts + [[]] * (self.batch_size - len(prompts))
 
     def _session(self) -> Session:
         return Session(

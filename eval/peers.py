@@ -66,7 +66,7 @@ class Transformers:
         # Small models are slower with many threads, and all are where other work takes the cores.
         cores = os.cpu_count() or 1
         self.threads = (cores,) if self.device == "cuda" else tuple({cores: 0, max(cores // 2, 1): 0, 1: 0})
-        self.chosen = ("generate", cores)
+        self.chosen = (next(iter(self.ways)), cores)
         self.tried: dict[tuple[str, int], float] = {}
 
     def _ways(self) -> dict[str, Callable[[Inputs], Sample]]:

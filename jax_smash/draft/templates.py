@@ -59,7 +59,7 @@ def named_tree(name: str) -> Topology:
 
 def sized(name: str) -> int | None:
     """Returns the drafted nodes of a tree that its name gives no shape but a size, `tree-N`; None for other names."""
-    match = re.fullmatch(r"tree-(\d+)", name)
+    match = re.fullmatch(r"tree-([1-9]\d*)", name)
     return int(match[1]) if match else None
 
 

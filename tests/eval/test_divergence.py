@@ -62,6 +62,21 @@ def test_a_wrong_token_is_named_with_its_place_and_gap(run):
     assert said[2].explained[:5].all()
 
 
+def test_a_text_is_read_once_and_another_in_its_place_again(run, model):
+    asked, decoded, _ = run
+    rescorer, told = Rescorer(model, asked, dtype="float32", max_new_tokens=NEW), []
+    first = rescorer.rescore(decoded, decoded, lambda: told.append(1))
+    rescorer.model = None  # What is known needs none.
+    again = rescorer.rescore(decoded[:2], decoded, lambda: told.append(1))
+    assert len(told) == 5
+    for one, other in zip(first[:2], again, strict=True):
+        np.testing.assert_array_equal(one.gap, other.gap)
+    wrong = dataclasses.replace(decoded[0], tokens=[*decoded[0].tokens[:-1], 99])
+    for texts, others in (([wrong], decoded), (decoded[:1], [wrong])):
+        with pytest.raises(AttributeError):
+            rescorer.rescore(texts, others)
+
+
 def test_a_wrong_log_probability_is_counted(run):
     _, decoded, rescorer = run
     said = rescorer.rescore(decoded, decoded)

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,11 @@ def test_a_fault_is_found_out(report, way):
     assert found["unexplained"] > 0
 
 
+def test_a_fault_is_decoded_up_to_the_batch_in_which_it_shows(report):
+    found = row(report, "bit flipped")
+    assert found["prompts"] == 4  # The first batch, of six prompts.
+
+
 def test_the_faults_of_controls_do_not_count_as_ours(report):
     assert report["totals"]["divergences"] == 0
     assert report["totals"]["tokens"] == row(report, "as it is")["tokens"]
@@ -170,6 +176,25 @@ def test_prompts_of_a_file_are_cut(tmp_path):
         read_tokens(dataclasses.replace(settings, num_prompts=3), tiny_model())
 
 
+def test_questions_of_spec_bench_are_cut_and_their_chat_template_is_whole(smashed, tmp_path):
+    folder, _ = smashed
+    model = load(folder / "base")
+    file = tmp_path / "question.jsonl"
+    lines = [{"category": c, "turns": [text]} for c, text in (("qa", "why " * 40), ("rag", "who?"), ("qa", "when?"))]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = Settings(spec_bench=file, num_prompts=2, prompt_tokens=40, chat=True)
+    cut, whole = read_tokens(settings, model)
+    assert whole == model.encode_chat([{"role": "user", "content": "who?"}])
+    assert len(cut) == 40
+    text = model.tokenizer.decode(cut)
+    assert text.startswith("<user>why why")
+    assert text.endswith("<assistant>")
+    plain = dataclasses.replace(settings, chat=False)
+    assert read_tokens(plain, model)[0] == model.encode("why " * 40)[:40]
+    with pytest.raises(ValueError, match="prompt_tokens must leave room for text in the chat template; got 5"):
+        read_tokens(dataclasses.replace(settings, prompt_tokens=5), model)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,6 +208,8 @@ def test_prompts_of_a_file_are_cut(tmp_path):
         ({"max_new_tokens": 1}, "max_new_tokens must be at least 2; got 1"),
         ({"resume": True}, "resume needs the file to go on with"),
         ({"num_prompts": 10**6}, "give --prompts"),
+        ({"chat": True}, "chat goes with --spec-bench"),
+        ({"prompts": Path("a"), "spec_bench": Path("b")}, "--prompts and --spec-bench exclude each other"),
         ({"trees": ("bush",)}, "tree must be auto, off"),
         ({"modules": "somewhere"}, "modules goes with method hamburger alone; got recycling"),
         ({"confidence": 0.5}, "confidence goes with method hamburger alone; got recycling"),
@@ -249,6 +276,13 @@ def test_other_forwards_fail_a_row_but_where_drafts_may_be_others(smashed, way, 
     clean = dict.fromkeys(("beyond_near_ties", "log_probs_differing", "finish_differing", "unexplained"), 0)
     assert study._equal(case, clean | {"forwards_differing": 2}) is passed
     assert not study._equal(case, clean | {"forwards_differing": 0, "unexplained": 1})
+
+
+def test_the_faults_can_be_checked_alone(smashed):
+    _, settings = smashed
+    study = Study(load(settings["model"]), [[1, 2, 3]], **OPTIONS)
+    condition = Condition(batch_size=1, processors="none", choice="greedy")
+    assert study.checks("recycling", "tree-7", condition, equivalents=False) == ["bit flipped"]
 
 
 @pytest.mark.parametrize("method", ["recycling", "lookahead", "hybrid"])

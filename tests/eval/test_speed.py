@@ -139,6 +139,19 @@ def test_the_peer_ends_where_we_end(stopping):
     assert (theirs.steps, theirs.forwards) == (mine.steps, mine.forwards)
 
 
+def test_prompt_lookup_of_the_peer_says_the_same_in_fewer_forwards(model):
+    pytest.importorskip("torch", reason="the peer runs on torch")
+    from eval.peers import PromptLookup, Transformers
+
+    prompt = [10, 20, 30, 40] * 5
+    plain = Transformers(model, dtype="float32", max_new_tokens=24)
+    lookup = PromptLookup(model, dtype="float32", max_new_tokens=24, loaded=plain.model)
+    theirs, found = plain.run([prompt]), lookup.run([prompt])
+    assert found.tokens == theirs.tokens
+    assert found.forwards == found.steps < theirs.forwards == 23
+    assert found.decoded <= 23
+
+
 def test_groups_of_one_length_are_measured_beside_their_cap(config):
     settings = Settings(
         random_init=config,
@@ -241,6 +254,7 @@ def test_a_drafting_method_says_what_it_drafted(config):
     [
         ({"tree": "chain-2"}, "tree goes with none of the methods ar"),
         ({"methods": ("recycling",), "tree": "oak"}, "tree must be auto"),
+        ({"peers": ("transformers-lookup",), "batch_size": 2}, "batch_size must be 1 beside transformers-lookup"),
         (
             {"methods": ("recycling",), "lookup_corpus": "texts"},
             "lookup_corpus goes with none of the methods recycling",

@@ -84,6 +84,14 @@ def test_a_named_tree_is_alone_and_needs_no_costs():
     assert "chain-3" in found.source
 
 
+def test_a_tree_of_a_size_has_the_shape_that_suits_the_method():
+    deep = Reach(ranks=4, levels=10, deeper=0.8, fall=0.1)
+    (suited,), (general,) = (made(tree="tree-12", reach=reach).trees for reach in (deep, None))
+    np.testing.assert_array_equal(suited.parent, deep.tree(12).parent)
+    assert (suited.nodes, general.nodes) == (13, 13)
+    assert int(suited.depth.max()) > int(general.depth.max())
+
+
 def test_without_costs_a_tree_of_some_nodes_is_used_and_the_user_told(monkeypatch):
     monkeypatch.setattr(ladder, "estimate_costs", lambda *args, **kwargs: None)
     found = made()

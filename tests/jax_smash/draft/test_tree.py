@@ -3,7 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.draft.templates import named_tree
+from jax_smash.draft.acceptance import prior_rates
+from jax_smash.draft.sizing import expected_tokens, most_expected
+from jax_smash.draft.templates import LEVELS, RANKS, named_tree
 from jax_smash.draft.tree import chain, grow, pack, topology, tree_from_ranks, tree_of, unpack
 
 
@@ -71,6 +73,14 @@ def test_ranks_and_parents_name_the_same_tree():
     np.testing.assert_array_equal(a.ancestors, b.ancestors)
 
 
+def test_a_tree_of_a_size_is_the_one_of_which_most_is_expected():
+    tree = named_tree("tree-15")
+    assert tree.nodes == 16
+    rates = prior_rates(LEVELS, RANKS)
+    assert expected_tokens(rates, tree) == pytest.approx(most_expected(rates, 15), rel=1e-5)
+    assert int(tree.rank.max()) > 0
+
+
 def test_a_chain_hangs_each_node_below_the_one_before():
     assert chain(3).parent.tolist() == [0, 0, 1, 2]
 
@@ -106,7 +116,7 @@ def test_ranks_that_are_no_tree_are_refused(paths, message):
         tree_from_ranks(paths)
 
 
-@pytest.mark.parametrize("name", ["chain-0", "chain", "chain--1", "bush", "absent.json"])
+@pytest.mark.parametrize("name", ["chain-0", "chain", "chain--1", "tree-0", "tree-", "bush", "absent.json"])
 def test_an_unknown_tree_is_refused(name):
     with pytest.raises((ValueError, OSError)):
         named_tree(name)

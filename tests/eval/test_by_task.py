@@ -1,0 +1,75 @@
+import dataclasses
+import json
+
+import pytest
+
+from eval.by_task import Settings, main
+from tests.model_directory import write_model
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("by_task")
+    model = write_model(folder / "model", num_hidden_layers=1)
+    prompts = folder / "prompts.jsonl"
+    lines = [
+        {"prompt": "the cat sat on the mat", "category": "cats"},
+        {"turns": ["a dog ran to the river", "and a cat"], "category": "dogs"},
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Settings(
+        model=str(model),
+        prompts=prompts,
+        methods=("recycling:tree-3", "lookahead"),
+        batch_sizes=(2,),
+        max_new_tokens=6,
+        settle_seconds=0,
+        json=folder / "out.json",
+    )
+
+
+@pytest.fixture(scope="module")
+def report(given):
+    main(given)
+    return json.loads(given.json.read_text())
+
+
+def test_a_report_has_a_row_a_method_tree_batch_and_task(report):
+    kinds = [(row["method"], row["tree"], row["batch_size"], row["task"]) for row in report["rows"]]
+    contenders = [("ar", None), ("recycling", "tree-3"), ("recycling", "chain-3"), ("lookahead", "auto")]
+    assert kinds == [(*c, 2, task) for c in contenders for task in ("all", "cats", "dogs")]
+    tasks = report["tasks"]
+    assert [t["name"] for t in tasks] == ["cats", "dogs"]
+    assert sum(len(t["prompts"]) + t["in_circles"] + t["too_short"] for t in tasks) == 3
+    assert all(row["differing"] == 0 for row in report["rows"])
+    tree = report["rows"][3]
+    assert tree["answers"] == sum(len(t["prompts"]) for t in tasks)
+    assert tree["mean_accepted_tokens"] >= 1
+    assert tree["chain_mean_accepted_tokens"] == report["rows"][6]["mean_accepted_tokens"]
+    assert tree["tokens_per_second"] > 0
+    assert {"before", "after"} == tree["host_load_average"].keys()
+
+
+def test_a_run_goes_on_with_the_batch_sizes_that_are_missing(given, report, capsys):
+    main(dataclasses.replace(given, resume=True))
+    assert json.loads(given.json.read_text())["rows"] == report["rows"]
+    assert "is compiled" not in capsys.readouterr().err
+    with pytest.raises(ValueError, match="was made with max_new_tokens 6; got 7"):
+        main(dataclasses.replace(given, resume=True, max_new_tokens=7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"methods": ("ar",)}, "methods must be ones that draft"),
+        ({"methods": ("guessing:chain-2",)}, "method must be one of"),
+        ({"methods": ("recycling",)}, "the tree of recycling must be a fixed one"),
+        ({"methods": ("recycling:oak",)}, "tree must be auto, off, chain-N, tree-N"),
+        ({"batch_sizes": (0,)}, "batch_sizes must be one or more, each at least 1"),
+        ({"num_prompts": 0}, "num_prompts must be at least 1; got 0"),
+        ({"resume": True}, "resume needs the file to go on with"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(changes, said):
+    with pytest.raises(ValueError, match=said):
+        main(dataclasses.replace(Settings(model="absent"), **changes))
