@@ -64,7 +64,7 @@ def write_gguf(
         "attention.key_length": config.head_width,
         "attention.value_length": config.head_width,
         "attention.layer_norm_rms_epsilon": config.norm_epsilon,
-        "rope.dimension_count": config.head_width,
+        "rope.dimension_count": rope.rotated_width(config.head_width),
         "rope.freq_base": rope.base,
         **_optional(config, rope),
         **(more or {}),
@@ -74,6 +74,10 @@ def write_gguf(
             _add(writer, f"{name}.{key}", value)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer, splits)
+    factors = {"rope_factors_short.weight": rope.short_factors, "rope_factors_long.weight": rope.long_factors}
+    for theirs, values in factors.items():
+        if values:
+            writer.add_tensor(theirs, np.array(values, np.float32))
     for theirs, tensor in gguf_tensors(raw, tensors).items():
         if quantised is not None and tensor.ndim > 1:
             writer.add_tensor(theirs, gguf.quantize(tensor, quantised), raw_dtype=quantised)
@@ -122,9 +126,22 @@ def _optional(config: Any, rope: Any) -> dict[str, Any]:
         values["final_logit_softcapping"] = config.final_softcap
     if rope.scaling in ("linear", "yarn"):
         values |= {"rope.scaling.type": rope.scaling, "rope.scaling.factor": rope.factor}
+    if rope.scaling == "longrope":
+        values |= {
+            "rope.scaling.original_context_length": rope.original_positions,
+            "rope.scaling.attn_factor": rope.attention_factor,
+        }
+    if config.family == "granite":
+        values |= {
+            "attention.scale": config.query_scale,
+            "embedding_scale": config.embedding_scale,
+            "residual_scale": config.residual_scale,
+            "logit_scale": config.logits_divisor,
+        }
     if rope.scaling == "yarn":
         values |= {
             "rope.scaling.original_context_length": rope.original_positions,
+            "rope.scaling.yarn_attn_factor": rope.attention_factor,
             "rope.scaling.yarn_beta_fast": rope.high,
             "rope.scaling.yarn_beta_slow": rope.low,
         }

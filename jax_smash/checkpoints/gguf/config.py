@@ -82,8 +82,12 @@ def config_json(file: GgufFile) -> dict[str, Any]:
     return raw | architecture.fields(file)
 
 
+def _biases(file: GgufFile) -> dict[str, Any]:
+    return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
 def _llama(file: GgufFile) -> dict[str, Any]:
-    return {"attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors}
+    return _biases(file) | {"mlp_bias": "blk.0.ffn_up.bias" in file.tensors}
 
 
 def _gemma(file: GgufFile) -> dict[str, Any]:
@@ -100,8 +104,7 @@ def _gemma(file: GgufFile) -> dict[str, Any]:
 
 
 def _gemma3(file: GgufFile) -> dict[str, Any]:
-    sliding = {"rope_type": "default", "rope_theta": _decimal(file.own("rope.freq_base_swa") or 1e4)}
-    return _gemma(file) | {"rope_parameters": {"full_attention": _rope(file), "sliding_attention": sliding}}
+    return _gemma(file) | {"rope_parameters": _rope_by_kind(file, sliding_base=1e4)}
 
 
 def _gemma1(file: GgufFile) -> dict[str, Any]:
@@ -111,34 +114,39 @@ def _gemma1(file: GgufFile) -> dict[str, Any]:
 def _smollm3(file: GgufFile) -> dict[str, Any]:
     # Every fourth layer goes without a rotary embedding. Files do not say so; no model of this family differs.
     rotated = [int((i + 1) % 4 != 0) for i in range(_number(file, "block_count"))]
-    return {"no_rope_layers": rotated, "no_rope_layer_interval": 4, "use_sliding_window": False, "sliding_window": None}
+    return _llama(file) | {"no_rope_layers": rotated, "use_sliding_window": False, "sliding_window": None}
 
 
 def _phi3(file: GgufFile) -> dict[str, Any]:
     width = _number(file, "embedding_length") // _number(file, "attention.head_count")
-    partial = _number(file, "rope.dimension_count", width) / width
-    rope = _rope(file) | ({"partial_rotary_factor": partial} if partial != 1 else {})
+    rope = _rope(file) | {"partial_rotary_factor": _number(file, "rope.dimension_count", width) / width}
     original = file.own("rope.scaling.original_context_length")
     if LONG_FACTORS in file.tensors:
         rope |= {
             "rope_type": "longrope",
             "long_factor": _decimals(file.decoded(LONG_FACTORS)),
             "short_factor": _decimals(file.decoded(SHORT_FACTORS)),
+            "original_max_position_embeddings": original,
         }
-        rope.pop("factor", None)
-        if original is not None:
-            rope["original_max_position_embeddings"] = original
-    window = file.own("attention.sliding_window")
-    fields = {"rope_parameters": rope, "sliding_window": window or None}
-    fields |= {"partial_rotary_factor": partial} if partial != 1 else {}
-    return fields | ({"original_max_position_embeddings": original} if original is not None else {})
+        if (factor := file.own("rope.scaling.attn_factor")) is not None:
+            rope["attention_factor"] = _decimal(factor)
+    return {
+        "rope_parameters": rope,
+        "sliding_window": file.own("attention.sliding_window") or None,
+        "original_max_position_embeddings": original,
+    }
 
 
 def _olmo2(file: GgufFile) -> dict[str, Any]:
     if not file.own("attention.sliding_window"):
-        return {}
+        return _biases(file)
     # OLMo 3 differs from OLMo 2 by its sliding layers alone, and its files say `olmo2`.
-    return {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], **_sliding(file, 4)}
+    return _biases(file) | {
+        "model_type": "olmo3",
+        "architectures": ["Olmo3ForCausalLM"],
+        "rope_parameters": _rope_by_kind(file, sliding_base=_decimal(file.own("rope.freq_base") or 1e4)),
+        **_sliding(file, 4),
+    }
 
 
 def _granite(file: GgufFile) -> dict[str, Any]:
@@ -153,7 +161,7 @@ def _granite(file: GgufFile) -> dict[str, Any]:
 ARCHITECTURES = {
     "llama": Architecture("llama", _llama, interleaved=True),
     "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
+    "qwen3": Architecture("qwen3", _biases),
     "gemma": Architecture("gemma", _gemma1, norm_offset=1.0),
     "gemma2": Architecture("gemma2", _gemma, norm_offset=1.0),
     "gemma3": Architecture("gemma3_text", _gemma3, norm_offset=1.0),
@@ -232,10 +240,19 @@ def _rope(file: GgufFile) -> dict[str, Any]:
             "original_context_length": "original_max_position_embeddings",
             "yarn_beta_fast": "beta_fast",
             "yarn_beta_slow": "beta_slow",
+            "yarn_attn_factor": "attention_factor",
         }
         values = {theirs: file.own(f"rope.scaling.{ours}") for ours, theirs in names.items()}
-        rope |= {name: value for name, value in values.items() if value is not None}
+        rope |= {name: _decimal(value) for name, value in values.items() if value is not None}
+        if "original_max_position_embeddings" in rope:
+            rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
     return rope | _llama3(file)
+
+
+def _rope_by_kind(file: GgufFile, *, sliding_base: float) -> dict[str, Any]:
+    """Returns the rotary parameters of full and of sliding layers, which are never stretched."""
+    base = _decimal(file.own("rope.freq_base_swa") or sliding_base)
+    return {"full_attention": _rope(file), "sliding_attention": {"rope_type": "default", "rope_theta": base}}
 
 
 def _llama3(file: GgufFile) -> dict[str, Any]:
@@ -259,10 +276,10 @@ def _llama3(file: GgufFile) -> dict[str, Any]:
     return rope_to_hf(stretched)
 
 
-def _decimal(value: float) -> float:
-    """Returns the shortest decimal number that float32 rounds to a value: files hold float32, people write decimals."""
+def _decimal(value: Any) -> float:
+    """Returns the shortest decimal number that float32 rounds to a number: files hold float32, people write decimals."""
     return float(np.format_float_positional(np.float32(value), unique=True, trim="0"))
 
 
 def _decimals(values: np.ndarray) -> list[float]:
-    return [_decimal(value) for value in values]
+    return [_decimal(value) for value in values.tolist()]
