@@ -14,7 +14,7 @@ from jax_smash.loading import Model
 from jax_smash.sampling import SamplingOptions, check_seeds
 from jax_smash.shapes import bucket
 
-Tokens = Sequence[int] | np.ndarray | jax.Array
+Tokens = Sequence[int | np.integer | jax.Array] | np.ndarray | jax.Array
 """Token ids: a list, or an array of integers."""
 
 Prompt = str | Tokens | Sequence[dict[str, str]]
@@ -23,7 +23,7 @@ Prompt = str | Tokens | Sequence[dict[str, str]]
 Prompts = Prompt | Sequence[Prompt]
 """One prompt or several; an array `[B, T]` holds one a row."""
 
-Seeds = int | np.integer | Sequence[int] | np.ndarray | jax.Array
+Seeds = int | np.integer | Sequence[int | np.integer | jax.Array] | np.ndarray | jax.Array
 """One seed for all, or one a prompt."""
 
 

@@ -66,7 +66,7 @@ WAYS = {
 
 def text(name: str) -> list[list[int]]:
     """Returns the tokens that a way gives."""
-    request = {"max_new_tokens": 12, "slots": 64} | WAYS[name]
+    request = {"max_new_tokens": 12, "slots": 96} | WAYS[name]
     model = smashed_model(stop_tokens=(10,)) if request.get("method") == "hamburger" else tiny_model(stop_tokens=(10,))
     weights = request.pop("weights", "plain")
     if weights == "int8":
