@@ -22,9 +22,10 @@ from jax_smash.methods import (
     make_method,
     save_memory,
 )
-from jax_smash.request import Prompt, Request, check_counts, make_request
+from jax_smash.request import Prompts, Request, Seeds, check_counts, make_request
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session, TokenLogProb
+from jax_smash.shapes import rows_for
 
 QUIET_STEPS = 64
 """Steps a call of the loop where nobody reads along."""
@@ -72,7 +73,7 @@ class Completion:
 
 def generate(
     model: Model,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompts,
     *,
     method: str = "ar",
     draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
@@ -85,7 +86,7 @@ def generate(
     log_probs: int | None = None,
     prompt_log_probs: int | None = None,
     num_samples: int = 1,
-    seed: int | Sequence[int] = 0,
+    seed: Seeds = 0,
     batch_size: int = 8,
     chat: bool = False,
     slots: int | None = None,
@@ -102,7 +103,8 @@ def generate(
 
     Args:
       model: from `load`.
-      prompts: one prompt, or several.
+      prompts: one prompt, or several: texts, lists of tokens, arrays of tokens `[T]`, chats; an array `[B, T]` holds
+        one a row.
       method: a name of `jax_smash.methods.METHODS`.
       draft: options of methods that draft.
       smash: options of HAMburger.
@@ -115,7 +117,8 @@ def generate(
       prompt_log_probs: likewise for prompt tokens.
       num_samples: continuations of each prompt; they share its prefill.
       seed: of all prompts, or one a prompt.
-      batch_size: prompts that decode together.
+      batch_size: prompts that decode together at most. Fewer of them are filled up to 1, 2, 4, 8 … rows, those without
+        a prompt sitting out, so that few programs are compiled; samples of a prompt are as many as asked for.
       chat: text prompts are a user's message, put into the model's chat template.
       slots: capacity of the cache a row; None makes it fit.
       on_text: called with a completion's number and its next piece of text, while it is made.
@@ -128,6 +131,7 @@ def generate(
 
     Raises:
       ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded.
+      TypeError: a prompt or a seed is neither text nor whole numbers; likewise.
       OSError: a file that an option names cannot be read or made; likewise, but for a disk that is full at the end.
     """
     check_method(method)
@@ -146,7 +150,7 @@ def generate(
         chat=chat,
         slots=slots,
     )
-    size = min(batch_size, len(request.tokens))
+    size = rows_for(len(request.tokens), most=batch_size)
     made = make_method(
         model,
         method,
@@ -157,14 +161,12 @@ def generate(
         batch=size * num_samples,
         slots=request.slots,
     )
-    room = slots or (model.config.max_positions if model.config else made.nodes)
+    room = slots or model.max_positions or made.nodes
     if made.nodes > room:
         raise ValueError(f"the tree must fit the cache's {room} slots; it has {made.nodes} nodes, the root included")
-    memory = None
-    completions: list[Completion] = []
-    for first in range(0, len(request.tokens), size):
-        batch = range(first, min(first + size, len(request.tokens)))
-        # The last batch is filled up with rows that sit out, so that it needs no program of its own.
+
+    def turn(batch: range, memory: Any) -> _Turn:
+        # Filled up with rows that sit out, so that a batch that is not full needs no program of its own.
         fill = size - len(batch)
         session = Session(
             model,
@@ -181,13 +183,18 @@ def generate(
             prompt_log_probs=prompt_log_probs,
             memory=memory,
         )
-        turn = _Turn(model, session, request, batch, draft.tree, on_text, on_tokens)
-        turn.run(steps or (STREAM_STEPS if on_text else QUIET_STEPS))
-        # What a drafter learned from one batch helps with the next.
-        memory = session.state.shared.memory
-        for completion in turn.completions():
-            completions.append(completion)
-            if on_completion is not None:
+        return _Turn(model, session, request, batch, draft.tree, on_text, on_tokens)
+
+    memory = None
+    completions: list[Completion] = []
+    for first in range(0, len(request.tokens), size):
+        batch = range(first, min(first + size, len(request.tokens)))
+        # What a drafter learned from one batch helps with the next. Nothing else is kept of a session when the next one
+        # is made: two caches would take twice the memory.
+        made_now, memory = turn(batch, memory).decoded(steps or (STREAM_STEPS if on_text else QUIET_STEPS))
+        completions += made_now
+        if on_completion is not None:
+            for completion in made_now:
                 on_completion(completion)
     save_memory(model, draft, memory)
     return completions
@@ -233,6 +240,11 @@ class _Turn:
             self._show()
         for row, decoder in enumerate(self.decoders):
             self._say(row, decoder.finish())
+
+    def decoded(self, steps: int) -> tuple[list[Completion], Any]:
+        """Runs the session to its end. Returns what became of each row, and what the rows shared."""
+        self.run(steps)
+        return list(self.completions()), self.session.state.shared.memory
 
     def completions(self) -> Iterator[Completion]:
         """Returns what became of each row."""

@@ -15,6 +15,7 @@ from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.configuration import checkpoint_config, shape_config
 from jax_smash.checkpoints.smasher import (
+    MODULES,
     SMASHER_FILES,
     SmashModules,
     check_smasher,
@@ -27,7 +28,9 @@ from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.families.family import in_use
 from jax_smash.models.transformer import abstract_params, random_params
+from jax_smash.platform import prepare_devices
 from jax_smash.protocols import ModelDef
+from jax_smash.pytree import size
 from jax_smash.quantise import activation_dtype, check_weights, quantise_params, quantising_place
 from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place
 from jax_smash.smash.config import SmashConfig
@@ -35,9 +38,6 @@ from jax_smash.smash.config import SmashConfig
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
 """Models that come with the package, by name."""
-
-MODULES = "hamburger"
-"""Folder, beside a base, of the HAMburger modules that go with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,14 @@ class Model:
     path: Path | None = None
     modules: SmashModules | None = None
 
+    def __repr__(self) -> str:
+        """Says what it is and how large, and prints no weights."""
+        family = self.config.family if self.config else type(self.definition).__name__
+        parts = [repr(self.name), family, size(self.params["target"])]
+        parts += ["no tokenizer"] * (self.tokenizer is None)
+        parts += [f"with {role}, {size(weights)}" for role, weights in self.params.items() if role != "target"]
+        return f"Model({'; '.join(parts)})"
+
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a plain prompt, with the tokenizer's own beginning.
 
@@ -88,6 +96,11 @@ class Model:
     def vocab_size(self) -> int:
         """V."""
         return self.definition.bind(self.params["target"]).vocab_size
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest text that the model reads, in positions; None where it does not say."""
+        return self.config.max_positions if self.config else getattr(self.definition, "max_positions", None)
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
@@ -130,8 +143,10 @@ def load(
       FileNotFoundError: there is no such model, or it has no such modules.
       ValueError: the checkpoint is damaged, or of an unknown architecture; there are no such weights; the mesh does not
         fit the devices or the model; the modules do not fit the model.
+      OSError: `JAX_PLATFORMS` names a platform that JAX cannot use.
     """
     check_weights(weights)
+    prepare_devices()
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     path = find(name)
     if path.parent == ASSETS:
@@ -275,6 +290,7 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
     Raises:
       ValueError: there is no such shape; the mesh does not fit the devices or the shape.
     """
+    prepare_devices()
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     config = shape_config(shape)
     if mesh is not None:

@@ -65,25 +65,38 @@ def forward_bytes(config: ModelConfig, *, batch: int, width: int, slots: int, it
     return scores + activations + entries
 
 
-def free_bytes(device: jax.Device | None = None) -> int | None:
-    """Returns the memory left on a device in bytes; None where it does not tell."""
+def device_bytes(device: jax.Device | None = None) -> int | None:
+    """Returns the memory that a device gives to arrays in bytes, taken or not; None where it does not tell."""
     stats = (device or jax.devices()[0]).memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        return None
-    return stats["bytes_limit"] - stats["bytes_in_use"]
+    return stats["bytes_limit"] if stats and "bytes_limit" in stats else None
+
+
+def shard_bytes(params: Any) -> int:
+    """Returns the bytes that parameters take of each device that they lie on."""
+    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(params) if isinstance(x, jax.Array))
 
 
 def prefill_chunk(
-    config: ModelConfig | None, *, batch: int, slots: int, dtype: Any = jnp.float32, budget: int | None = None
+    config: ModelConfig | None,
+    *,
+    batch: int,
+    slots: int,
+    dtype: Any = jnp.float32,
+    held: int = 0,
+    budget: int | None = None,
 ) -> int:
     """Returns how many entries a row a prefill forward reads at most: the power of two that memory allows.
+
+    It goes by the memory that a device has, not by what is free at the moment: so a second session of the same sizes
+    compiles nothing, and all hosts choose alike.
 
     Args:
       config: the model's sizes; None for a model that does not tell them, which gets 256.
       batch: rows.
       slots: the cache's capacity a row.
       dtype: of the weights.
-      budget: bytes of temporaries; None takes a quarter of the device's free memory, or 1 GiB where unknown.
+      held: bytes of the device that the weights take.
+      budget: bytes of temporaries; None takes a quarter of the device's other memory, or 1 GiB where unknown.
 
     Returns:
       From 16 to 2048.
@@ -91,8 +104,8 @@ def prefill_chunk(
     if config is None:
         return 256
     if budget is None:
-        free = free_bytes()
-        budget = FORWARD_BYTES if free is None else free // 4
+        total = device_bytes()
+        budget = FORWARD_BYTES if total is None else (total - held) // 4
     width = 2048
     itemsize = np.dtype(dtype).itemsize
     while width > 16 and forward_bytes(config, batch=batch, width=width, slots=slots, itemsize=itemsize) > budget:

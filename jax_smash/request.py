@@ -1,18 +1,30 @@
 """What a call of `generate` asks for, checked before anything is allocated."""
 
 import dataclasses
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_smash.automaton import TokenAutomaton, json_schema_automaton, regex_automaton, stop_automaton
 from jax_smash.loading import Model
-from jax_smash.sampling import SamplingOptions
+from jax_smash.sampling import SamplingOptions, check_seeds
 from jax_smash.shapes import bucket
 
-Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+Tokens = Sequence[int | np.integer | jax.Array] | np.ndarray | jax.Array
+"""Token ids: a list, or an array of integers."""
+
+Prompt = str | Tokens | Sequence[dict[str, str]]
 """Text, tokens, or chat messages (`{"role": …, "content": …}`)."""
+
+Prompts = Prompt | Sequence[Prompt]
+"""One prompt or several; an array `[B, T]` holds one a row."""
+
+Seeds = int | np.integer | Sequence[int | np.integer | jax.Array] | np.ndarray | jax.Array
+"""One seed for all, or one a prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,22 +50,104 @@ class Request:
     grammar: TokenAutomaton | None
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt or several: a text, tokens and a list of messages are each one prompt."""
+def as_prompts(prompts: Any) -> list[Any]:
+    """Returns one prompt or several as a list of prompts.
+
+    A text, a list of tokens, an array `[T]` and a list of messages are each one prompt; an array `[B, T]` is one a row.
+
+    Raises:
+      TypeError: it is neither, or an array of another rank.
+    """
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping) or (not _is_array(prompts) and not isinstance(prompts, Iterable)):
+        raise TypeError(f"prompts must be texts, tokens or lists of chat messages; got {_kind(prompts)}")
+    if _is_array(prompts):
+        array = np.asarray(prompts)
+        if array.ndim not in (1, 2):
+            raise TypeError(f"an array of prompts must be tokens [T] or [B, T]; got shape {list(array.shape)}")
+        return [array] if array.ndim == 1 else list(array)
     items = list(prompts)
-    return [items] if items and isinstance(items[0], (int, np.integer, dict)) else items
+    return [items] if items and (_is_number(items[0]) or isinstance(items[0], Mapping)) else items
 
 
-def _encode(model: Model, prompt: Any, chat: bool) -> list[int]:
+def as_tokens(prompt: Any, what: str = "prompt") -> list[int]:
+    """Returns the tokens of a list or an array `[T]` as Python integers.
+
+    Args:
+      prompt: the tokens.
+      what: names them in errors.
+
+    Raises:
+      TypeError: something in it is no whole number, or it is an array of another rank.
+    """
+    if _is_array(prompt):
+        array = np.asarray(prompt)
+        if array.ndim != 1:
+            raise TypeError(f"{what} must be tokens [T]; got an array of shape {list(array.shape)}")
+        if array.size and not np.issubdtype(array.dtype, np.integer):
+            raise TypeError(f"{what} must be tokens (integers); got an array of {array.dtype}")
+        return array.tolist()
+    if not isinstance(prompt, Sequence):
+        raise TypeError(f"{what} must be text, tokens or chat messages; got {_kind(prompt)}")
+    return [whole_number(token, f"{what}, entry {i}: a token") for i, token in enumerate(prompt)]
+
+
+def as_seeds(seed: Any, count: int) -> list[int]:
+    """Returns a seed for each of `count` prompts, from one for all or one a prompt.
+
+    Raises:
+      TypeError: a seed is no whole number.
+      ValueError: a seed is out of range, or there are too few or too many.
+    """
+    one = not seed.shape if _is_array(seed) else not isinstance(seed, Sequence)
+    seeds = [whole_number(s, "seed") for s in ([seed] * count if one else list(seed))]
+    if len(seeds) != count:
+        raise ValueError(f"seed must be one for all or one a prompt ({count}); got {len(seeds)}")
+    check_seeds(seeds)
+    return seeds
+
+
+def whole_number(value: Any, what: str) -> int:
+    """Returns a Python, numpy or jax integer as a Python integer.
+
+    Raises:
+      TypeError: it is none.
+    """
+    try:
+        if isinstance(value, bool) or (_is_array(value) and value.dtype == np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number; got {_kind(value)}") from None
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether something stands where a token does, be it one or not."""
+    return isinstance(value, Number) or (_is_array(value) and not value.shape)
+
+
+def _kind(value: Any) -> str:
+    """Says what a value is, in few characters."""
+    if _is_array(value):
+        shown = "" if value.shape else f"{' '.join(str(value).split())}, "
+        return f"{shown}an array of {value.dtype} {list(value.shape)}"
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:40]}… ({type(value).__name__})"
+
+
+def _encode(model: Model, prompt: Any, chat: bool, what: str) -> list[int]:
     if isinstance(prompt, str):
         if not prompt:
             return []
         return model.encode_chat([{"role": "user", "content": prompt}]) if chat else model.encode(prompt)
-    if prompt and isinstance(prompt[0], dict):
+    if not _is_array(prompt) and isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         return model.encode_chat(prompt)
-    return [int(token) for token in prompt]
+    return as_tokens(prompt, what)
 
 
 def check_counts(**counts: int) -> None:
@@ -65,32 +159,32 @@ def check_counts(**counts: int) -> None:
 
 def make_request(
     model: Model,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Any,
     *,
     max_new_tokens: int,
     sampling: SamplingOptions | Sequence[SamplingOptions],
     stop: str | Sequence[str],
     json_schema: str | dict[str, Any] | None,
     regex: str | None,
-    seed: int | Sequence[int],
+    seed: Any,
     chat: bool,
     slots: int | None,
 ) -> Request:
     """Checks prompts and options, and makes the tables that they need. Arguments are those of `generate`.
 
     Raises:
+      TypeError: a prompt or a seed is neither text nor whole numbers.
       ValueError: something is out of range, or does not fit the model.
     """
-    prompts = _as_list(prompts)
+    prompts = as_prompts(prompts)
     if not prompts:
         raise ValueError("prompts must hold at least one prompt; got none")
     count = len(prompts)
     options = [sampling] * count if isinstance(sampling, SamplingOptions) else list(sampling)
-    seeds = [seed] * count if isinstance(seed, int) else list(seed)
-    for name, items in (("sampling", options), ("seed", seeds)):
-        if len(items) != count:
-            raise ValueError(f"{name} must be one for all or one a prompt ({count}); got {len(items)}")
-    tokens = [_encode(model, prompt, chat) for prompt in prompts]
+    if len(options) != count:
+        raise ValueError(f"sampling must be one for all or one a prompt ({count}); got {len(options)}")
+    seeds = as_seeds(seed, count)
+    tokens = [_encode(model, prompt, chat, f"prompt {i}") for i, prompt in enumerate(prompts)]
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     return Request(
         prompts=prompts,
@@ -107,13 +201,14 @@ def make_request(
 def _slots(model: Model, tokens: list[list[int]], max_new_tokens: int, slots: int | None) -> int:
     """Returns the cache's capacity, once every prompt is known to be in range and to fit it."""
     vocab_size = model.vocab_size
-    longest = model.config.max_positions if model.config else None
+    longest = model.max_positions
     room = min(x for x in (slots, longest, 2**30) if x is not None)
     for i, prompt in enumerate(tokens):
         if not prompt:
             raise ValueError(f"prompt {i} is empty")
-        if not all(0 <= t < vocab_size for t in prompt):
-            raise ValueError(f"prompt {i} has tokens outside 0 … {vocab_size - 1}")
+        outside = next((t for t in prompt if not 0 <= t < vocab_size), None)
+        if outside is not None:
+            raise ValueError(f"prompt {i} has tokens outside 0 … {vocab_size - 1}: {outside}")
         if len(prompt) + max_new_tokens > room:
             what = "the cache" if room == slots else "the model's context"
             raise ValueError(

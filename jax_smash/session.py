@@ -15,14 +15,14 @@ from jax_smash.decode.score import score
 from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
 from jax_smash.loading import Model
 from jax_smash.methods import Method
-from jax_smash.plan import prefill_chunk
+from jax_smash.plan import prefill_chunk, shard_bytes
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
 from jax_smash.sharding import mesh_of, on_mesh, put
 
-TokenLists = Sequence[Sequence[int]]
+TokenLists = Sequence[Sequence[int] | np.ndarray | jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,9 @@ class Session:
         self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
         batch = len(self._sampling)
         dtype = activation_dtype(model.params["target"])
-        self._chunk = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype), bucket(slots))
+        held = shard_bytes(model.params)
+        chunk = prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held)
+        self._chunk = min(chunk, bucket(slots))
         shared = Shared(
             processors=self._processors(1),
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),
@@ -110,6 +112,11 @@ class Session:
         self._fanned_out = samples == 1
         # Of rows that sit a turn out: what they have said last and not read.
         self._unread: list[list[int]] = [[] for _ in self._sampling]
+
+    def __repr__(self) -> str:
+        """Says what decodes and how large it is."""
+        rows = f"{self.batch} rows of {self.slots} slots and at most {self.max_new_tokens} new tokens"
+        return f"Session({self.model.name!r}, method {self.method.name}; {rows})"
 
     @property
     def prompts(self) -> int:
@@ -135,7 +142,7 @@ class Session:
         """
         rows = self.state.rows
         tails = self._tails()
-        texts = [tail + list(prompt) if prompt else [] for tail, prompt in zip(tails, prompts, strict=True)]
+        texts = [tail + prompt if prompt else [] for tail, prompt in zip(tails, map(_ints, prompts), strict=True)]
         limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
         limit = np.where([bool(t) for t in texts], limit, 0).astype(np.int32)
         self._check_room(texts, limit)
@@ -250,7 +257,7 @@ class Session:
                 self.prompt_log_probs[row].append(entry)
 
     def _fan_out(self) -> None:
-        index = jnp.repeat(jnp.arange(len(self._sampling)), self.samples)
+        index = jnp.repeat(jnp.arange(len(self._sampling), dtype=jnp.int32), self.samples)
         with on_mesh(self.mesh):
             rows = take_rows(self.state.rows, index)
         self.state = self._placed(
@@ -274,6 +281,10 @@ class Session:
         )
         # The state is donated: tables of the caller's, which its next session reads too, must not go along.
         return jax.tree.map(jnp.copy, processors)
+
+
+def _ints(tokens: Sequence[int] | np.ndarray | jax.Array) -> list[int]:
+    return [int(token) for token in np.asarray(tokens)] if hasattr(tokens, "dtype") else list(tokens)
 
 
 def _entry(token: int, log_prob: Any, values: np.ndarray, tokens: np.ndarray) -> TokenLogProb:

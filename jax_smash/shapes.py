@@ -21,6 +21,11 @@ def bucket(n: int, *, least: int = 16) -> int:
     return size
 
 
+def rows_for(prompts: int, *, most: int) -> int:
+    """Returns the rows of a batch of prompts: the least power of two that holds them, at most `most`."""
+    return min(1 << (prompts - 1).bit_length(), most)
+
+
 def chunks(length: int, chunk: int) -> Sequence[int]:
     """Splits a prompt into forwards: whole chunks of `chunk` tokens, then one bucket that holds the rest.
 

@@ -23,7 +23,7 @@ from jax_smash.draft.sizing import best_tree
 from jax_smash.draft.tree import Topology, grow
 from jax_smash.loading import Model
 from jax_smash.methods import REACH, DraftOptions, make_method
-from jax_smash.plan import prefill_chunk
+from jax_smash.plan import prefill_chunk, shard_bytes
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
@@ -217,7 +217,8 @@ def half_full(model: Model, *, batch: int, slots: int) -> Any:
     """Makes a cache that holds half of what it can, without content; of a model that is not ours, an empty one."""
     # As large as a session makes it, which commits whole chunks of a prompt too.
     dtype = activation_dtype(model.params["target"])
-    block = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype), bucket(slots))
+    held = shard_bytes(model.params)
+    block = min(prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held), bucket(slots))
     made = jax.jit(lambda params: model.definition.bind(params).init_cache(batch, slots, block))
     cache = made(model.params["target"])
     if not isinstance(cache, KVCache):

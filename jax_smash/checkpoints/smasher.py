@@ -21,12 +21,16 @@ from jax_smash.checkpoints.directory import FULL
 from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.shards import finite
 from jax_smash.config import ModelConfig
+from jax_smash.pytree import size
 from jax_smash.quantise import check_plain
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 
 CONFIG, WEIGHTS = "smasher.json", "smasher.safetensors"
 SMASHER_FILES = (CONFIG, WEIGHTS)
+
+MODULES = "hamburger"
+"""Folder, beside a base, of the modules that go with it."""
 
 FORMAT = 1
 """Of the files; a reader refuses others than it knows."""
@@ -53,6 +57,10 @@ class SmashModules:
     definition: SmasherDef
     params: nnx.State
     token_counts: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """Says how large they are, and prints no weights."""
+        return f"SmashModules({size(self.params)}, {self.config.micro_steps} micro-steps)"
 
 
 def save_smasher(

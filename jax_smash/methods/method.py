@@ -27,6 +27,10 @@ class Method:
     memory: Any = None
     source: str = ""
 
+    def __repr__(self) -> str:
+        """Names the strategy, and prints no weights."""
+        return f"Method({self.name!r}, {type(self.strategy).__name__}; {', '.join(self.params)})"
+
     @property
     def nodes(self) -> int:
         """Nodes of the largest tree that a step checks, the root included; 1 where nothing is drafted."""

@@ -18,6 +18,10 @@ class NnxModel:
         """Returns the module with these parameters."""
         return nnx.merge(self.graphdef, params)
 
+    def __repr__(self) -> str:
+        """Names the module's class: the structure itself is long."""
+        return f"NnxModel({getattr(self.graphdef.nodes[0], 'type', type(self.graphdef)).__name__})"
+
     def __hash__(self) -> int:
         return self._hash
 

@@ -1,6 +1,6 @@
 """From logits to tokens: options, logits processors, and the choice itself."""
 
-from jax_smash.sampling.choice import choose, gumbel_noise, highest, likeliest, log_probabilities, row_keys
+from jax_smash.sampling.choice import check_seeds, choose, gumbel_noise, highest, likeliest, log_probabilities, row_keys
 from jax_smash.sampling.options import SamplingOptions, processors_for
 from jax_smash.sampling.penalties import Constrained, LogitBias, MinNewTokens, OutputPenalty, RepetitionPenalty
 from jax_smash.sampling.truncation import MinP, Temperature, TopK, TopP
@@ -16,6 +16,7 @@ __all__ = [
     "Temperature",
     "TopK",
     "TopP",
+    "check_seeds",
     "choose",
     "gumbel_noise",
     "highest",

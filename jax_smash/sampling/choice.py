@@ -1,13 +1,15 @@
 """The choice of a token from processed logits."""
 
+import operator
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 
-def row_keys(seeds: Sequence[int], *, samples: int = 1) -> Key[Array, "B"]:
+def row_keys(seeds: Sequence[int] | np.ndarray | Array, *, samples: int = 1) -> Key[Array, "B"]:
     """Makes the random key of each row: the samples of one seed side by side.
 
     A key depends on its seed and sample number alone. The generator is named, since others draw different numbers for
@@ -20,12 +22,22 @@ def row_keys(seeds: Sequence[int], *, samples: int = 1) -> Key[Array, "B"]:
     Raises:
       ValueError: a seed is out of range.
     """
+    seeds = [operator.index(seed) for seed in seeds]
+    check_seeds(seeds)
+    keys = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(jnp.asarray(seeds, jnp.uint32))
+    number = jnp.arange(samples, dtype=jnp.uint32)
+    return jax.vmap(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(number))(keys).reshape(-1)
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuses seeds that a random key cannot be made of.
+
+    Raises:
+      ValueError: a seed is out of range.
+    """
     for seed in seeds:
         if not 0 <= seed < 2**32:
             raise ValueError(f"seed must be from 0 to {2**32 - 1}; got {seed}")
-    keys = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(jnp.asarray(list(seeds), jnp.uint32))
-    number = jnp.arange(samples, dtype=jnp.uint32)
-    return jax.vmap(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(number))(keys).reshape(-1)
 
 
 def gumbel_noise(key: Key[Array, "B"], position: Int[Array, "B M"], vocab_size: int) -> Float[Array, "B M V"]:

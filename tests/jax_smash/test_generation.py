@@ -1,5 +1,7 @@
 import dataclasses
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from jax_smash import SamplingOptions, generate
 from jax_smash.cache import Block
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import make_method
+from jax_smash.request import as_prompts, as_seeds, as_tokens, make_request
 from jax_smash.session import Session
 from tests.tiny import tiny_model
 
@@ -193,6 +196,111 @@ def test_a_second_call_in_the_bucket_compiles_nothing():
     other = SamplingOptions(temperature=0.3, top_k=7, top_p=0.5)
     generate(model, "another prompt", max_new_tokens=38, slots=96, sampling=other, seed=5)
     assert PROGRAMS.compiled == compiled
+
+
+def test_batches_of_three_and_of_four_prompts_share_their_programs():
+    """The last of four rows sits out."""
+    model = tiny_model()
+    four = generate(model, PROMPTS, sampling=WARM, seed=7, **SIZES)
+    compiled = PROGRAMS.compiled
+    three = generate(model, PROMPTS[:3], sampling=WARM, seed=7, **SIZES)
+    assert PROGRAMS.compiled == compiled
+    assert [c.token_ids for c in three] == [c.token_ids for c in four[:3]]
+
+
+def test_rows_that_sit_out_say_nothing_and_are_counted_by_nobody():
+    pieces, counted, completed = [], [], []
+    completions = generate(
+        tiny_model(),
+        PROMPTS[:3],
+        num_samples=2,
+        on_text=lambda i, text: pieces.append(i),
+        on_tokens=counted.append,
+        on_completion=completed.append,
+        **SIZES,
+    )
+    assert completed == completions
+    assert len(completions) == 6
+    assert set(pieces) <= set(range(6))
+    assert sum(counted) == sum(c.new_tokens for c in completions)
+
+
+def test_no_two_caches_are_alive_at_once(monkeypatch):
+    alive, most = weakref.WeakSet(), []
+
+    class Watched(Session):
+        def __init__(self, *args, **options):
+            most.append(len(alive))
+            super().__init__(*args, **options)
+            alive.add(self)
+
+    monkeypatch.setattr("jax_smash.generation.Session", Watched)
+    gc.disable()  # Only what nothing refers to any more is gone at once.
+    try:
+        generate(tiny_model(), PROMPTS, batch_size=2, **SIZES)
+    finally:
+        gc.enable()
+    assert most == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        np.asarray([[65, 66, 67], [68, 69, 70]]),
+        jnp.asarray([[65, 66, 67], [68, 69, 70]], jnp.uint8),
+        [np.asarray([65, 66, 67], np.uint16), jnp.asarray([68, 69, 70])],
+        [[np.int64(65), 66, jnp.int32(67)], (68, 69, 70)],
+    ],
+)
+def test_arrays_and_their_integers_are_prompts_like_lists(prompts):
+    expected = generate(tiny_model(), [[65, 66, 67], [68, 69, 70]], max_new_tokens=8, slots=96)
+    completions = generate(tiny_model(), prompts, max_new_tokens=8, slots=96)
+    assert [c.token_ids for c in completions] == [c.token_ids for c in expected]
+
+
+def test_a_flat_array_is_one_prompt():
+    for prompt in (np.asarray([65, 66, 67]), jnp.asarray([65, 66, 67]), [np.int32(65), 66, 67]):
+        assert as_tokens(as_prompts(prompt)[0]) == [65, 66, 67]
+        assert len(as_prompts(prompt)) == 1
+
+
+@pytest.mark.parametrize("seed", [3, np.int64(3), np.uint8(3), jnp.int32(3), np.asarray(3), [3, 3], np.asarray([3, 3])])
+def test_integers_of_every_kind_are_seeds(seed):
+    assert as_seeds(seed, 2) == [3, 3]
+    assert all(type(s) is int for s in as_seeds(seed, 2))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "error", "message"),
+    [
+        ([[1, 2.5]], {}, TypeError, r"prompt 0, entry 1: a token must be a whole number; got 2\.5"),
+        ([1.0, 2.0], {}, TypeError, r"prompt 0, entry 0: a token must be a whole number; got 1\.0"),
+        ([[True]], {}, TypeError, "prompt 0, entry 0: a token must be a whole number; got True"),
+        ([[1, "x"]], {}, TypeError, "prompt 0, entry 1: a token must be a whole number; got 'x'"),
+        (np.asarray([1.0, 2.0]), {}, TypeError, r"prompt 0 must be tokens \(integers\); got an array of float64"),
+        (["x", jnp.asarray([True])], {}, TypeError, "prompt 1 must be tokens .*; got an array of bool"),
+        (np.zeros((2, 2, 2), int), {}, TypeError, r"tokens \[T\] or \[B, T\]; got shape \[2, 2, 2\]"),
+        ([np.zeros((2, 2), int)], {}, TypeError, r"prompt 0 must be tokens \[T\]; got an array of shape \[2, 2\]"),
+        (np.asarray(5), {}, TypeError, r"tokens \[T\] or \[B, T\]; got shape \[\]"),
+        (5, {}, TypeError, "prompts must be texts, tokens or lists of chat messages; got 5"),
+        ({"role": "user"}, {}, TypeError, "prompts must be texts, tokens or lists of chat messages; got"),
+        ([None], {}, TypeError, "prompt 0 must be text, tokens or chat messages; got None"),
+        (np.asarray([1, -2]), {}, ValueError, r"prompt 0 has tokens outside 0 … \d+: -2"),
+        ([[1], np.asarray([9999])], {}, ValueError, r"prompt 1 has tokens outside 0 … \d+: 9999"),
+        (np.zeros((0, 4), int), {}, ValueError, "at least one prompt"),
+        ("x", {"seed": 1.5}, TypeError, r"seed must be a whole number; got 1\.5"),
+        ("x", {"seed": True}, TypeError, "seed must be a whole number; got True"),
+        ("x", {"seed": np.asarray([0.5])}, TypeError, r"seed must be a whole number; got 0\.5, an array of float64"),
+        ("x", {"seed": "1"}, TypeError, "seed must be a whole number; got '1'"),
+        ("x", {"seed": jax.random.key(0)}, TypeError, "seed must be a whole number; got"),
+        ("x", {"seed": -1}, ValueError, "seed must be from 0 to 4294967295; got -1"),
+        ("x", {"seed": np.int64(2**32)}, ValueError, "seed must be from 0 to 4294967295; got 4294967296"),
+    ],
+)
+def test_what_is_no_prompt_and_no_seed_is_refused_by_name(prompts, options, error, message):
+    request = {"max_new_tokens": 4, "sampling": SamplingOptions(), "seed": 0, "chat": False, "slots": None}
+    with pytest.raises(error, match=message):
+        make_request(tiny_model(), prompts, stop=(), json_schema=None, regex=None, **request | options)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_smash.models.families.presets import preset
 from jax_smash.models.transformer import abstract_params
-from jax_smash.plan import forward_bytes, prefill_chunk, step_bytes
+from jax_smash.plan import forward_bytes, prefill_chunk, shard_bytes, step_bytes
+from jax_smash.sharding import make_mesh
 from tests.tiny import tiny_config
 
 
@@ -32,3 +35,28 @@ def test_a_chunk_is_the_largest_that_memory_allows(budget, batch, slots):
 
 def test_a_model_that_does_not_tell_its_sizes_is_read_in_pieces_all_the_same():
     assert prefill_chunk(None, batch=8, slots=4096) == 256
+
+
+def test_a_chunk_goes_by_the_memory_a_device_has_not_by_what_is_free(monkeypatch):
+    """What other programs, or an earlier session, take at the moment would change the width, and what is compiled."""
+
+    class Device:
+        def __init__(self, in_use):
+            self.in_use = in_use
+
+        def memory_stats(self):
+            return {"bytes_limit": 2**33, "bytes_in_use": self.in_use}
+
+    config, widths = preset("llama-3.1-8b"), []
+    for in_use in (0, 2**31, 2**32, 2**33 - 1):
+        monkeypatch.setattr(jax, "devices", lambda in_use=in_use: [Device(in_use)])
+        widths.append(prefill_chunk(config, batch=8, slots=4096, held=2**31))
+    assert set(widths) == {prefill_chunk(config, batch=8, slots=4096, budget=(2**33 - 2**31) // 4)}
+    assert prefill_chunk(config, batch=8, slots=4096, held=2**33) == 16
+
+
+def test_weights_are_counted_where_they_lie():
+    whole = jnp.zeros((8, 16), jnp.float32)
+    divided = jax.device_put(whole, NamedSharding(make_mesh("tp=4"), PartitionSpec("tp")))
+    assert shard_bytes({"a": whole, "b": jnp.zeros((3,), jnp.int8)}) == 512 + 3
+    assert shard_bytes({"a": divided}) == 128

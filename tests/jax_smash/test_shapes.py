@@ -1,6 +1,6 @@
 import pytest
 
-from jax_smash.shapes import bucket, chunks, round_up
+from jax_smash.shapes import bucket, chunks, round_up, rows_for
 
 
 def test_a_bucket_holds_its_length_and_little_more():
@@ -26,3 +26,8 @@ def test_chunks_hold_a_prompt_and_only_the_last_is_no_whole_one(length, chunk):
 
 def test_a_multiple_is_the_least_that_is_enough():
     assert [round_up(n, 8) for n in (1, 8, 9)] == [8, 8, 16]
+
+
+def test_a_batch_has_a_power_of_two_of_rows_or_as_many_as_are_allowed():
+    assert [rows_for(n, most=16) for n in range(1, 18)] == [1, 2, 4, 4, *[8] * 4, *[16] * 9]
+    assert [rows_for(n, most=6) for n in range(1, 8)] == [1, 2, 4, 4, 6, 6, 6]
