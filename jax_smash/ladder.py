@@ -12,7 +12,8 @@ from jax_smash.decode.budget import Sizing
 from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, acceptance, prior_rates
 from jax_smash.draft.sizing import Rates, best_tree, choose_budget, choose_ladder
 from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import Topology
+from jax_smash.draft.tree import Topology, chain
+from jax_smash.protocols import honours_trees
 
 if TYPE_CHECKING:
     from jax_smash.loading import Model
@@ -22,6 +23,10 @@ MOST_NODES = 80
 
 DEFAULT_NODES = 24
 """Drafted nodes where nothing is known of what a step costs."""
+
+
+CHAIN_NODES = 4
+"""Drafted nodes of an automatic tree where the model reads every block in order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +90,9 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
         return Ladder(trees=(named_tree(tree),), first=0, sizing=None, source=f"the tree {tree}")
     if reach is None:
         raise ValueError(f"trees of method {method} have no automatic size: name one")
+    if not honours_trees(model.definition.bind(model.params["target"])):
+        source = f"a chain: {model.name} does not honour tree blocks"
+        return Ladder(trees=(chain(min(CHAIN_NODES, reach.levels)),), first=0, sizing=None, source=source)
     rates = reach.rates()
     cost = _costs(model, method, batch=batch, slots=slots)
     if cost is None:

@@ -20,7 +20,8 @@ class Forward:
     Attributes:
       hidden: after the final norm.
       taps: tap i is the residual that enters layer i; the last one, tap L, is the residual before the final norm.
-      block_kv: keys and values of the new entries, not yet in the cache.
+      block_kv: what the cache's `commit` writes of the new entries: keys and values of each layer, or what stands in
+        their place.
       policy_state: the sparse policy's state; None without a policy.
     """
 
@@ -50,7 +51,13 @@ class Cache(Protocol):
 
 @runtime_checkable
 class CausalLM(Protocol):
-    """A model that can be decoded: bound to its parameters, inside a traced function."""
+    """A model that can be decoded: bound to its parameters, inside a traced function.
+
+    A model whose `forward` lets each entry see exactly the entries that `block` says, and places them by `position`
+    alone, may say so with an attribute `tree_blocks = True`: then draft trees are checked in one forward. A model that
+    does not say is taken to read every block in order, each entry behind all before it, as a recurrent model does. It
+    decodes all the same, with drafted chains too, but trees that branch are refused: see `honours_trees`.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -79,6 +86,11 @@ class CausalLM(Protocol):
     def init_cache(self, batch: int, slots: int, block: int) -> Any:
         """Makes an empty cache of `slots` slots a row, for commits of at most `block` entries."""
         ...
+
+
+def honours_trees(model: CausalLM) -> bool:
+    """Returns whether a model says that it honours blocks that are trees; False where it says nothing."""
+    return bool(getattr(model, "tree_blocks", False))
 
 
 @runtime_checkable

@@ -100,8 +100,12 @@ def dequantise_params(params: nnx.State) -> nnx.State:
 
 
 def activation_dtype(params: Any) -> Any:
-    """Returns the dtype that a model computes in, and its cache holds: that of its first weight that is not int8."""
-    return next(x.dtype for x in jax.tree.leaves(params, is_leaf=_is_quantised) if not _is_quantised(x))
+    """Returns the dtype that a model computes in, and its cache holds: that of its first weight that is not int8.
+
+    A model without weights, such as a function that has closed over them, gets float32.
+    """
+    leaves = jax.tree.leaves(params, is_leaf=_is_quantised)
+    return next((x.dtype for x in leaves if not _is_quantised(x)), jnp.dtype(jnp.float32))
 
 
 def check_plain(params: Mapping[Any, Any]) -> None:

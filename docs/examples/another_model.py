@@ -1,7 +1,9 @@
 """Decodes a model that is not one of jax_smash's own: a recurrent one, written in plain JAX.
 
 It offers what `CausalLM` asks for (`embed`, `forward`, `unembed`, `init_cache`) and a cache with one write, `commit`.
-That is enough for `generate`, for batches, for sampling and for streaming.
+That is enough for `generate`, for batches, for sampling, for streaming, and for drafting chains: a recurrence reads a
+chain in one forward as it reads a prompt. Draft trees that branch are refused, for here every entry sees all before it;
+a model whose entries see exactly what `block` says has `tree_blocks = True`.
 
     python docs/examples/another_model.py
 """
@@ -46,6 +48,7 @@ class Recurrent:
     params: dict
 
     vocab_size = VOCABULARY
+    tree_blocks = False
 
     def embed(self, tokens):
         return self.params["embedding"][tokens]
@@ -85,5 +88,8 @@ def make() -> jax_smash.Model:
 
 
 if __name__ == "__main__":
-    for completion in jax_smash.generate(make(), [[72, 101, 108], [1, 2, 3, 4]], max_new_tokens=12):
+    prompts, chain = [[72, 101, 108], [1, 2, 3, 4]], jax_smash.DraftOptions(tree="chain-4")
+    for completion in jax_smash.generate(make(), prompts, max_new_tokens=12):
         print(completion.token_ids)
+    for completion in jax_smash.generate(make(), prompts, max_new_tokens=12, method="suffix", draft=chain):
+        print(completion.token_ids, completion.target_forwards, "forwards")

@@ -31,6 +31,9 @@ class Hybrid:
     line: LateLearner
     part: int = 4
 
+    branches = True
+    """Drafts branch, whatever the topology."""
+
     def init(self, params: Params, batch: int, slots: int) -> tuple[Any, Any]:
         """Makes what each of the two keeps of rows."""
         return self.tree.init(params, batch, slots), self.line.init(params, batch, slots)

@@ -35,7 +35,7 @@ class LookaheadRows:
     def put(self, ngram: Int[Array, "B P N"], valid: Bool[Array, "B P"]) -> "LookaheadRows":
         """Returns the rows with these n-grams as the latest of the pool, in which none stands twice."""
         capacity = self.pool.shape[1]
-        after = jnp.cumsum(valid.astype(jnp.int32), axis=1)
+        after = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
         count = after[:, -1]
         order = jnp.arange(ngram.shape[1], dtype=jnp.int32)
         same = (ngram[:, :, None] == ngram[:, None]).all(-1) & valid[:, None]
@@ -87,6 +87,9 @@ class Lookahead:
     guesses: int = 7
     capacity: int = 1024
     learn_prompt: bool = True
+
+    branches = True
+    """Drafts branch, whatever the topology."""
 
     def __post_init__(self) -> None:
         least = {"window": 1, "ngram": 2, "guesses": 1, "capacity": 1}

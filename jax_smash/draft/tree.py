@@ -244,6 +244,11 @@ def chain(nodes: int) -> Topology:
     return topology([0, *range(nodes)])
 
 
+def is_chain(topology: Topology) -> bool:
+    """Returns whether every node hangs below the one before it, so that reading the nodes in order reads the tree."""
+    return bool((np.asarray(topology.parent)[1:] == np.arange(topology.nodes - 1)).all())
+
+
 def _in_cycle(parent: Sequence[int], node: int) -> bool:
     above = parent[node]
     for _ in parent:

@@ -15,13 +15,14 @@ from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import WIDTH, Recycling
 from jax_smash.draft.suffix import Suffix
 from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import check_ranks
+from jax_smash.draft.tree import check_ranks, is_chain
 from jax_smash.draft.verification import VERIFICATIONS
 from jax_smash.draft.warm_start import load_successors
 from jax_smash.ladder import Ladder, Reach, make_ladder
 from jax_smash.loading import Model, load, quantised
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Method, Setup
+from jax_smash.protocols import honours_trees
 from jax_smash.quantise import activation_dtype
 
 LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
@@ -100,9 +101,39 @@ def draft_model(setup: Setup) -> Method:
     if width > target.vocab_size:
         raise ValueError(f"a node has at most {target.vocab_size} children, as many as tokens; got {width} in {tree}")
     ladder = Ladder(trees=(topology,), first=0, sizing=None, source=f"the tree {tree}")
+    check_blocks(drafting, "draft-model", ladder)
     drafter = DraftModel(model=drafting.definition, width=width, draws=draws, sampled=setup.sampled)
     method = drafted("draft-model", setup, drafter, None, ladder=ladder)
     return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
+
+
+def check_blocks(model: Model, method: str, ladder: Ladder, *, branches: bool = False) -> None:
+    """Refuses trees for a model that reads every block in order.
+
+    Args:
+      model: that checks the trees, or drafts them.
+      method: that drafts.
+      ladder: its trees.
+      branches: the method's drafts branch whatever the tree.
+
+    Raises:
+      ValueError: the model does not honour tree blocks, and what is drafted is no chain.
+    """
+    if honours_trees(model.definition.bind(model.params["target"])):
+        return
+    drafting = [tree for tree in ladder.trees if tree.levels]
+    if not drafting:
+        return
+    if branches:
+        raise ValueError(
+            f"method {method} drafts trees that branch, and {model.name} does not honour tree blocks (tree_blocks): "
+            "take a method that drafts a chain, such as lookup"
+        )
+    if not all(is_chain(tree) for tree in drafting):
+        raise ValueError(
+            f"{ladder.source} branches, and {model.name} does not honour tree blocks (tree_blocks): "
+            "draft a chain, as in tree chain-4"
+        )
 
 
 def _drafting(name: str | Model, target: Model) -> Model:
@@ -115,6 +146,7 @@ def drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladde
     ladder = ladder or make_ladder(
         setup.model, setup.draft.tree, method=name, reach=REACH.get(name), batch=setup.batch, slots=setup.slots
     )
+    check_blocks(setup.model, name, ladder, branches=getattr(drafter, "branches", False))
     strategy = Speculative(
         target=setup.model.definition,
         drafter=drafter,

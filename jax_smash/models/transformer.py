@@ -20,6 +20,9 @@ from jax_smash.sharding import constrain
 class Transformer(nnx.Module):
     """A decoder-only transformer of any supported family; satisfies `CausalLM`. Holds weights only."""
 
+    tree_blocks = True
+    """Attention goes by the block's bits, and rotary embeddings by position."""
+
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
         self.config = config
         table = (config.vocab_size, config.d_model)

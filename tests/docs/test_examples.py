@@ -1,9 +1,15 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import jax_smash
+from jax_smash.protocols import honours_trees
 
 EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "examples" / "another_model.py"
+PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 1, 2, 3, 4], [9]]
+WARM = jax_smash.SamplingOptions(temperature=0.7, repetition_penalty=1.2)
 
 
 def example():
@@ -13,27 +19,95 @@ def example():
     return module
 
 
+def tokens(completions):
+    return [c.token_ids for c in completions]
+
+
 def test_a_model_of_another_kind_decodes_and_rows_do_not_touch():
     model = example().make()
     assert isinstance(model.definition.bind(model.params["target"]), jax_smash.CausalLM)
-    prompts = [[72, 101, 108], [1, 2, 3, 4], [9]]
-    together = jax_smash.generate(model, prompts, max_new_tokens=12)
-    for prompt, completion in zip(prompts, together, strict=True):
+    together = jax_smash.generate(model, PROMPTS, max_new_tokens=12)
+    for prompt, completion in zip(PROMPTS, together, strict=True):
         alone = jax_smash.generate(model, [prompt], max_new_tokens=12)[0]
         assert completion.token_ids == alone.token_ids
     assert len({tuple(c.token_ids) for c in together}) == 3
 
 
 def test_its_text_is_that_of_the_plain_recurrence():
-    import numpy as np
-
     model = example().make()
     params = {k: np.asarray(v, np.float64) for k, v in model.params["target"].items()}
-    tokens, state = [72, 101, 108], np.zeros(64)
-    for token in tokens:
+    prompt, state = [72, 101, 108], np.zeros(64)
+    for token in prompt:
         state = 0.9 * state + params["embedding"][token]
     expected = []
     for _ in range(12):
         expected.append(int((params["head"] @ np.tanh(state)).argmax()))
         state = 0.9 * state + params["embedding"][expected[-1]]
-    assert jax_smash.generate(model, [tokens], max_new_tokens=12)[0].token_ids == expected
+    assert jax_smash.generate(model, [prompt], max_new_tokens=12)[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("recycling", {"tree": "chain-4"}),
+        ("recycling", {"tree": "chain-4", "stored_probabilities": True}),
+        ("lookup", {"tree": "chain-3"}),
+        ("suffix", {}),  # A tree of automatic size is a chain.
+        ("draft-model", {"draft_model": "itself"}),
+        ("hybrid", {"tree": "off"}),
+    ],
+)
+def test_drafted_chains_change_no_text_of_a_recurrent_model(method, options):
+    model = example().make()
+    draft = jax_smash.DraftOptions(**options | ({"draft_model": model} if "draft_model" in options else {}))
+    request = {"max_new_tokens": 24, "sampling": [jax_smash.SamplingOptions(), WARM, WARM], "seed": [0, 1, 2]}
+    plain = jax_smash.generate(model, PROMPTS, **request)
+    drafted = jax_smash.generate(model, PROMPTS, method=method, draft=draft, **request)
+    assert tokens(drafted) == tokens(plain)
+    saved = sum(c.target_forwards for c in plain) - sum(c.target_forwards for c in drafted)
+    assert saved == 0 if draft.tree == "off" else saved > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("recycling", {"tree": "recycling-80"}, "the tree recycling-80 branches, and recurrent does not honour tree b"),
+        ("hybrid", {}, "method hybrid drafts trees that branch, and recurrent does not honour tree blocks"),
+        ("lookahead", {"tree": "chain-4"}, "method lookahead drafts trees that branch, and recurrent does not"),
+    ],
+)
+def test_trees_are_refused_by_name_for_a_model_that_reads_blocks_in_order(method, options, message):
+    with pytest.raises(ValueError, match=message):
+        jax_smash.generate(example().make(), PROMPTS, method=method, draft=jax_smash.DraftOptions(**options))
+
+
+def test_a_draft_model_that_reads_blocks_in_order_drafts_chains_alone(tmp_path):
+    from tests.tiny import tiny_model
+
+    drafting, target = example().make(), tiny_model(vocab_size=256, max_positions=64)
+    siblings = tmp_path / "siblings.json"
+    siblings.write_text("[[0], [1]]")
+    draft = jax_smash.DraftOptions(draft_model=drafting, tree=str(siblings))
+    with pytest.raises(ValueError, match="branches, and recurrent does not honour tree blocks"):
+        jax_smash.generate(target, [[1, 2]], method="draft-model", draft=draft, max_new_tokens=4)
+
+
+def test_a_model_that_does_not_say_is_taken_to_read_blocks_in_order():
+    module = example()
+    del module.Recurrent.tree_blocks
+    model = module.make()
+    target = model.definition.bind(model.params["target"])
+    assert isinstance(target, jax_smash.CausalLM)
+    assert not honours_trees(target)
+    module.Recurrent.tree_blocks = True
+    assert honours_trees(target)
+
+
+def test_a_tree_would_change_the_text_of_a_model_that_ignores_blocks():
+    """The control: told to be honoured, the same tree is not."""
+    module = example()
+    module.Recurrent.tree_blocks = True
+    draft = jax_smash.DraftOptions(tree="recycling-80")
+    plain = jax_smash.generate(module.make(), PROMPTS, max_new_tokens=24)
+    drafted = jax_smash.generate(module.make(), PROMPTS, method="recycling", draft=draft, max_new_tokens=24)
+    assert tokens(plain) != tokens(drafted)
