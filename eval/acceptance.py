@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from eval.acceptance_runs import Asking
 from eval.options import Decimals, Names, Numbers
 from eval.question_sets import Question, fitting, read_questions, spec_bench_questions
-from eval.report import check_output, heading, print_table, progress, run_program, write_json, write_whole
+from eval.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from eval.studies import TEMPLATE, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
 from jax_smash.loading import load
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method
@@ -131,10 +131,7 @@ class Settings:
         self._check_methods()
         if self.study == "spec-bench" and self.spec_bench is None:
             raise ValueError("the study spec-bench needs --spec-bench question.jsonl, which does not come with us")
-        for path in (self.json, self.plot):
-            check_output(path, overwrite=self.overwrite)
-        if self.plot is not None:
-            import matplotlib  # noqa: F401 - now, not after the measurement
+        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
 
     def _check_methods(self) -> None:
         if not self.methods or not self.trees:

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from eval.options import Names, Numbers
-from eval.report import check_output, heading, print_table, run_program, write_json, write_whole
+from eval.report import check_outputs, heading, print_table, run_program, write_json, write_whole
 from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.config import ModelConfig
 from jax_smash.methods.smashed import step_cost
@@ -70,8 +70,7 @@ class Settings:
             raise ValueError(f"micro_layers and group_lengths must be at least 1; got {least}")
         for head in self.micro_heads:
             SmashOptions(micro_head=head).check()
-        for path in (self.json, self.plot):
-            check_output(path, overwrite=self.overwrite)
+        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
 
 
 def caps(settings: Settings) -> list[dict[str, Any]]:

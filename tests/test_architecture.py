@@ -22,7 +22,7 @@ LAYERS = [
     {"draft"},
     {"decode"},
     {"loading"},
-    {"ladder"},
+    {"ladder", "applied", "saving"},
     {"methods"},
     {"session", "request"},
     {"generation", "prompts", "tuning"},

@@ -6,8 +6,12 @@ from typing import Any
 
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.directory import check_new, new_directory
+from jax_smash.checkpoints.smasher import CONFIG, MODULES, SMASHER_FILES, is_smasher
 
 FORMATS = ("huggingface", "orbax")
+
+MODULE_FILES = tuple(f"{MODULES}/{file}" for file in (*SMASHER_FILES, *huggingface.FETCHED))
+"""What is fetched of a hub repository's modules, as patterns."""
 
 
 def convert(
@@ -18,10 +22,10 @@ def convert(
     dtype: Any = None,
     progress: huggingface.Progress | None = None,
 ) -> Path:
-    """Writes a checkpoint in another format or dtype, its tokenizer along with it.
+    """Writes a checkpoint in another format or dtype, its tokenizer and its HAMburger modules along with it.
 
     The target appears whole or not at all. A conversion to the other format and back gives every tensor back bit by
-    bit.
+    bit. Modules stay as they are; the base that stands with them is converted like the other.
 
     Args:
       source: a Hugging Face directory or hub id, or a directory with an Orbax checkpoint; which it is, is found out.
@@ -42,7 +46,7 @@ def convert(
     if to not in FORMATS:
         raise ValueError(f"to must be one of {', '.join(FORMATS)}; got {to!r}")
     path = check_new(target)
-    directory = huggingface.resolve(source)
+    directory = huggingface.resolve(source, also=MODULE_FILES)
     original: dict[str, Any] | None
     if orbax.is_checkpoint(directory):
         config, _, params = orbax.load(directory, dtype=dtype)
@@ -56,4 +60,17 @@ def convert(
         for name in huggingface.COMPANIONS:
             if (directory / name).is_file():
                 shutil.copyfile(directory / name, work / name)
+        if is_smasher(directory / MODULES):
+            _convert_modules(directory / MODULES, work / MODULES, to=to, dtype=dtype)
     return path
+
+
+def _convert_modules(source: Path, target: Path, *, to: str, dtype: Any) -> None:
+    """Copies modules, and converts the base in their folder, if there is one."""
+    if orbax.is_checkpoint(source) or (source / huggingface.CONFIG).is_file():
+        convert(source, target, to=to, dtype=dtype)
+    target.mkdir(exist_ok=True)
+    for name in SMASHER_FILES:
+        if not (source / name).is_file():
+            raise FileNotFoundError(f"{source / name} is missing; {CONFIG} is there")
+        shutil.copyfile(source / name, target / name)

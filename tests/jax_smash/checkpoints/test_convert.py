@@ -1,6 +1,7 @@
 """Conversions between checkpoint formats."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,9 @@ import pytest
 from jax_smash.checkpoints import orbax
 from jax_smash.checkpoints.convert import convert
 from jax_smash.checkpoints.huggingface import COMPANIONS, load_params, read_config
+from jax_smash.checkpoints.smasher import MODULES, SMASHER_FILES, read_smasher_config, save_smasher
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.smasher import random_smasher
 from tests.checkpoints import CONFIGS, write_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -68,3 +72,30 @@ def test_a_target_with_something_in_it_is_refused_before_the_source_is_read(sour
     with pytest.raises(FileExistsError, match=r"it has files in it"):
         convert(tmp_path / "nothing", source, to="orbax")
     assert (source / WEIGHTS).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+def test_modules_stay_as_they_are_and_a_base_with_them_is_converted(source, tmp_path, with_base):
+    config = read_config(source)[0]
+    smash = SmashConfig.for_base(config, micro_layers=1, micro_steps=2)
+    if with_base:
+        shutil.copytree(source, source / MODULES)
+    save_smasher(source / MODULES, smash, random_smasher(config, smash)[1])
+    (source / MODULES / "notes.txt").write_text("not taken along")
+    convert(source, tmp_path / "out", to="orbax", dtype=jnp.float32)
+    folder = tmp_path / "out" / MODULES
+    for name in SMASHER_FILES:
+        assert (folder / name).read_bytes() == (source / MODULES / name).read_bytes()
+    assert read_smasher_config(folder) == smash
+    assert not (folder / "notes.txt").exists()
+    assert orbax.is_checkpoint(folder) == with_base
+    if with_base:
+        jax.tree.map(np.testing.assert_array_equal, orbax.load(folder)[2], orbax.load(tmp_path / "out")[2])
+
+
+def test_modules_without_their_weights_are_not_converted(source, tmp_path):
+    (source / MODULES).mkdir()
+    (source / MODULES / SMASHER_FILES[0]).write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"smasher\.safetensors is missing; smasher\.json is there"):
+        convert(source, tmp_path / "out", to="orbax")
+    assert not (tmp_path / "out").exists()
