@@ -256,7 +256,7 @@ def _write_slots(
     batch, width = slot.shape
     if batch * width <= FEW_WRITES:
         return _write_one_by_one(array, entries, slot)
-    rows = jnp.arange(batch)[:, None]
+    rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
     # The advanced indices stand apart, so their axes come first: [B, P, K, H], as the entries are.
     return array.at[rows, :, slot].set(entries, mode="drop")
 
@@ -264,10 +264,10 @@ def _write_slots(
 def _write_one_by_one(
     array: Shaped[Array, "B K S H"], entries: Shaped[Array, "B P K H"], slot: Int[Array, "B P"]
 ) -> Shaped[Array, "B K S H"]:
-    last = array.shape[2] - 1
+    last, zero = array.shape[2] - 1, jnp.zeros((), jnp.int32)
     for row in range(slot.shape[0]):
         for i in range(slot.shape[1]):
-            start = (row, 0, jnp.minimum(slot[row, i], last), 0)
+            start = (jnp.int32(row), zero, jnp.minimum(slot[row, i], last), zero)
             entry = entries[row, i][None, :, None]
             held = jax.lax.dynamic_slice(array, start, entry.shape)
             array = jax.lax.dynamic_update_slice(array, jnp.where(slot[row, i] > last, held, entry), start)
@@ -298,7 +298,7 @@ def _write_by_row(
             for array, new, margin in zip(arrays, padded, margins, strict=True)
         )
 
-    return jax.lax.fori_loop(0, slot_length.shape[0], write_row, tuple(map(_pin, arrays)))
+    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(slot_length.shape[0]), write_row, tuple(map(_pin, arrays)))
 
 
 def _write_window(

@@ -61,7 +61,8 @@ class CheckedDecoding(FusedDecoding):
         logits = constrain(base.unembed(out.hidden[:, :steps]), "batch")
         choice = self._choice(state, logits, paths(group))
         valid = block.valid[:, 1:steps]
-        agreed = 1 + jnp.cumprod((choice[:, :-1] == group.tokens[:, 1:]) & valid, axis=1, dtype=jnp.int32).sum(1)
+        agrees = (choice[:, :-1] == group.tokens[:, 1:]) & valid
+        agreed = 1 + jnp.cumprod(agrees, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
         emitted = self._emitted(state, choice, logits, agreed)
         # As many tokens share the slot as were emitted: behind one that ends the text nothing was read.
         count = emitted.rows.output_length - rows.output_length

@@ -213,4 +213,6 @@ def _at(values: Int[Array, "B P"], place: Int[Array, "B 1"]) -> Int[Array, "B"]:
 
 
 def _put(buffer: Array, slot: Int[Array, "B P"], value: Array) -> Array:
-    return buffer.at[jnp.arange(buffer.shape[0])[:, None], slot].set(value.astype(buffer.dtype), mode="drop")
+    return buffer.at[jnp.arange(buffer.shape[0], dtype=jnp.int32)[:, None], slot].set(
+        value.astype(buffer.dtype), mode="drop"
+    )

@@ -196,10 +196,10 @@ class Recycling:
             row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
             found, probability, common = known.matrix[row, token], known.probability[row, token], known.common[:, None]
             times = jnp.take_along_axis(known.count, jnp.maximum(known.common, 0), axis=1)[:, None]
-            total = known.count.sum(1)[:, None, None]
+            total = known.count.sum(1, dtype=jnp.int32)[:, None, None]
         else:
             found, probability, common = known.matrix[token], known.probability[token], known.common[None, None]
-            times, total = known.count[jnp.maximum(known.common, 0)][None, None], known.count.sum()
+            times, total = known.count[jnp.maximum(known.common, 0)][None, None], known.count.sum(dtype=jnp.int32)
         often = times.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)
         unknown = found == UNKNOWN
         kept = jnp.asarray(RANK_FIRST * RANK_FALL ** np.arange(self.width), jnp.float32)[None, None]

@@ -82,7 +82,9 @@ class Suffix:
             piece = jax.lax.dynamic_slice_in_dim(tokens, i * PIECE, PIECE, axis=1)
             return index.then(piece, jnp.clip(count - i * PIECE, 0, PIECE))
 
-        return with_rows(state, jax.lax.fori_loop(0, width // PIECE, read, state.rows.draft.drafter))
+        return with_rows(
+            state, jax.lax.fori_loop(jnp.int32(0), jnp.int32(width // PIECE), read, state.rows.draft.drafter)
+        )
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree of what followed the longest endings."""

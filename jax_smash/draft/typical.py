@@ -40,7 +40,7 @@ def accept_typical_lossy(
     # Where p is 0, its logarithm is −inf and the product not a number.
     surprise = jnp.where(likelihood > -jnp.inf, jnp.exp(likelihood) * likelihood, 0)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(surprise.sum(-1)))
-    own = likelihood[jnp.arange(tree.token.shape[0])[:, None], tree.parent, tree.token]
+    own = likelihood[jnp.arange(tree.token.shape[0], dtype=jnp.int32)[:, None], tree.parent, tree.token]
     likely = jnp.exp(own) > jnp.take_along_axis(threshold, tree.parent, axis=1)
     kept = all_ancestors((tree.valid & likely).at[:, 0].set(True), tree.ancestors)
 

@@ -27,7 +27,7 @@ class LogitBias(Stateless):
         self, state: tuple[()], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
     ) -> Float[Array, "B M V"]:
         """Returns the biased logits."""
-        rows = jnp.arange(logits.shape[0])[:, None]
+        rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
         bias = self.bias[:, :, None].astype(logits.dtype)
         # Advanced indices that stand apart put their axes first: [B, n, M].
         return logits.at[rows, :, _dropped(self.tokens, logits)].add(bias, mode="drop")
@@ -54,7 +54,7 @@ class RepetitionPenalty:
         self, state: Bool[Array, "B V"], tokens: Int[Array, "B T"], valid: Bool[Array, "B T"]
     ) -> Bool[Array, "B V"]:
         """Marks the prompt's tokens."""
-        rows = jnp.arange(state.shape[0])[:, None]
+        rows = jnp.arange(state.shape[0], dtype=jnp.int32)[:, None]
         return state.at[rows, jnp.where(valid, tokens, state.shape[1])].set(True, mode="drop")
 
     def advance(
@@ -102,7 +102,7 @@ class OutputPenalty:
 
     def advance(self, state: Int[Array, "B V"], token: Int[Array, "B"], running: Bool[Array, "B"]) -> Int[Array, "B V"]:
         """Counts an emitted token."""
-        return state.at[jnp.arange(state.shape[0]), token].add(running.astype(jnp.int32))
+        return state.at[jnp.arange(state.shape[0], dtype=jnp.int32), token].add(running.astype(jnp.int32))
 
     def apply(
         self, state: Int[Array, "B V"], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
@@ -214,6 +214,6 @@ def _set(
     """Sets the logits of tokens at each node, padding left out."""
     if not tokens.shape[-1]:
         return logits
-    rows = jnp.arange(logits.shape[0])[:, None, None]
-    nodes = jnp.arange(logits.shape[1])[None, :, None]
+    rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None, None]
+    nodes = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :, None]
     return logits.at[rows, nodes, _dropped(tokens, logits)].set(values, mode="drop")

@@ -115,7 +115,7 @@ def _largest_threshold(order: Int[Array, "B M V"], weight: Array, least_weight: 
     def halve(_: Int[Array, ""], span: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = span
         middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # Rounded up, and free of overflow.
-        reached = jnp.where(order >= middle[..., None], weight, zero).sum(-1) >= least_weight
+        reached = jnp.where(order >= middle[..., None], weight, zero).sum(-1, dtype=weight.dtype) >= least_weight
         return jnp.where(reached, middle, low), jnp.where(reached, high, middle - 1)
 
     low = jnp.full(order.shape[:2], bounds.min, jnp.int32)
