@@ -65,6 +65,8 @@ class Model:
       path: the directory or GGUF file it was loaded from; None for a model without one.
       modules: HAMburger modules grafted on it, whose parameters stand under `smasher` too; None where there are none.
       fingerprint: of the weights in the checkpoint that it was loaded from; None for a model made in memory.
+      source: where its weights were read from: `path`, or the modules' own folder with the base that they were trained
+        with.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Model:
     path: Path | None = None
     modules: SmashModules | None = None
     fingerprint: str | None = None
+    source: Path | None = None
 
     def __repr__(self) -> str:
         """Says what it is and how large, and prints no weights."""
@@ -193,6 +196,7 @@ def load(
         stop_tokens=stop_tokens(path, config, tokenizer),
         path=own,
         fingerprint=seen.hexdigest(),
+        source=source,
     )
     if folder is None:
         return model
