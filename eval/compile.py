@@ -258,4 +258,4 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_program(Settings, main)
+    run_program(Settings, main, compilation_cache=False)

@@ -20,7 +20,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from jax_smash.cli.compilation_cache import use_compilation_cache
 from jax_smash.cli.errors import debugging, describe
+from jax_smash.platform import skip_absent_tpu
 
 ROOT = Path(__file__).parent.parent
 CPU_INFO = Path("/proc/cpuinfo")
@@ -168,7 +170,9 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoReturn:
+def run_program(
+    settings: Callable[..., Any], main: Callable[[Any], Any], *, compilation_cache: bool = True
+) -> NoReturn:
     """Reads the command line, runs the program and ends the process.
 
     What a user can cause is one line on standard error and status 1 (2 for a wrong command line).
@@ -176,9 +180,12 @@ def run_program(settings: Callable[..., Any], main: Callable[[Any], Any]) -> NoR
     Args:
       settings: a dataclass with an option a field.
       main: takes the settings; a status other than None or 0 ends the process with it.
+      compilation_cache: compiled programs may come from disk: not where compiling is what is measured.
     """
     chosen = tyro.cli(settings)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    use_compilation_cache(compilation_cache)
+    skip_absent_tpu()
     try:
         status = main(chosen)
     except (ValueError, TypeError, OSError, ImportError, MemoryError, RuntimeError) as error:

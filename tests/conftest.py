@@ -8,6 +8,7 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_SMASH_TEST_PLATFORMS", "cpu")
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # Programs must not come from, or go to, the user's directory.
 
 from jaxtyping import install_import_hook
 

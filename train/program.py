@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,21 +11,34 @@ from typing import Any, NoReturn
 import jax
 import tyro
 
+from jax_smash.cli.compilation_cache import use_compilation_cache
 from jax_smash.cli.errors import debugging, describe
+from jax_smash.platform import skip_absent_tpu
 from jax_smash.sharding import add_virtual_devices
 from train.memory import use_large_pages
 
 
-def run_program(main: Callable[..., Any]) -> NoReturn:
+def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> NoReturn:
     """Runs a program on its command line and leaves.
 
     What a user can cause is one line on standard error and status 1, 2 for a wrong command line and 130 after Ctrl-C.
     With JAX_SMASH_DEBUG=1 exceptions pass.
+
+    Args:
+      main: takes the options.
+      compilation_cache: compiled programs may come from disk: not where compiling is what is measured.
     """
     if any(word.startswith("--devices") for word in sys.argv):  # Then it runs on a CPU.
         use_large_pages()
+
+    @functools.wraps(main)  # So that its options are read from it.
+    def begin(*args: Any, **options: Any) -> None:
+        use_compilation_cache(compilation_cache)
+        skip_absent_tpu()
+        main(*args, **options)
+
     try:
-        tyro.cli(main)
+        tyro.cli(begin)
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
         if debugging():
             raise

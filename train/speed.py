@@ -147,4 +147,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(main, compilation_cache=False)

@@ -13,6 +13,7 @@ from jax_smash.cli.interrupts import Interrupts
 from jax_smash.cli.options import (
     DraftFlags,
     DtypeName,
+    KeptPrograms,
     MeshText,
     OutputFlags,
     SamplingFlags,
@@ -64,6 +65,8 @@ class Generate:
     """int8 holds matrices as 8-bit integers, a scale for each output channel; plain holds them in --dtype."""
     mesh: MeshText = None
     """Devices to divide model and rows over: data, fsdp and tp, as in fsdp=4,tp=2. A CPU makes as many as it needs."""
+    compilation_cache: KeptPrograms = True
+    """Keep compiled programs in the user's cache directory, so that the next start is faster."""
     stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
     draft: tyro.conf.OmitArgPrefixes[DraftFlags] = dataclasses.field(default_factory=DraftFlags)
@@ -121,12 +124,16 @@ class Generate:
         records: RecordFile | None,
     ) -> None:
         screen.waiting(f"loading {self.model}")
+        from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.decode.programs import PROGRAMS
         from jax_smash.generation import generate
         from jax_smash.loading import load
+        from jax_smash.platform import prepare_devices
         from jax_smash.sharding import add_virtual_devices
 
+        use_compilation_cache(self.compilation_cache)
         add_virtual_devices(self.mesh)
+        prepare_devices()
         dtype = None if self.dtype == "auto" else self.dtype
         draft, smash = options
         modules = self.smash.modules_for(self.model, self.method, smash)

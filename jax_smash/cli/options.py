@@ -17,6 +17,8 @@ MeshText = Annotated[
     str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="AXIS=N,…", help_behavior_hint="(default: one device)")
 ]
 
+KeptPrograms = Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: on)")]
+
 
 def _flag(metavar: str, hint: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)

@@ -13,7 +13,7 @@ import tyro
 
 from jax_smash.cli.errors import UsageError
 from jax_smash.cli.lists import Names, Numbers
-from jax_smash.cli.options import DtypeName, WeightsName, at_least
+from jax_smash.cli.options import DtypeName, KeptPrograms, WeightsName, at_least
 
 if TYPE_CHECKING:
     from jax_smash.costs.curve import CostCurve
@@ -43,6 +43,8 @@ class Tune:
     """Nodes of the trees to measure, the root included, rising from 1."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 7
     """Timed calls of each size, interleaved; the median counts."""
+    compilation_cache: KeptPrograms = True
+    """Keep compiled programs in the user's cache directory, so that the next start is faster."""
     plot: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = (
         None
     )
@@ -63,10 +65,14 @@ class Tune:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+        from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.costs.store import check_writable, cost_key, costs_directory, save_costs
         from jax_smash.loading import find, load
+        from jax_smash.platform import prepare_devices
         from jax_smash.tuning import measure_costs, measure_method
 
+        use_compilation_cache(self.compilation_cache)
+        prepare_devices()
         find(self.model)
         check_writable(costs_directory())
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

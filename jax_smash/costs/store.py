@@ -70,7 +70,7 @@ def cost_key(config: ModelConfig, params: Any, *, batch: int, method: str = "") 
     mesh = mesh_of(params)
     return CostKey(
         device=f"{device.device_kind} {_processor()}" if on_cpu else device.device_kind,
-        cores=_cores() if on_cpu else 0,
+        cores=cores() if on_cpu else 0,
         mesh="" if mesh is None else ",".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1),
         model=_digest(dataclasses.asdict(config)),
         dtype=str(jnp.dtype(activation_dtype(params))),
@@ -82,14 +82,19 @@ def cost_key(config: ModelConfig, params: Any, *, batch: int, method: str = "") 
 
 
 def costs_directory() -> Path:
-    """Returns where curves are kept: `costs` below JAX_SMASH_HOME, or below jax-smash in the user's cache directory.
+    """Returns where curves are kept."""
+    return user_directory("costs")
+
+
+def user_directory(name: str) -> Path:
+    """Returns a folder for what is kept from run to run: in JAX_SMASH_HOME, or in jax-smash in the user's cache folder.
 
     That is XDG_CACHE_HOME where it is an absolute path, else `~/.cache`.
     """
     if home := os.environ.get("JAX_SMASH_HOME"):
-        return Path(home).expanduser() / "costs"
+        return Path(home).expanduser() / name
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "jax-smash" / "costs"
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "jax-smash" / name
 
 
 def check_writable(directory: Path) -> None:
@@ -188,7 +193,7 @@ def _digest(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _cores() -> int:
+def cores() -> int:
     """Returns the cores that XLA finds: those that the process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

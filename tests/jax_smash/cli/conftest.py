@@ -35,6 +35,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "200",
     }
@@ -52,16 +53,19 @@ def default_interrupts():
 def start(environment, tmp_path, default_interrupts):
     """Starts the program in an empty directory; ends it where a test leaves it running.
 
-    `blocks` is the longest file that it can write, in blocks of 512 bytes, to stand for a full disk.
+    `blocks` is the longest file that it can write, in blocks of 512 bytes, to stand for a full disk; `variables` are
+    added to its environment.
     """
     running = []
 
-    def start_(*args, blocks=None, **options) -> subprocess.Popen:
+    def start_(*args, blocks=None, variables=None, **options) -> subprocess.Popen:
         command = [sys.executable, "-m", "jax_smash", *map(str, args)]
         if blocks is not None:
             command = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        running.append(subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **streams))
+        running.append(
+            subprocess.Popen(command, cwd=tmp_path, env=environment | (variables or {}), text=True, **streams)
+        )
         return running[-1]
 
     yield start_
