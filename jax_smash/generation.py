@@ -89,6 +89,7 @@ def generate(
     batch_size: int = 8,
     chat: bool = False,
     slots: int | None = None,
+    skip: int = 0,
     on_text: Callable[[int, str], None] | None = None,
     on_tokens: Callable[[int], None] | None = None,
     on_completion: Callable[[Completion], None] | None = None,
@@ -118,6 +119,8 @@ def generate(
       batch_size: prompts that decode together.
       chat: text prompts are a user's message, put into the model's chat template.
       slots: capacity of the cache a row; None makes it fit.
+      skip: completions that an earlier call made, counted from the first. They are neither made nor returned, and the
+        others are decoded in the batches that they would have been in; only what a drafter learns begins anew.
       on_text: called with a completion's number and its next piece of text, while it is made.
       on_tokens: called with the number of new tokens, while they are made.
       on_completion: called with each completion, in order, when its batch has ended.
@@ -146,6 +149,11 @@ def generate(
         chat=chat,
         slots=slots,
     )
+    total = len(request.tokens) * num_samples
+    if not 0 <= skip <= total:
+        raise ValueError(f"skip must be from 0 to {total}, the number of completions; got {skip}")
+    if skip == total:
+        return []
     size = min(batch_size, len(request.tokens))
     made = make_method(
         model,
@@ -162,7 +170,7 @@ def generate(
         raise ValueError(f"the tree must fit the cache's {room} slots; it has {made.nodes} nodes, the root included")
     memory = None
     completions: list[Completion] = []
-    for first in range(0, len(request.tokens), size):
+    for first in range(skip // num_samples // size * size, len(request.tokens), size):
         batch = range(first, min(first + size, len(request.tokens)))
         # The last batch is filled up with rows that sit out, so that it needs no program of its own.
         fill = size - len(batch)
@@ -181,11 +189,13 @@ def generate(
             prompt_log_probs=prompt_log_probs,
             memory=memory,
         )
-        turn = _Turn(model, session, request, batch, draft.tree, on_text, on_tokens)
+        turn = _Turn(model, session, request, batch, draft.tree, on_text, on_tokens, skip)
         turn.run(steps or (STREAM_STEPS if on_text else QUIET_STEPS))
         # What a drafter learned from one batch helps with the next.
         memory = session.state.shared.memory
-        for completion in turn.completions():
+        for number, completion in enumerate(turn.completions(), start=first * num_samples):
+            if number < skip:
+                continue
             completions.append(completion)
             if on_completion is not None:
                 on_completion(completion)
@@ -205,7 +215,9 @@ class _Turn:
         tree: str,
         on_text: Callable[[int, str], None] | None,
         on_tokens: Callable[[int], None] | None,
+        skip: int,
     ):
+        self.skip = skip
         self.session, self.request, self.batch, self.tree = session, request, batch, tree
         self.on_text, self.on_tokens = on_text, on_tokens
         self.rows = len(batch) * session.samples
@@ -273,5 +285,6 @@ class _Turn:
 
     def _say(self, row: int, text: str) -> None:
         self.texts[row] += text
-        if text and self.on_text is not None:
-            self.on_text(self.batch.start * self.session.samples + row, text)
+        number = self.batch.start * self.session.samples + row
+        if text and self.on_text is not None and number >= self.skip:
+            self.on_text(number, text)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -124,7 +125,8 @@ class _Watch:
         elif text.startswith(WRITING):
             _keep_everything(writable=False)
             self._remove(since=self._began)  # One of these was written in part.
-            self._tell(f"no more compiled programs are kept: {text.rpartition(': ')[2]}")
+            reason = re.search(r"\[Errno \d+\] ([^:]+)", text)
+            self._tell(f"no more compiled programs are kept: {reason[1] if reason else text}")
         else:
             self._show(message, category, filename, lineno, file, line)
 

@@ -23,6 +23,7 @@ from jax_smash.cli.options import (
     check_mesh,
 )
 from jax_smash.cli.records import RecordFile
+from jax_smash.cli.resume import MADE_WITH, check_same, given_options, made_with
 from jax_smash.cli.screen import Screen
 from jax_smash.cli.smash_options import SmashFlags
 from jax_smash.prompts import FilePrompt, checked_text, read_prompts
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 
 SHOWN_DEPTHS = 8
 """Depths whose acceptance the summary shows."""
+
+NO_PART_OF_IT = (
+    *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache"),
+    *("json_schema", "save_warm_start"),
+)
+"""Options that change no completion, or are compared by what they name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +89,24 @@ class Generate:
         """
         self._check()
         schema = self.stopping.schema()
-        records = RecordFile(self.output.json, overwrite=self.output.overwrite) if self.output.json else None
+        file, overwrite = self.output.json, self.output.overwrite
+        records = RecordFile(file, overwrite=overwrite, resume=self.output.resume) if file else None
         prompts = self._prompts()
         sampling = self.sampling.options()
         options = self.draft.options(self.method, overwrite=self.output.overwrite), self.smash.options(self.method)
         live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
+        made_with = self._made_with(prompts, schema) if records is not None else {}
+        done = 0 if records is None else self._done(records, made_with, len(prompts) * self.num_samples)
         with Screen(
-            prompts=len(prompts), samples=self.num_samples, stream=live, keep_going=records is not None
+            prompts=len(prompts), samples=self.num_samples, stream=live, keep_going=records is not None, done=done
         ) as screen:
             if records is None:
-                self._decode(prompts, sampling, options, schema, screen, None)
+                self._decode(prompts, sampling, options, schema, screen, None, made_with)
+            elif records.whole:
+                screen.summary(f"{records.path} is whole: {done} of {done} texts were there before")
             else:
                 with records:
-                    self._decode(prompts, sampling, options, schema, screen, records)
+                    self._decode(prompts, sampling, options, schema, screen, records, made_with)
 
     def _check(self) -> None:
         if (self.prompt is None) == (self.prompts is None):
@@ -114,6 +126,39 @@ class Generate:
             raise UsageError("--prompt must not be empty")
         return [checked_text(self.prompt)]
 
+    def _made_with(self, prompts: list[FilePrompt], schema: str | None) -> dict[str, Any]:
+        """Returns what decides the completions, as it is written to a file's first line and compared on --resume."""
+        from jax_smash.loading import find
+
+        draft = self.draft.draft_model
+        drafts = {} if draft in (None, "int8") else {"draft_model": find(str(draft))}
+        read = {"modules": self.smash.modules, "lookup_corpus": self.draft.lookup_corpus}
+        paths = {name: path for name, path in read.items() if path is not None} | drafts
+        start = self.draft.warm_start
+        known = {} if start is None else {"warm_start": start if start.exists() else None}
+        options = given_options(self, without=(*NO_PART_OF_IT, *paths, *known))
+        if schema is not None:
+            options["json_schema"] = schema
+        return made_with(
+            self.model, options=options, prompts=prompts, paths={"model": find(self.model)} | paths | known
+        )
+
+    def _done(self, records: RecordFile, made_with: dict[str, Any], total: int) -> int:
+        """Returns how many completions are there already."""
+        kept = records.kept
+        where = records.path if records.whole else records.partial
+        try:
+            if kept.lines:
+                check_same(kept.made_with, made_with, where)
+        except UsageError:
+            if not (records.whole and self.output.overwrite):
+                raise
+            records.start_anew()
+            return 0
+        if kept.lines > total or (records.whole and kept.lines < total):
+            raise UsageError(f"--resume: {where} must hold {total} completions; it holds {kept.lines}")
+        return kept.lines
+
     def _decode(
         self,
         prompts: list[FilePrompt],
@@ -122,7 +167,12 @@ class Generate:
         schema: str | None,
         screen: Screen,
         records: RecordFile | None,
+        made_with: dict[str, Any],
     ) -> None:
+        done = 0 if records is None else records.kept.lines
+        if records is not None and done == len(prompts) * self.num_samples:
+            screen.summary(f"{records.path} is whole: {done} of {done} texts were there before")
+            return
         screen.waiting(f"loading {self.model}")
         from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.decode.programs import PROGRAMS
@@ -150,8 +200,9 @@ class Generate:
         def finish(completion: "Completion") -> None:
             # The file first: text that was shown is never lost from it.
             if records is not None:
-                records.write(record(completion, model, sampled=self.num_samples > 1))
-            screen.completion(len(made), completion)
+                fields = record(completion, model, sampled=self.num_samples > 1)
+                records.write(fields if done + len(made) else fields | {MADE_WITH: made_with})
+            screen.completion(done + len(made), completion)
             made.append(completion)
 
         began, compiled = time.perf_counter(), PROGRAMS.seconds
@@ -173,11 +224,13 @@ class Generate:
                 seed=self.sampling.seed,
                 batch_size=self.batch_size,
                 chat=self.chat,
+                skip=done,
                 on_text=screen.text if screen.stream else None,
                 on_tokens=tokens,
                 on_completion=finish,
             )
-        screen.summary(summary(made, time.perf_counter() - began, PROGRAMS.seconds - compiled))
+        line = summary(made, time.perf_counter() - began, PROGRAMS.seconds - compiled)
+        screen.summary(line + (f", {done} texts were there before" if done else ""))
 
 
 def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[str, Any]:

@@ -196,6 +196,9 @@ class OutputFlags:
     """Show text as it is made; of several prompts only with --batch-size 1."""
     json: Annotated[Path | None, tyro.conf.DisallowNone, _flag("OUT.jsonl", "")] = None
     """Write one JSON object a text, in order. The file appears when it is whole; until then see OUT.jsonl.partial."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Continue the --json file of a run that was ended early, behind its last whole line; begin it where there is none.
+    Prompts, options and model must be the same."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Let --json and --save-warm-start replace a file."""
     logprobs: Annotated[int | None, tyro.conf.DisallowNone, _flag("N", "")] = None
@@ -217,6 +220,8 @@ class OutputFlags:
                 at_least(name, value, 0)
                 if self.json is None:
                     raise UsageError(f"{name} is written to --json; give it a file")
+        if self.resume and self.json is None:
+            raise UsageError("--resume is about --json; give it a file")
         if self.overwrite and self.json is None and not saving:
             raise UsageError("--overwrite is about --json and --save-warm-start; give one a file")
 

@@ -6,9 +6,10 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jax_smash.cli.errors import UsageError
+from jax_smash.cli.resume import NOTHING, Kept, read_kept
 
 
 class _Extent(NamedTuple):
@@ -28,32 +29,56 @@ class RecordFile:
     Attributes:
       path: the file's name.
       partial: where lines are until then.
+      kept: what an earlier run left of it; nothing unless the file is resumed.
+      whole: the earlier run ended well, and `kept` is of `path`: there is nothing to enter the context for.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool = False):
+    def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False):
         """Checks that the file can be made; writes nothing.
 
         Args:
           path: the file's name.
           overwrite: the file and a partial one may exist and be replaced.
+          resume: what an earlier run left is kept, and lines are added to it. Then only what it replaces at the end
+            may be overwritten.
 
         Raises:
-          UsageError: one of them exists, is no regular file, or its directory is missing or read-only.
+          UsageError: one of them exists, is no regular file or holds something else, or the directory is missing or
+            read-only.
         """
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         self._overwrite = overwrite
-        self._written = self._writing = _Extent(0, 0)
         self._file: io.FileIO | None = None
         if not path.parent.is_dir():
             raise UsageError(f"the output {path} needs a directory {path.parent}; there is none")
-        if path.exists() and not path.is_file():
-            raise UsageError(f"the output must be a regular file; {path} is none")
+        for file in (path, self.partial) if resume else (path,):
+            if file.exists() and not file.is_file():
+                raise UsageError(f"the output must be a regular file; {file} is none")
         if not os.access(path.parent, os.W_OK):
             raise UsageError(f"the output {path} cannot be made: {path.parent} is read-only")
-        self._refuse(path)
-        self._refuse(self.partial)
+        left = resume and os.path.lexists(self.partial)
+        self.whole = resume and not left and os.path.lexists(path)
+        if not self.whole:
+            self._refuse(path)
+        if not resume:
+            self._refuse(self.partial, "--resume continues it, --overwrite")
+        self.kept = read_kept(self.partial) if left else read_kept(path) if self.whole else NOTHING
+        self._resumed = left
+        self._written = self._writing = _Extent(self.kept.lines, self.kept.size)
+
+    def start_anew(self) -> None:
+        """Takes a whole file for one to replace.
+
+        Raises:
+          UsageError: it may not be overwritten.
+        """
+        self._refuse(self.path)
+        self.kept, self.whole = NOTHING, False
+        self._written = self._writing = _Extent(0, 0)
 
     def __enter__(self) -> "RecordFile":
+        if self._resumed:
+            self._open()  # Before any work: another program may be writing it.
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -64,7 +89,7 @@ class RecordFile:
             with self._file as file:
                 lines = self._settle(file)
             if lines:
-                error.add_note(f"{lines} finished completions are in {self.partial}")
+                error.add_note(f"{lines} finished completions are in {self.partial}; --resume continues it")
             else:
                 self.partial.unlink(missing_ok=True)
 
@@ -76,6 +101,8 @@ class RecordFile:
         """
         line = memoryview(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n")
         file = self._open()
+        if self._writing.lines == self.kept.lines:
+            _cut(file, self.kept)
         self._writing = _Extent(self._written.lines + 1, self._written.size + len(line))
         try:
             done = 0
@@ -90,6 +117,8 @@ class RecordFile:
 
         An interrupt may come at any point of a write: after the whole line, too, and before it was counted.
         """
+        if self._writing.lines == self.kept.lines:
+            return self.kept.lines
         if os.fstat(file.fileno()).st_size == self._writing.size:
             return self._writing.lines
         with contextlib.suppress(OSError):
@@ -99,18 +128,49 @@ class RecordFile:
     def _open(self) -> io.FileIO:
         if self._file is None:
             # "x": of two programs that were given one name, the second is refused.
-            self._file = open(self.partial, "wb" if self._overwrite else "xb", buffering=0)  # noqa: SIM115
+            mode: Literal["r+b", "ab", "xb"] = "r+b" if self._resumed else "ab" if self._overwrite else "xb"
+            file = open(self.partial, mode, buffering=0)  # noqa: SIM115
+            _claim(file, self.partial, size=self.kept.total if self._resumed else None)
+            self._file = file
         return self._file
 
     def _publish(self) -> None:
         with self._open() as file:
+            if self._writing.lines == self.kept.lines:
+                _cut(file, self.kept)
             os.fsync(file.fileno())
         self._refuse(self.path)
         os.replace(self.partial, self.path)
 
-    def _refuse(self, path: Path) -> None:
+    def _refuse(self, path: Path, what: str = "--overwrite") -> None:
         if not self._overwrite and os.path.lexists(path):
-            raise UsageError(f"{path} exists; --overwrite permits replacing it")
+            raise UsageError(f"{path} exists; {what} permits replacing it")
+
+
+def _cut(file: io.FileIO, kept: Kept) -> None:
+    """Cuts a line away that an earlier run wrote in part; lines are added behind the last whole one."""
+    if os.fstat(file.fileno()).st_size != kept.size:
+        os.ftruncate(file.fileno(), kept.size)
+    file.seek(kept.size)
+
+
+def _claim(file: io.FileIO, path: Path, *, size: int | None) -> None:
+    """Takes a file for this program alone, as long as it is open.
+
+    Raises:
+      UsageError: another program is writing it, or it does not have `size` bytes any more.
+    """
+    taken = False
+    with contextlib.suppress(ImportError, OSError):  # Some file systems, and Windows, have no such locks.
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            taken = True
+    if taken or size not in (None, os.fstat(file.fileno()).st_size):
+        file.close()
+        raise UsageError(f"another program is writing {path}")
 
 
 def _finite(value: Any) -> Any:

@@ -19,7 +19,7 @@ class Screen:
     Only text goes to stdout, so that it can be piped. Bars and spinners are drawn only where stderr is a terminal.
     """
 
-    def __init__(self, *, prompts: int, samples: int, stream: bool, keep_going: bool):
+    def __init__(self, *, prompts: int, samples: int, stream: bool, keep_going: bool, done: int = 0):
         """Draws nothing yet.
 
         Args:
@@ -27,8 +27,9 @@ class Screen:
           samples: continuations of each.
           stream: show pieces of text as they come.
           keep_going: when nobody reads stdout any more, go on without it.
+          done: texts that an earlier run made.
         """
-        self.stream, self.samples, self.total = stream, samples, prompts * samples
+        self.stream, self.samples, self.total, self._done = stream, samples, prompts * samples, done
         self._keep_going, self._open, self._started, self._ends_line = keep_going, True, -1, True
         self._tokens = 0
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -69,7 +70,7 @@ class Screen:
             redirect_stdout=False,  # The text belongs on stdout, not above the bar on stderr.
             disable=not self._console.is_terminal,
         )
-        self._bar.add_task("texts", total=self.total, tokens=0)
+        self._bar.add_task("texts", total=self.total, completed=self._done, tokens=0)
         self._bar.start()
 
     def tokens(self, count: int) -> None:

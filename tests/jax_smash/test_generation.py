@@ -82,6 +82,30 @@ def test_a_row_is_the_same_alone_in_a_batch_and_streamed(sampling, batch_size):
         assert "".join(pieces.get(i, [])) == streamed[i].text == alone.text
 
 
+@pytest.mark.parametrize("skip", [0, 1, 3, 4, 7, 8])
+def test_completions_that_are_skipped_leave_the_others_as_they_are(skip):
+    model, request = tiny_model(), {"sampling": WARM, "num_samples": 2, "batch_size": 3, "max_new_tokens": 40}
+    texts = [(c.prompt, c.sample, c.token_ids) for c in generate(model, PROMPTS, **request)]
+    streamed, ended = {}, []
+    rest = generate(
+        model,
+        PROMPTS,
+        skip=skip,
+        on_text=lambda i, text: streamed.update({i: streamed.get(i, "") + text}),
+        on_completion=ended.append,
+        **request,
+    )
+    assert [(c.prompt, c.sample, c.token_ids) for c in rest] == texts[skip:]
+    assert ended == rest
+    assert streamed == {skip + i: c.text for i, c in enumerate(rest) if c.text}
+
+
+@pytest.mark.parametrize("skip", [-1, 9])
+def test_more_completions_than_there_are_cannot_be_skipped(skip):
+    with pytest.raises(ValueError, match=f"skip must be from 0 to 8, the number of completions; got {skip}"):
+        generate(tiny_model(), PROMPTS, num_samples=2, skip=skip)
+
+
 def test_sampling_varies_with_the_seed_and_the_sample_and_with_nothing_else():
     model, request = tiny_model(), SIZES | {"sampling": WARM}
     first, second = (generate(model, "fox", seed=s, **request)[0] for s in (1, 2))

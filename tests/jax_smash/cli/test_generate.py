@@ -56,7 +56,7 @@ def test_the_program_gives_the_librarys_text_and_figures(run, model, tmp_path):
     (expected,) = jax_smash.generate(jax_smash.load(model), PROMPT, regex=LETTERS[1], max_new_tokens=24)
     assert result.stdout == expected.text + "\n"
     (record,) = records(tmp_path)
-    assert list(record) == FIELDS
+    assert list(record) == [*FIELDS, "made_with"]
     exact = FIELDS[:-2]
     assert {name: record[name] for name in exact} == {name: getattr(expected, name) for name in exact}
     assert record["target_forwards"] == record["new_tokens"] - 1
@@ -150,7 +150,7 @@ def test_log_probabilities_are_recorded_where_asked_for(call, model, tmp_path):
     arguments = ("generate", "--model", model, "--prompt", "abc", "--max-new-tokens", "3", "--json", "out.jsonl")
     assert call(*arguments, "--logprobs", "2", "--prompt-logprobs", "0")[0] == 0
     (record,) = records(tmp_path)
-    assert list(record) == [*FIELDS, "logprobs", "prompt_logprobs"]
+    assert list(record) == [*FIELDS, "logprobs", "prompt_logprobs", "made_with"]
     assert [e["token_id"] for e in record["logprobs"]] == record["token_ids"]
     for entry in record["logprobs"]:
         likeliest, second = entry["top"]
@@ -185,7 +185,8 @@ def test_a_program_that_is_ended_keeps_what_was_finished(start, model, tmp_path,
     assert 1 <= len(kept) < 5000
     assert {r["prompt"] for r in kept} == {"The cat sat"}
     if how == signal.SIGINT:
-        assert said == (f"jax-smash: error: interrupted; {len(kept)} finished completions are in out.jsonl.partial\n")
+        told = f"interrupted; {len(kept)} finished completions are in out.jsonl.partial; --resume continues it"
+        assert said == f"jax-smash: error: {told}\n"
 
 
 def test_a_closed_pipe_ends_the_program_without_a_word(start, model):

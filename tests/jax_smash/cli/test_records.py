@@ -44,7 +44,7 @@ def test_an_error_keeps_the_lines_and_says_where_they_are(tmp_path):
     path = tmp_path / "out.jsonl"
     with pytest.raises(ValueError, match="bad") as caught:
         write(path, {"n": 1}, error=ValueError("bad"))
-    assert caught.value.__notes__ == [f"1 finished completions are in {path}.partial"]
+    assert caught.value.__notes__ == [f"1 finished completions are in {path}.partial; --resume continues it"]
     assert not path.exists()
     assert (tmp_path / "out.jsonl.partial").read_text() == '{"n": 1}\n'
 
@@ -73,7 +73,7 @@ def test_an_interrupt_within_a_write_keeps_whole_lines_alone_and_counts_them(tmp
     whole = before + (written == len(line))
     kept = [p.read_bytes() for p in tmp_path.iterdir()]
     assert kept == [line * whole] * (whole > 0)
-    told = [f"{whole} finished completions are in {tmp_path / 'out.jsonl.partial'}"]
+    told = [f"{whole} finished completions are in {tmp_path / 'out.jsonl.partial'}; --resume continues it"]
     assert getattr(caught.value, "__notes__", []) == told * (whole > 0)
 
 
@@ -87,7 +87,7 @@ def test_an_error_before_the_first_line_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial"])
 def test_a_file_that_exists_is_refused_or_replaced_as_asked(tmp_path, name):
     (tmp_path / name).write_text("old")
-    with pytest.raises(UsageError, match=rf"{name} exists; --overwrite permits"):
+    with pytest.raises(UsageError, match=rf"{name} exists; (--resume continues it, )?--overwrite permits"):
         RecordFile(tmp_path / "out.jsonl")
     assert (tmp_path / name).read_text() == "old"
     with RecordFile(tmp_path / "out.jsonl", overwrite=True) as records:
@@ -145,5 +145,5 @@ def test_a_full_disk_leaves_whole_lines_and_names_the_file(tmp_path, monkeypatch
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == f"{path}.partial"
-    assert caught.value.__notes__ == [f"1 finished completions are in {path}.partial"]
+    assert caught.value.__notes__ == [f"1 finished completions are in {path}.partial; --resume continues it"]
     assert [json.loads(line) for line in (tmp_path / "out.jsonl.partial").read_text().splitlines()] == [record]
