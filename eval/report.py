@@ -21,7 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from jax_smash.cli.compilation_cache import use_compilation_cache
-from jax_smash.cli.errors import debugging, describe
+from jax_smash.cli.errors import debugging, describe, platform_problem
 from jax_smash.platform import skip_absent_tpu
 
 ROOT = Path(__file__).parent.parent
@@ -188,8 +188,8 @@ def run_program(
     skip_absent_tpu()
     try:
         status = main(chosen)
-    except (ValueError, TypeError, OSError, ImportError, MemoryError, RuntimeError) as error:
-        if debugging():
+    except (ValueError, TypeError, OSError, ImportError, MemoryError, RuntimeError, AssertionError) as error:
+        if debugging() or (isinstance(error, AssertionError) and platform_problem(error) is None):
             raise
         sys.exit(f"error: {' '.join(describe(error).split())}")
     except KeyboardInterrupt:

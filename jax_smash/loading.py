@@ -53,6 +53,8 @@ class Model:
       stop_tokens: ids that end a text.
       path: the directory it was loaded from; None for a model without one.
       modules: HAMburger modules grafted on it, whose parameters stand under `smasher` too; None where there are none.
+      source: the directory that its weights were read from: `path`, or the modules' own with the base that they were
+        trained with.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Model:
     stop_tokens: tuple[int, ...] = ()
     path: Path | None = None
     modules: SmashModules | None = None
+    source: Path | None = None
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a plain prompt, with the tokenizer's own beginning.
@@ -160,6 +163,7 @@ def load(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens(path, config, tokenizer),
         path=path,
+        source=source,
     )
     if folder is None:
         return model

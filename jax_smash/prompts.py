@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+EXPECTED = 'each line must be an object like {"prompt": "Once upon a time"}'
+
 FilePrompt = str | list[int] | list[dict[str, str]]
 """Text, tokens, or chat messages (`{"role": …, "content": …}`)."""
 
@@ -39,11 +41,11 @@ def _prompt(line: bytes) -> FilePrompt:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte {error.object[error.start]:#04x} at {error.start}") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}; {EXPECTED}") from error
     except (RecursionError, ValueError) as error:
         raise ValueError(f"not JSON that can be read: {error}") from error
     if not isinstance(record, dict):
-        raise ValueError(f'expected an object {{"prompt": …}}; got {_kind(record)}')
+        raise ValueError(f"{EXPECTED}; got {_kind(record)}")
     if "prompt" not in record:
         raise ValueError(f'expected a field "prompt"; got {", ".join(map(repr, record)) or "no field"}')
     return _checked(record["prompt"])

@@ -12,7 +12,7 @@ import jax
 import tyro
 
 from jax_smash.cli.compilation_cache import use_compilation_cache
-from jax_smash.cli.errors import debugging, describe
+from jax_smash.cli.errors import debugging, describe, platform_problem
 from jax_smash.platform import skip_absent_tpu
 from jax_smash.sharding import add_virtual_devices
 from train.memory import use_large_pages
@@ -39,8 +39,8 @@ def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> 
 
     try:
         tyro.cli(begin)
-    except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
-        if debugging():
+    except (ValueError, OSError, ImportError, MemoryError, RuntimeError, AssertionError) as error:
+        if debugging() or (isinstance(error, AssertionError) and platform_problem(error) is None):
             raise
         sys.exit(f"error: {' '.join(describe(error).split())}")
     except KeyboardInterrupt:

@@ -20,8 +20,22 @@ def report(text: str) -> None:
 
 def describe(error: BaseException) -> str:
     """Returns what an exception says, followed by its notes."""
-    text = _message(error)
+    text = _message(platform_problem(error) or error)
     return "; ".join([text, *getattr(error, "__notes__", [])])
+
+
+def platform_problem(error: BaseException) -> OSError | None:
+    """Returns what is wrong with the platform that JAX_PLATFORMS names, where an error comes from that."""
+    # JAX raises either, the latter without a word.
+    if not isinstance(error, RuntimeError | AssertionError) or not os.environ.get("JAX_PLATFORMS"):
+        return None
+    from jax_smash.platform import check_platforms
+
+    try:
+        check_platforms()
+    except OSError as problem:
+        return problem
+    return None
 
 
 def _message(error: BaseException) -> str:

@@ -22,21 +22,17 @@ from jax_smash.cli.options import (
     at_least,
     check_mesh,
 )
-from jax_smash.cli.records import RecordFile
-from jax_smash.cli.resume import MADE_WITH, check_same, given_options, made_with
+from jax_smash.cli.records import RecordFile, resumed
+from jax_smash.cli.resume import MADE_WITH, given_options, made_with
 from jax_smash.cli.screen import Screen
-from jax_smash.cli.smash_options import SmashFlags
+from jax_smash.cli.smash_options import HAMBURGER, SmashFlags
+from jax_smash.cli.summary import summary
 from jax_smash.prompts import FilePrompt, checked_text, read_prompts
 
 if TYPE_CHECKING:
-    from jax_smash.decode.drafted import Drafted
-    from jax_smash.decode.groups import Smashed
     from jax_smash.generation import Completion
     from jax_smash.loading import Model
     from jax_smash.session import TokenLogProb
-
-SHOWN_DEPTHS = 8
-"""Depths whose acceptance the summary shows."""
 
 NO_PART_OF_IT = (
     *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache"),
@@ -96,17 +92,19 @@ class Generate:
         options = self.draft.options(self.method, overwrite=self.output.overwrite), self.smash.options(self.method)
         live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
         made_with = self._made_with(prompts, schema) if records is not None else {}
-        done = 0 if records is None else self._done(records, made_with, len(prompts) * self.num_samples)
+        done = 0 if records is None else resumed(records, made_with, len(prompts) * self.num_samples)
         with Screen(
             prompts=len(prompts), samples=self.num_samples, stream=live, keep_going=records is not None, done=done
         ) as screen:
+            if self.draft.begins_cold:
+                screen.note(f"{self.draft.warm_start} is not there yet: this run begins cold, and writes it at its end")
             if records is None:
                 self._decode(prompts, sampling, options, schema, screen, None, made_with)
-            elif records.whole:
-                screen.summary(f"{records.path} is whole: {done} of {done} texts were there before")
-            else:
+            elif not records.whole:
                 with records:
                     self._decode(prompts, sampling, options, schema, screen, records, made_with)
+            if done == len(prompts) * self.num_samples:
+                screen.note(f"{self.output.json} is whole: all {done} texts were there before")
 
     def _check(self) -> None:
         if (self.prompt is None) == (self.prompts is None):
@@ -128,36 +126,21 @@ class Generate:
 
     def _made_with(self, prompts: list[FilePrompt], schema: str | None) -> dict[str, Any]:
         """Returns what decides the completions, as it is written to a file's first line and compared on --resume."""
-        from jax_smash.loading import find
+        from jax_smash.loading import MODULES, find, find_modules
 
-        draft = self.draft.draft_model
-        drafts = {} if draft in (None, "int8") else {"draft_model": find(str(draft))}
-        read = {"modules": self.smash.modules, "lookup_corpus": self.draft.lookup_corpus}
-        paths = {name: path for name, path in read.items() if path is not None} | drafts
-        start = self.draft.warm_start
-        known = {} if start is None else {"warm_start": start if start.exists() else None}
-        options = given_options(self, without=(*NO_PART_OF_IT, *paths, *known))
+        paths: dict[str, Path | None] = {"model": find(self.model)}
+        if self.smash.modules is not None or self.method == HAMBURGER:
+            paths["modules"] = find_modules(self.model, self.smash.modules or "auto")
+        if self.draft.draft_model not in (None, "int8"):
+            paths["draft_model"] = find(str(self.draft.draft_model))
+        if self.draft.lookup_corpus is not None:
+            paths["lookup_corpus"] = self.draft.lookup_corpus
+        if self.draft.warm_start is not None:
+            paths["warm_start"] = None if self.draft.begins_cold else self.draft.warm_start
+        options = given_options(self, without=(*NO_PART_OF_IT, *paths))
         if schema is not None:
             options["json_schema"] = schema
-        return made_with(
-            self.model, options=options, prompts=prompts, paths={"model": find(self.model)} | paths | known
-        )
-
-    def _done(self, records: RecordFile, made_with: dict[str, Any], total: int) -> int:
-        """Returns how many completions are there already."""
-        kept = records.kept
-        where = records.path if records.whole else records.partial
-        try:
-            if kept.lines:
-                check_same(kept.made_with, made_with, where)
-        except UsageError:
-            if not (records.whole and self.output.overwrite):
-                raise
-            records.start_anew()
-            return 0
-        if kept.lines > total or (records.whole and kept.lines < total):
-            raise UsageError(f"--resume: {where} must hold {total} completions; it holds {kept.lines}")
-        return kept.lines
+        return made_with(self.model, options=options, prompts=prompts, paths=paths, without=MODULES)
 
     def _decode(
         self,
@@ -171,7 +154,6 @@ class Generate:
     ) -> None:
         done = 0 if records is None else records.kept.lines
         if records is not None and done == len(prompts) * self.num_samples:
-            screen.summary(f"{records.path} is whole: {done} of {done} texts were there before")
             return
         screen.waiting(f"loading {self.model}")
         from jax_smash.cli.compilation_cache import use_compilation_cache
@@ -188,6 +170,8 @@ class Generate:
         draft, smash = options
         modules = self.smash.modules_for(self.model, self.method, smash)
         model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh, modules=modules)
+        if self.method != HAMBURGER:  # Of the modules' folder, the base alone is wanted.
+            model = dataclasses.replace(model, modules=None, params={"target": model.params["target"]})
         screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []
@@ -229,8 +213,8 @@ class Generate:
                 on_tokens=tokens,
                 on_completion=finish,
             )
-        line = summary(made, time.perf_counter() - began, PROGRAMS.seconds - compiled)
-        screen.summary(line + (f", {done} texts were there before" if done else ""))
+        took = time.perf_counter() - began, PROGRAMS.seconds - compiled
+        screen.note(summary(made, *took, before=done, base=None if modules is None else model.source))
 
 
 def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[str, Any]:
@@ -255,46 +239,6 @@ def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[s
         if entries is not None:
             fields[name.replace("log_probs", "logprobs")] = [_entry(e, _namer(model)) for e in entries]
     return fields
-
-
-def summary(completions: list["Completion"], seconds: float, compiled: float) -> str:
-    """Returns one line on how long everything took: `seconds` in all, `compiled` of them spent on compilation."""
-    tokens = sum(c.new_tokens for c in completions)
-    forwards = sum(c.target_forwards for c in completions)
-    rates = [c.tokens_per_second for c in completions if c.tokens_per_second is not None]
-    parts = [f"{tokens} new tokens in {seconds - compiled:.2f} s"]
-    if len(completions) > 1:
-        parts.append(f"{tokens / (seconds - compiled):.1f} tokens/s in all")
-    if rates:
-        parts.append(f"{sum(rates) / len(rates):.1f} tokens/s a text")
-    if forwards:
-        accepted = sum((c.mean_accepted_tokens or 0) * c.target_forwards for c in completions)
-        parts.append(f"{accepted / forwards:.2f} accepted a forward")
-    parts += _drafts([c.drafted for c in completions if c.drafted is not None])
-    parts += _slots([c.smashed for c in completions if c.smashed is not None])
-    parts.append(f"first token after {1e3 * max(c.time_to_first_token_s for c in completions):.0f} ms")
-    parts.append(f"compiling took {compiled:.1f} s more")
-    return ", ".join(parts)
-
-
-def _drafts(drafted: list["Drafted"]) -> list[str]:
-    """Returns what a summary says of drafts: nodes a step, and the share that was kept of those tried, by depth."""
-    if not drafted:
-        return []
-    nodes = sorted({d.nodes for d in drafted})
-    tried = [sum(counts) for counts in zip(*(d.tried for d in drafted), strict=True)]
-    kept = [sum(counts) for counts in zip(*(d.kept for d in drafted), strict=True)]
-    shares = [f"{k / t:.0%}" for k, t in zip(kept, tried, strict=True) if t]
-    said = f"{'–'.join(map(str, (nodes[0], nodes[-1])[: len(nodes)]))} drafted nodes a step ({drafted[0].source})"
-    if not shares:
-        return [said]
-    return [said, f"kept by depth {' '.join(shares[:SHOWN_DEPTHS])}{' …' if len(shares) > SHOWN_DEPTHS else ''}"]
-
-
-def _slots(smashed: list["Smashed"]) -> list[str]:
-    """Returns what a summary says of fused slots."""
-    slots = sum(s.slots for s in smashed)
-    return [f"{sum(s.tokens for s in smashed) / slots:.2f} tokens a slot of the output"] if slots else []
 
 
 def _namer(model: "Model") -> Callable[[int], dict[str, Any]]:

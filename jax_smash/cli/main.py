@@ -70,7 +70,7 @@ def parse(arguments: list[str]) -> Any:
             )
     except SystemExit as end:
         if end.code:
-            report(_unboxed(printed.getvalue()))
+            report(_unboxed(printed.getvalue()) + _hint(arguments, printed.getvalue()))
         raise
 
 
@@ -96,10 +96,19 @@ def run(command: Any) -> int:
     return 0
 
 
+def _hint(arguments: list[str], said: str) -> str:
+    """Returns what helps with words that belong to no option: a prompt, most likely."""
+    found = re.search(r"Unrecognized options: *([^\s-])", said)
+    return "; the text to continue belongs to --prompt" if found and arguments[0] == "generate" else ""
+
+
 def _unboxed(text: str) -> str:
     """Returns the sentences of tyro's error box on one line, without the help it repeats."""
     lines = [line.strip(" │") for line in text.splitlines()]
-    sections = re.split(r"(?m)^[─╭╰].*$", "\n".join(lines))
+    # Where the terminal has no such signs, lines are of hyphens, and the title stands above the first one.
+    sections = re.split(r"(?m)^(?:[─╭╰]|---).*$", "\n".join(lines))
+    if "╭" not in text:
+        del sections[0]
     wanted = [s.split("\n") for s in sections if s.strip() and not s.strip().startswith(("For full", "Argument help"))]
     said = [" ".join(filter(None, part)) if i == 0 else " ".join(part[:3]) for i, part in enumerate(wanted[:2])]
     return " ".join(said) or "the arguments cannot be read"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -133,7 +134,8 @@ class DraftFlags:
     warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Begin with what an earlier run knew of which token follows which, from its --save-warm-start."""
     save_warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
-    """Write what this run knows at its end. May be the --warm-start file, which then grows from run to run."""
+    """Write what this run knows at its end. May be the --warm-start file, which then grows from run to run;
+    the first run, which finds none, begins cold."""
     lookup_corpus: Annotated[Path | None, tyro.conf.DisallowNone, _flag("PATH", "")] = None
     """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
     draft_model: Annotated[str | None, tyro.conf.DisallowNone, _flag("MODEL", "")] = None
@@ -163,7 +165,8 @@ class DraftFlags:
             check_method(method)
         except ValueError as error:
             raise UsageError(f"--{error}") from error
-        options = DraftOptions(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        options = DraftOptions(**fields | ({"warm_start": None} if self.begins_cold else {}))
         for name in misfits(method, options):
             taken = ", ".join(_flag_name(option) for option in OPTIONS.get(method, ()))
             raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or 'none'}")
@@ -174,14 +177,20 @@ class DraftFlags:
         except ValueError as error:
             raise UsageError(f"--{error}") from error
         saved = self.save_warm_start
-        if saved is not None and saved.exists() and not overwrite and not self._grows():
+        if saved is not None and saved.exists() and not overwrite and not self._grows:
             raise UsageError(f"--save-warm-start: {saved} exists; --overwrite permits replacing it")
         return options
 
+    @property
+    def begins_cold(self) -> bool:
+        """Whether the file to begin with is one that this run will be the first to write."""
+        return self._grows and not os.path.lexists(str(self.warm_start))
+
+    @property
     def _grows(self) -> bool:
         """Whether the file that is written is the one that is read."""
         read, written = self.warm_start, self.save_warm_start
-        return read is not None and written is not None and written.samefile(read)
+        return read is not None and written is not None and os.path.realpath(read) == os.path.realpath(written)
 
 
 def _flag_name(option: str) -> str:

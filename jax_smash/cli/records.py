@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jax_smash.cli.errors import UsageError
-from jax_smash.cli.resume import NOTHING, Kept, read_kept
+from jax_smash.cli.resume import NOTHING, Kept, check_same, read_kept
 
 
 class _Extent(NamedTuple):
@@ -29,6 +29,7 @@ class RecordFile:
     Attributes:
       path: the file's name.
       partial: where lines are until then.
+      overwrite: a whole file may be replaced.
       kept: what an earlier run left of it; nothing unless the file is resumed.
       whole: the earlier run ended well, and `kept` is of `path`: there is nothing to enter the context for.
     """
@@ -47,7 +48,7 @@ class RecordFile:
             read-only.
         """
         self.path, self.partial = path, path.with_name(path.name + ".partial")
-        self._overwrite = overwrite
+        self.overwrite = overwrite
         self._file: io.FileIO | None = None
         if not path.parent.is_dir():
             raise UsageError(f"the output {path} needs a directory {path.parent}; there is none")
@@ -128,7 +129,7 @@ class RecordFile:
     def _open(self) -> io.FileIO:
         if self._file is None:
             # "x": of two programs that were given one name, the second is refused.
-            mode: Literal["r+b", "ab", "xb"] = "r+b" if self._resumed else "ab" if self._overwrite else "xb"
+            mode: Literal["r+b", "ab", "xb"] = "r+b" if self._resumed else "ab" if self.overwrite else "xb"
             file = open(self.partial, mode, buffering=0)  # noqa: SIM115
             _claim(file, self.partial, size=self.kept.total if self._resumed else None)
             self._file = file
@@ -143,8 +144,34 @@ class RecordFile:
         os.replace(self.partial, self.path)
 
     def _refuse(self, path: Path, what: str = "--overwrite") -> None:
-        if not self._overwrite and os.path.lexists(path):
+        if not self.overwrite and os.path.lexists(path):
             raise UsageError(f"{path} exists; {what} permits replacing it")
+
+
+def resumed(records: RecordFile, made_with: dict[str, Any], total: int) -> int:
+    """Returns how many completions of an earlier run a file holds; it begins anew where it may and must.
+
+    Args:
+      records: the file, which has not been entered.
+      made_with: what decides the completions now.
+      total: completions that there will be.
+
+    Raises:
+      UsageError: the file was made with something else.
+    """
+    kept = records.kept
+    where = records.path if records.whole else records.partial
+    try:
+        if kept.lines or records.whole:
+            check_same(kept.made_with, made_with, where)
+    except UsageError:
+        if not (records.whole and records.overwrite):
+            raise
+        records.start_anew()
+        return 0
+    if kept.lines > total or (records.whole and kept.lines < total):
+        raise UsageError(f"--resume: {where} must hold {total} completions; it holds {kept.lines}")
+    return kept.lines
 
 
 def _cut(file: io.FileIO, kept: Kept) -> None:

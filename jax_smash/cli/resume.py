@@ -63,7 +63,12 @@ def read_kept(path: Path) -> Kept:
 
 
 def made_with(
-    model: str, *, options: Mapping[str, Any], prompts: Sequence[Any], paths: Mapping[str, Path | None]
+    model: str,
+    *,
+    options: Mapping[str, Any],
+    prompts: Sequence[Any],
+    paths: Mapping[str, Path | None],
+    without: str | None = None,
 ) -> dict[str, Any]:
     """Returns what decides a file's completions, as JSON that can be compared.
 
@@ -72,10 +77,11 @@ def made_with(
       options: given ones, by name.
       prompts: all of them.
       paths: files and folders that are read, the model's among them; by name. None stands for a file that is not there.
+      without: a folder in those folders that does not count.
     """
     from jax_smash import __version__
 
-    digests = {name: "absent" if path is None else path_digest(path) for name, path in paths.items()}
+    digests = {name: "absent" if path is None else path_digest(path, without=without) for name, path in paths.items()}
     digests["prompts"] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
     made = {"jax_smash": __version__, "model": model, "options": dict(options), "sha256": digests}
     return json.loads(json.dumps(made))
@@ -127,14 +133,22 @@ def given_options(flags: Any, *, without: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def path_digest(path: Path) -> str:
+def path_digest(path: Path, *, without: str | None = None) -> str:
     """Returns letters that stand for a file's content, or for those of a folder's files and their names.
 
     Of a large file only its size, its beginning and its end are read, so that this takes no time. Hidden files and
     Markdown are left out.
+
+    Args:
+      path: of the file or folder.
+      without: a folder in it that does not count.
     """
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and _counts(p, path))
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in path.rglob("*") if p.is_file() and _counts(p.relative_to(path), without))
+    )
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.relative_to(path).as_posix()}\0{size}\0".encode())
@@ -145,8 +159,9 @@ def path_digest(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _counts(file: Path, folder: Path) -> bool:
-    return file.suffix != ".md" and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+def _counts(file: Path, without: str | None) -> bool:
+    hidden = any(part.startswith(".") for part in file.parts)
+    return not hidden and file.suffix != ".md" and file.parts[0] != without
 
 
 def _shown(value: Any) -> str:

@@ -42,14 +42,14 @@ class Screen:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._quiet()
+        self._erase()
         if not self._ends_line and self._open:
             with contextlib.suppress(OSError):
                 self._write("\n")
 
     def waiting(self, what: str) -> None:
         """Shows what is being waited for, until there is something better to show."""
-        self._quiet()
+        self._erase()
         if self._console.is_terminal:
             self._status = self._console.status(what)
             self._status.start()
@@ -58,7 +58,7 @@ class Screen:
         """Shows how many texts and tokens are made, from now on."""
         if self.stream or self.total == 1:
             return
-        self._quiet()
+        self._erase()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -99,14 +99,14 @@ class Screen:
             if number + 1 < self.total:
                 self._bar.start()
 
-    def summary(self, line: str) -> None:
-        """Shows the last line, on stderr."""
-        self._quiet()
+    def note(self, line: str) -> None:
+        """Shows a line on stderr, in place of the bar or spinner."""
+        self._erase()
         self._console.print(line, style="dim", markup=False)
 
     def _head(self, number: int) -> None:
         """Says whose text follows, where there are several."""
-        self._quiet(bar=False)
+        self._erase(bar=False)
         if number == self._started:
             return
         self._started = number
@@ -114,7 +114,8 @@ class Screen:
             prompt, sample = divmod(number, self.samples)
             self._write(f"== prompt {prompt}{f', sample {sample}' if self.samples > 1 else ''} ==\n")
 
-    def _quiet(self, *, bar: bool = True) -> None:
+    def _erase(self, *, bar: bool = True) -> None:
+        """Takes spinner and bar away, or the spinner alone."""
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -21,7 +21,7 @@ class SmashFlags:
 
     modules: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FOLDER", "(default: beside the model)")] = None
     """HAMburger modules for the model. Where the folder holds a base too, that one decodes: they were trained
-    together."""
+    together. With another --method that base alone is taken, to compare with."""
     smash_mode: Annotated[str, _flag("blind|exact|checked", "(default: blind)")] = "blind"
     """blind trusts the groups; exact takes them as drafts, so that the text is plain decoding's and tokens share no
     slots; checked fuses what the model itself agrees with."""
@@ -48,7 +48,7 @@ class SmashFlags:
         Raises:
           UsageError: the method takes none of them, or one is out of range.
         """
-        given = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        given = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default and f.name != "modules"]
         if given and method != HAMBURGER:
             raise UsageError(
                 f"--{given[0].replace('_', '-')} does not go with --method {method}: it is for {HAMBURGER}"
@@ -71,7 +71,7 @@ class SmashFlags:
         return options
 
     def modules_for(self, model: str, method: str, options: Any) -> Path | None:
-        """Returns the folder of modules to load a model with; None for a method without.
+        """Returns the folder of modules to load a model with, or whose base to decode with; None where there is none.
 
         Checks options against the model and what the modules were trained for, before any weight is read.
 
@@ -80,7 +80,7 @@ class SmashFlags:
           ValueError: the modules do not fit the model, or a file is damaged.
           UsageError: an option is larger than what they were trained for, or the vocabulary.
         """
-        if method != HAMBURGER:
+        if method != HAMBURGER and self.modules is None:
             return None
         from jax_smash.checkpoints.configuration import checkpoint_config
         from jax_smash.loading import check_modules, find, find_modules

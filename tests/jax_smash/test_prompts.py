@@ -24,10 +24,10 @@ def test_blank_lines_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path
 
 BAD_LINES = {
     b'{"prompt": "cut': "not JSON: Unterminated string starting at at column 12",
-    b"Once upon a time": "not JSON: Expecting value at column 1",
     b'{"prompt": "a"} {"prompt": "b"}': "not JSON: Extra data",
-    b'["a"]': 'expected an object {"prompt": …}; got a list',
-    b'"a"': 'expected an object {"prompt": …}; got "a"',
+    b'["a"]': 'each line must be an object like {"prompt": "Once upon a time"}; got a list',
+    b'"a"': 'each line must be an object like {"prompt": "Once upon a time"}; got "a"',
+    b"Once upon a time": 'not JSON: Expecting value at column 1; each line must be an object like {"prompt"',
     b'{"text": "a", "n": 1}': "expected a field \"prompt\"; got 'text', 'n'",
     b"{}": 'expected a field "prompt"; got no field',
     b'{"prompt": null}': "prompt must be text, tokens or chat messages; got null",

@@ -1,5 +1,7 @@
 """The program as such: help, errors, statuses."""
 
+import importlib.metadata
+import re
 import subprocess
 import sys
 
@@ -7,7 +9,7 @@ import pytest
 
 import jax_smash
 from jax_smash.cli import main as program
-from jax_smash.cli.errors import UsageError, describe
+from jax_smash.cli.errors import UsageError, describe, platform_problem
 from jax_smash.cli.main import parse, run
 
 COMMANDS = ("generate", "info", "convert", "tune")
@@ -59,6 +61,7 @@ def test_wrong_usage_is_one_line_that_names_what_is_wrong(capsys):
         (["generate", "--temprature", "1"], "--temperature"),
         (["generate", "--top-k", "many"], "--top-k"),
         (["info"], "MODEL"),
+        (["generate", "a", "story"], "Unrecognized options: a, story; the text to continue belongs to --prompt"),
         (["convert", "a", "b", "--to", "gguf"], "gguf"),
     ):
         assert program(arguments) == 2
@@ -68,6 +71,7 @@ def test_wrong_usage_is_one_line_that_names_what_is_wrong(capsys):
         assert len(captured.err.splitlines()) == 1
         assert said in captured.err
         assert not set(captured.err) & set("│╭╰─")
+        assert not re.search("---|full helptext", captured.err)
 
 
 def test_stop_strings_may_be_repeated_or_listed():
@@ -110,6 +114,25 @@ def test_memory_that_the_device_lacks_is_told_with_what_helps(capsys):
     err = capsys.readouterr().err
     assert err.startswith("jax-smash: error: Out of memory allocating 9 bytes.; a smaller --batch-size")
     assert "lines" not in err
+
+
+def test_a_platform_that_is_not_there_is_named_with_what_installs_it(environment, tmp_path):
+    absent = environment | {"JAX_PLATFORMS": "cuda"}
+    for command in (["jax_smash", "generate", "--prompt", "a"], ["eval.invariance", "--draws", "1"]):
+        result = subprocess.run(
+            [sys.executable, "-m", *command], env=absent, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (result.returncode, result.stdout) == (1, "")
+        assert len(result.stderr.splitlines()) == 1
+        assert "error: JAX cannot use the platform 'cuda' that JAX_PLATFORMS names" in result.stderr
+        if not any("cuda" in point.name for point in importlib.metadata.entry_points(group="jax_plugins")):
+            assert "pip install 'jax_smash[cuda]'" in result.stderr
+
+
+def test_an_error_that_is_not_of_the_platform_stays_what_it_is(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert platform_problem(RuntimeError("bad")) is None
+    assert describe(AssertionError("bad")) == "AssertionError: bad (JAX_SMASH_DEBUG=1 shows where)"
 
 
 def test_a_closed_pipe_is_no_error(capsys):

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from jax_smash.cli.errors import UsageError
 from jax_smash.cli.records import RecordFile
 from jax_smash.cli.resume import check_same, made_with, path_digest, read_kept
-from tests.model_directory import write_model
+from tests.checkpoints import write_checkpoint
 
 TIMES = ("tokens_per_second", "time_to_first_token_s")
 SHORT = ("--max-new-tokens", "6", "--batch-size", "2")
@@ -97,7 +98,7 @@ def test_a_run_that_ended_well_is_told_to_be_whole(generate, tmp_path):
     for more in ((), ("--overwrite",)):
         status, out, err = generate("out.jsonl", "--resume", *more)
         assert (status, out) == (0, "")
-        assert err == "out.jsonl is whole: 5 of 5 texts were there before\n"
+        assert err == "out.jsonl is whole: all 5 texts were there before\n"
     assert (tmp_path / "out.jsonl").read_bytes() == before
     # Killed when all was written and only the name was missing.
     (tmp_path / "out.jsonl").rename(tmp_path / "out.jsonl.partial")
@@ -115,9 +116,10 @@ def partial(generate, tmp_path) -> Path:
     return file
 
 
-def test_a_file_of_other_prompts_options_or_another_model_is_refused_and_kept(call, generate, partial, tmp_path):
+def test_a_file_of_other_prompts_options_or_another_model_is_refused_and_kept(generate, partial, model, tmp_path):
     kept = partial.read_bytes()
-    other = write_model(tmp_path / "other", num_hidden_layers=1, seed=1)
+    other = shutil.copytree(model, tmp_path / "other")
+    write_checkpoint(other, json.loads((other / "config.json").read_text()), seed=1)
     cases = [
         (("--temperature", "0.8"), "with --temperature 0.5; got 0.8"),
         ((), "with --temperature 0.5; got at its default"),
@@ -226,6 +228,10 @@ def test_a_folder_s_digest_follows_names_and_contents(tmp_path):
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "b" / "README.md").write_text("says something")
     assert path_digest(tmp_path / "b") == first
+    (tmp_path / "b" / "hamburger").mkdir()
+    (tmp_path / "b" / "hamburger" / "w").write_text("modules")
+    assert path_digest(tmp_path / "b", without="hamburger") == first != path_digest(tmp_path / "b")
+    shutil.rmtree(tmp_path / "b" / "hamburger")
     (tmp_path / "b" / "sub" / "w").write_bytes(bytes(10**6 - 1) + b"x")
     changed = path_digest(tmp_path / "b")
     (tmp_path / "b" / "sub" / "w").rename(tmp_path / "b" / "w")

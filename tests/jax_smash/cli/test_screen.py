@@ -76,5 +76,5 @@ def test_no_bar_and_no_spinner_where_stderr_is_no_terminal(capsys):
     screen = Screen(prompts=2, samples=1, stream=False, keep_going=False)
     screen.waiting("loading")
     show(screen, "one", "two")
-    screen.summary("2 new tokens")
+    screen.note("2 new tokens")
     assert capsys.readouterr().err == "2 new tokens\n"

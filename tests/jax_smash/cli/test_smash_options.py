@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +14,23 @@ from jax_smash.cli.smash_options import SmashFlags
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.options import SmashOptions
 from jax_smash.smash.smasher import random_smasher
+from tests.checkpoints import write_checkpoint
 
 
 @pytest.fixture(scope="module")
 def smashed(model, tmp_path_factory):
     """A sound checkpoint with modules. Tests must not change it."""
     path = shutil.copytree(model, tmp_path_factory.mktemp("smashed") / "base")
+    write_modules(path / "hamburger", path)
+    return path
+
+
+def write_modules(folder: Path, path: Path) -> None:
+    """Writes random modules for a checkpoint."""
     config = huggingface.read_config(path)[0]
     sizes = SmashConfig.for_base(config, micro_layers=1, micro_steps=3, tokenizer_sha256=tokenizer_sha256(path))
     counts = np.arange(config.vocab_size)
-    save_smasher(path / "hamburger", sizes, random_smasher(config, sizes)[1], token_counts=counts)
-    return path
+    save_smasher(folder, sizes, random_smasher(config, sizes)[1], token_counts=counts)
 
 
 def test_the_program_decodes_with_the_modules_beside_a_model(called, smashed, tmp_path):
@@ -36,6 +43,31 @@ def test_the_program_decodes_with_the_modules_beside_a_model(called, smashed, tm
     assert sum(n * groups for n, groups in enumerate(told["lengths"], 1)) == 9
     assert told["output_compression"] == pytest.approx(9 / sum(told["lengths"]))
     assert f"{told['output_compression']:.2f} tokens a slot of the output" in result.stderr
+
+
+def test_plain_decoding_takes_the_base_that_lies_with_the_modules(called, smashed, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    write_checkpoint(other, json.loads((other / "config.json").read_text()), seed=1)
+    write_modules(other, other)
+    arguments = ("--prompt", "Once upon a time", "--regex", "[a-z]{9}", "--max-new-tokens", "9")
+    plain = called("generate", "--model", model, *arguments)
+    own = called("generate", "--model", other, *arguments)
+    assert plain.stdout != own.stdout
+    for method in (("ar",), ("recycling", "--tree", "chain-2")):
+        given = called("generate", "--model", model, "--modules", other, "--method", *method, *arguments)
+        assert given.returncode == 0, given.stderr
+        assert given.stdout == own.stdout
+        assert given.stderr.endswith(f", decoded by the base in {other}\n")
+    beside = called("generate", "--model", model, "--modules", smashed / "hamburger", *arguments)
+    assert beside.stdout == plain.stdout
+    assert beside.stderr.endswith(f", decoded by the base in {model}\n")
+    assert "decoded by" not in plain.stderr
+
+
+def test_other_options_of_the_modules_stay_refused(call, smashed):
+    status, _, err = call("generate", "--model", smashed, "--modules", smashed, "--micro-steps", "2", "--prompt", "a")
+    assert status == 2
+    assert "--micro-steps does not go with --method ar: it is for hamburger" in err
 
 
 @pytest.mark.parametrize(
