@@ -101,7 +101,7 @@ class Tune:
                 path = save_costs(curve, key)
                 cores = f", {key.cores} cores" if key.cores else ""
                 place = f"{self.model}, {key.dtype}, {key.weights} weights, {key.device}{cores}"
-                console.print(f"wrote {path}: {curve.source}")
+                console.print(f"wrote {path}")
                 print(f"{place}\n{table(curve, method)}", flush=True)
                 if not method:
                     curves.append(curve)
