@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from jaxtyping import Array, Int
 
 from jax_smash.cache import EMPTY, KVCache, after
 from jax_smash.costs.curve import CostCurve, check_entries
+from jax_smash.costs.repeats import settled, told
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.speculative import Speculative
@@ -59,7 +59,7 @@ def measure_costs(
       batch: rows.
       slots: capacity of the cache a row.
       entries: sizes, rising from 1.
-      repeats: timed calls of each size; the median counts.
+      repeats: timed calls of each size, put together as of `costs.repeats.settled`.
       call_s: seconds that a call takes, about, where its steps are short.
       progress: called with the calls done and the calls to do.
 
@@ -80,12 +80,13 @@ def measure_costs(
 
     rates = prior_rates(LEVELS, RANKS)
     runs = [functools.partial(timed, best_tree(rates, m - 1)) for m in entries]
+    times = _timed(runs, repeats=repeats, call_s=call_s, progress=progress)
     return CostCurve(
         entries=tuple(entries),
-        seconds=_medians(runs, repeats=repeats, call_s=call_s, progress=progress),
+        seconds=settled(times),
         batch=batch,
         slots=slots,
-        source=f"measured by jax-smash tune, {slots} slots",
+        source=f"measured by jax-smash tune{told(times)}, {slots} slots",
     )
 
 
@@ -146,23 +147,24 @@ def measure_method(
         return (time.perf_counter() - began) / int(rows.forwards.max())
 
     runs = [functools.partial(timed, reach.tree(m - 1)) for m in entries]
+    times = _timed(runs, repeats=repeats, call_s=call_s, progress=progress)
     return CostCurve(
         entries=tuple(entries),
-        seconds=_medians(runs, repeats=repeats, call_s=call_s, progress=progress),
+        seconds=settled(times),
         batch=batch,
         slots=slots,
-        source=f"measured by jax-smash tune with {name}, {slots} slots",
+        source=f"measured by jax-smash tune with {name}{told(times)}, {slots} slots",
     )
 
 
-def _medians(
+def _timed(
     runs: Sequence[Callable[[int], float]],
     *,
     repeats: int,
     call_s: float,
     progress: Callable[[int, int], None] | None,
-) -> tuple[float, ...]:
-    """Returns the median seconds a step of each run, which is given the steps to make, the runs interleaved."""
+) -> list[list[float]]:
+    """Returns the seconds a step of each run and repeat; a run is given the steps to make, and runs are interleaved."""
     done = 0
 
     def timed(run: Callable[[int], float], steps: int) -> float:
@@ -179,7 +181,7 @@ def _medians(
         # Forth and back, so that a machine that gets slower does so for all sizes alike.
         for i in range(len(runs)) if repeat % 2 == 0 else reversed(range(len(runs))):
             times[i].append(timed(runs[i], steps[i]))
-    return tuple(statistics.median(t) for t in times)
+    return times
 
 
 def _check(model: Model, *, batch: int, slots: int, entries: Sequence[int], repeats: int) -> None:

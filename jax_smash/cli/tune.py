@@ -42,7 +42,7 @@ class Tune:
     nodes: Numbers = NODES
     """Nodes of the trees to measure, the root included, rising from 1."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 7
-    """Timed calls of each size, interleaved; the median counts."""
+    """Timed calls of each size, interleaved. Of what a size costs beside a plain step, the upper quartile counts."""
     compilation_cache: KeptPrograms = True
     """Keep compiled programs in the user's cache directory, so that the next start is faster."""
     plot: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = (
