@@ -28,10 +28,10 @@ from jax_smash.session import Session, TokenLogProb
 from jax_smash.shapes import rows_for
 
 QUIET_STEPS = 64
-"""Steps a call of the loop where nobody reads along."""
+"""Steps per call of the loop where the text is not streamed."""
 
 STREAM_STEPS = 8
-"""Steps a call where somebody does."""
+"""Steps per call where the text is streamed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Completion:
     """One continuation of one prompt, and what it cost.
 
     Attributes:
-      prompt: as given.
-      text: the continuation, without special tokens, cut before a stop string; "" where there is no tokenizer.
-      token_ids: every emitted token, a stop token included.
-      prompt_tokens, new_tokens: how many.
+      prompt: the prompt as given.
+      text: the continuation without special tokens, cut before a stop string; "" where there is no tokenizer.
+      token_ids: every emitted token, including a stop token.
+      prompt_tokens, new_tokens: numbers of tokens.
       finish_reason: `length`, `stop_token` or `stop_string`.
-      target_forwards: decode forwards while the row ran; prefill is left out.
+      target_forwards: decode forwards while the row ran, without the prefill.
       mean_accepted_tokens: (new_tokens − 1) / target_forwards; None where no decode forward was made.
-      tokens_per_second: of this row while its batch decoded, compilation and prefill left out; None for one token.
-      time_to_first_token_s: from the start of prefill to the first token on the host, compilation left out.
-      sample: number of the continuation among those of its prompt.
-      log_probs, prompt_log_probs: a record a token; None unless asked for.
-      drafted: how its drafts fared; None in plain decoding.
-      smashed: the slots that its tokens took; None where each has its own.
+      tokens_per_second: speed of this row while its batch decoded, without compilation and prefill; None for one token.
+      time_to_first_token_s: from the start of the prefill to the first token on the host, without compilation.
+      sample: index of the continuation among those of its prompt.
+      log_probs, prompt_log_probs: one record per token; None unless asked for.
+      drafted: how the drafts of the row fared; None in plain decoding.
+      smashed: the slots that its tokens took; None where each token has a slot of its own.
     """
 
     prompt: Any
@@ -98,9 +98,9 @@ def generate(
 ) -> list[Completion]:
     """Continues prompts, a batch at a time.
 
-    A row's text depends on its prompt, its options and its seed alone: not on its batch, and not on whether it is
-    streamed. HAMburger's `blind` and `checked` modes hold to that where `least_rows` is 1: else the length of a row's
-    groups depends on the rows beside it.
+    The text of a row depends only on its prompt, its options and its seed. It does not depend on the batch or on
+    streaming. For HAMburger's `blind` and `checked` modes this holds where `least_rows` is 1. Otherwise the length of a
+    row's groups depends on the other rows of the batch.
 
     Args:
       model: from `load`.
@@ -130,7 +130,7 @@ def generate(
       steps: steps a call of the loop; None chooses.
 
     Returns:
-      Completions in the order of the prompts, the samples of a prompt side by side.
+      Completions in the order of the prompts; the samples of one prompt are consecutive.
 
     Raises:
       ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded.
@@ -210,7 +210,7 @@ def generate(
 
 
 class _Turn:
-    """One batch from prompt to end: runs the session, hands out text, keeps the times."""
+    """One batch from its prompts to its end: runs the session, passes on the text, measures the times."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class _Turn:
         began, compiled = time.perf_counter(), PROGRAMS.seconds
         self.session.read(prompts + [[]] * (self.session.prompts - len(prompts)))
         self._show()
-        # Of a group that comes with the prompt no token was decoded.
+        # A group that comes with the prompt counts as not decoded.
         self.started = self.shown
         self.first_token_s = time.perf_counter() - began - (PROGRAMS.seconds - compiled)
         running = True
@@ -258,7 +258,7 @@ class _Turn:
         return list(self.completions()), self.session.state.shared.memory
 
     def completions(self) -> Iterator[Completion]:
-        """Returns what became of each row."""
+        """Yields the completion of each row."""
         rows = self.session.state.rows
         finish, forwards = jax.device_get((rows.finish, rows.forwards))
         outputs, log_probs = self.session.outputs(), self.session.log_probs()

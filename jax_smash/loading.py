@@ -1,4 +1,4 @@
-"""From a checkpoint's name to a model ready to decode."""
+"""Loading: from the name of a checkpoint to a model that is ready to decode."""
 
 import dataclasses
 import functools
@@ -56,14 +56,15 @@ class Model:
     """Everything that decoding needs, by role.
 
     Attributes:
-      name: where it came from.
-      definition: the target without its parameters. Any `ModelDef` will do, not only ours.
-      params: parameters by role; the model itself is `target`.
-      config: sizes; None for a model that is not ours.
+      name: the name that it was loaded by.
+      definition: the model without its parameters. Any `ModelDef` will do, not only those of this package.
+      params: parameters by role; those of the model itself are under `target`.
+      config: the sizes of the model; None for a model that is not of this package.
       tokenizer: a Hugging Face tokenizer; None where the directory has none.
       stop_tokens: ids that end a text.
       path: the directory or GGUF file it was loaded from; None for a model without one.
-      modules: HAMburger modules grafted on it, whose parameters stand under `smasher` too; None where there are none.
+      modules: the HAMburger modules grafted on it; None where there are none. Their parameters are also in `params`,
+        under `smasher`.
       fingerprint: of the weights in the checkpoint that it was loaded from; None for a model made in memory.
       source: where its weights were read from: `path`, or the modules' own folder with the base that they were trained
         with.
@@ -89,7 +90,7 @@ class Model:
         return f"Model({'; '.join(parts)})"
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a plain prompt, with the tokenizer's own beginning.
+        """Returns the tokens of a plain prompt, with the special tokens that the tokenizer adds at the start.
 
         Raises:
           ValueError: the model has no tokenizer.
@@ -97,7 +98,7 @@ class Model:
         return list(self._tokenizer()(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Returns the tokens of a conversation up to where the assistant answers.
+        """Returns the tokens of a conversation up to the place where the assistant answers.
 
         Raises:
           ValueError: the tokenizer is missing, or has no chat template.
@@ -110,7 +111,7 @@ class Model:
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """V, the number of tokens in the vocabulary."""
         return self.definition.bind(self.params["target"]).vocab_size
 
     @property
@@ -159,9 +160,9 @@ def load(
         weights of the base too, which were trained with the modules, the model gets those.
 
     Raises:
-      FileNotFoundError: there is no such model, or it has no such modules.
-      ValueError: the checkpoint is damaged, or of an unknown architecture; there are no such weights; the mesh does not
-        fit the devices or the model; the modules do not fit the model.
+      FileNotFoundError: the model or the modules do not exist.
+      ValueError: the checkpoint is damaged or of an unknown architecture; `weights` has an unknown value; the mesh does
+        not fit the devices or the model; the modules do not fit the model.
       OSError: `JAX_PLATFORMS` names a platform that JAX cannot use.
     """
     check_weights(weights)
@@ -185,7 +186,7 @@ def load(
     seen = Fingerprint(config)
     graphdef, params = _read_params(source, config, dtype, seen.place(placing), adapter)
     if mesh is not None:
-        params = place(params, mesh)  # Scales of quantised weights lie where they were made.
+        params = place(params, mesh)  # The scales of quantised weights are still on the device that made them.
     tokenizer = load_tokenizer(path) if adapter is None else load_tokenizer(own) or load_tokenizer(path)
     model = Model(
         name=str(name),
@@ -227,7 +228,7 @@ def _stored_fingerprint(source: Path, config: ModelConfig) -> str:
 
 
 def grafted(model: Model, modules: SmashModules) -> Model:
-    """Returns a model with HAMburger modules on it, on the model's own devices.
+    """Returns a model with HAMburger modules, which are placed on the devices of the model.
 
     Raises:
       ValueError: the model is not one of this package's, or the modules were made for another configuration or trained
@@ -265,7 +266,7 @@ def find_modules(name: str | Path, modules: str | Path) -> Path:
     """Returns the folder of HAMburger modules.
 
     Args:
-      name: of the model that they are for, as `load` takes it.
+      name: the model that they belong to, as `load` takes it.
       modules: a folder, or `auto` for the one beside the model.
 
     Raises:
@@ -284,14 +285,14 @@ def find_modules(name: str | Path, modules: str | Path) -> Path:
 
 
 def check_modules(name: str | Path, modules: str | Path) -> SmashConfig:
-    """Returns the configuration of HAMburger modules that fit a model, before any weights are read.
+    """Returns the configuration of HAMburger modules after checking that they fit a model. It reads no weights.
 
     Args:
       name, modules: as in `find_modules`.
 
     Raises:
       FileNotFoundError: there is no such model, or no modules are there.
-      ValueError: they, or the base in their folder, do not fit the model, or a file is damaged.
+      ValueError: the modules, or the base in their folder, do not fit the model, or a file is damaged.
     """
     path, folder = with_base(find(name), find)[0], find_modules(name, modules)
     config = checkpoint_config(path)
@@ -313,7 +314,7 @@ def modules_options(name: str | Path, modules: str | Path) -> SmashOptions:
 
 
 def _source(path: Path, config: ModelConfig, folder: Path | None) -> Path:
-    """Returns where the base's weights are: with the modules, where those were trained with them.
+    """Returns the folder of the base's weights: that of the modules if it holds a base, else that of the model.
 
     Raises:
       ValueError: the base in the modules' folder has another configuration or tokenizer.
@@ -362,7 +363,7 @@ def _packaged(name: str) -> Path:
 
 
 def quantised(model: Model) -> Model:
-    """Returns a model with its matrices as int8, those of modules on it too. What it was made from stays as it is."""
+    """Returns a copy of a model with int8 matrices, those of its modules included. The given model is unchanged."""
     mesh = mesh_of(model.params)
     params = {role: quantise_params(weights) for role, weights in model.params.items()}
     if mesh is not None:
@@ -376,9 +377,9 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
 
     Args:
       shape: a preset's name, or a directory with a `config.json`.
-      dtype: of the weights.
-      seed: of the weights.
-      mesh: devices to divide them over, as `load` does; the weights are the same on any.
+      dtype: the dtype of the weights.
+      seed: the seed of the weights.
+      mesh: the devices to divide them over, as in `load`. The weights are the same on any mesh.
 
     Raises:
       ValueError: there is no such shape; the mesh does not fit the devices or the shape.
@@ -387,7 +388,7 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
     config = shape_config(shape)
     if mesh is not None:
-        param_shardings(abstract_params(config)[1], mesh)  # Refuses what does not fit, before anything is made.
+        param_shardings(abstract_params(config)[1], mesh)  # Raises before anything is made.
     with on_mesh(mesh):
         graphdef, params = random_params(config, seed=seed, dtype=dtype)
     params = params if mesh is None else place(params, mesh)

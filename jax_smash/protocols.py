@@ -1,4 +1,4 @@
-"""What the parts of a decoder ask of each other. Every protocol of the project stands here."""
+"""The interfaces between the parts of a decoder. Every protocol of the project is in this file."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -10,12 +10,12 @@ from jax_smash.pytree import pytree
 
 State = TypeVar("State")
 Params = Mapping[str, Any]
-"""Parameters of every module that decodes, by role: `target`, later `drafter`, `predictor` …"""
+"""Parameters of every module that decodes, by role: `target`, `drafter`, …"""
 
 
 @pytree
 class Forward:
-    """What one forward returns.
+    """The result of one forward.
 
     Attributes:
       hidden: after the final norm.
@@ -33,7 +33,7 @@ class Forward:
 
 @runtime_checkable
 class Cache(Protocol):
-    """What the loop asks of a model's cache: a pytree whose every leaf is `[B, …]`."""
+    """A model's cache, as the loop uses it: a pytree whose every leaf is `[B, …]`."""
 
     slot_length: Int[Array, "B"]
 
@@ -61,7 +61,7 @@ class CausalLM(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """V, the number of tokens in the vocabulary."""
         ...
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -76,15 +76,15 @@ class CausalLM(Protocol):
         block: Block,
         policy: Any = None,
     ) -> Forward:
-        """Returns hidden states and the new entries' cache content; the cache itself is only read."""
+        """Returns hidden states and the keys and values of the new entries. The cache is only read."""
         ...
 
     def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
-        """Returns float32 logits of the token after each entry."""
+        """Returns float32 logits for the token after each entry."""
         ...
 
     def init_cache(self, batch: int, slots: int, block: int) -> Any:
-        """Makes an empty cache of `slots` slots a row, for commits of at most `block` entries."""
+        """Makes an empty cache with `slots` slots per row, for commits of at most `block` entries."""
         ...
 
 
@@ -104,11 +104,11 @@ class ModelDef(Protocol):
 
 @runtime_checkable
 class LogitsProcessor(Protocol[State]):
-    """Changes logits in a way that may depend on the tokens before.
+    """Changes logits in a way that may depend on earlier tokens.
 
-    A processor is a frozen dataclass whose array fields (`[B]`, one setting a row) are traced. Its state has only
-    `[B, …]` leaves. `path` holds the tokens between what `state` has seen and the node whose logits these are, so that
-    a draft tree's nodes need no state of their own.
+    A processor is a frozen dataclass whose array fields (`[B]`, one setting per row) are traced. Its state has only
+    `[B, …]` leaves. `path` holds the tokens that lie between those seen by `state` and the node of these logits, so the
+    nodes of a draft tree need no state of their own.
     """
 
     def init(self, batch: int, vocab_size: int) -> State:
@@ -116,15 +116,15 @@ class LogitsProcessor(Protocol[State]):
         ...
 
     def observe_prompt(self, state: State, tokens: Int[Array, "B T"], valid: Bool[Array, "B T"]) -> State:
-        """Reads prompt tokens, padding marked invalid."""
+        """Reads prompt tokens; `valid` is False at padding."""
         ...
 
     def advance(self, state: State, token: Int[Array, "B"], running: Bool[Array, "B"]) -> State:
-        """Reads one emitted token a row; rows that do not run stay as they are."""
+        """Reads one emitted token per row; rows that do not run stay unchanged."""
         ...
 
     def apply(self, state: State, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]) -> Float[Array, "B M V"]:
-        """Returns the changed logits of M nodes. `path` is padded with −1; P is 0 in plain decoding."""
+        """Returns the changed logits of M nodes. `path` is padded with −1, and P is 0 in plain decoding."""
         ...
 
 
@@ -139,13 +139,14 @@ class SparsePolicy(Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes trees and learns from what the target makes of them. Hashable, without arrays: it is compiled in.
+    """Proposes trees and learns from how the target checks them.
 
-    What it keeps of each row stands in `state.rows.draft.drafter`, what rows share in `state.shared.memory.drafter`.
+    A drafter is static in the compiled program, so it is hashable and holds no arrays. What it keeps for each row is in
+    `state.rows.draft.drafter`, and what the rows share is in `state.shared.memory.drafter`.
     """
 
     def init(self, params: Params, batch: int, slots: int) -> Any:
-        """Makes what is kept of rows that have seen nothing; every leaf is `[B, …]`."""
+        """Makes what is kept for rows that have seen nothing; every leaf is `[B, …]`."""
         ...
 
     def prefill(self, params: Params, state: State, chunk: Any, hidden: Any, taps: Any) -> State:
@@ -153,36 +154,39 @@ class Drafter(Protocol):
         ...
 
     def propose(self, params: Params, state: Any, topology: Any) -> tuple[Any, Any]:
-        """Returns a tree of the topology's nodes and levels, its root the pending token, and what was made besides."""
+        """Returns a tree with the topology's nodes and levels, rooted at the pending token, and data for `lesson`."""
         ...
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns what `observe` needs of a checked tree beside its tokens, or None."""
+        """Returns what `observe` needs from a checked tree beside its tokens, or None."""
         ...
 
     def observe(self, params: Params, state: State, verified: Any) -> State:
-        """Learns from a verified tree. The state already holds what was emitted."""
+        """Learns from a verified tree. The state already contains the emitted tokens."""
         ...
 
 
 @runtime_checkable
 class LateLearner(Drafter, Protocol):
-    """A drafter that need not be there when nothing is drafted. Trees can be sized while decoding for no other."""
+    """A drafter that can learn later from steps without drafts. Only for these can trees be sized while decoding."""
 
     def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
         """Learns from tokens that were read without a draft.
 
         Args:
-          state: its pending token is the one behind the last of them.
-          token: in order, a row.
-          count: how many of them there are; 0 for a row that missed nothing.
+          state: its pending token is the one after the last of these tokens.
+          token: the tokens of each row, in order.
+          count: the number of tokens of each row; 0 for a row that missed nothing.
         """
         ...
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """A decoding method: everything that one step of the loop does. Hashable, without arrays: it is compiled in."""
+    """A decoding method: everything that one step of the loop does.
+
+    A strategy is static in the compiled program, so it is hashable and holds no arrays.
+    """
 
     @property
     def target(self) -> ModelDef:
@@ -191,11 +195,11 @@ class Strategy(Protocol):
 
     @property
     def block(self) -> int:
-        """Entries that one step commits at most."""
+        """The most entries that one step commits."""
         ...
 
     def init(self, params: Params, batch: int, slots: int) -> Any:
-        """Makes what the method keeps of rows that have seen nothing; every leaf is `[B, …]`, or None."""
+        """Makes what the method keeps for rows that have seen nothing; every leaf is `[B, …]`, or None."""
         ...
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
@@ -216,10 +220,10 @@ class InRounds(Strategy, Protocol):
     """A strategy with steps of several kinds, which it makes in loops of its own."""
 
     def round(self, params: Params, unfinished: Callable[[Any], Any], carry: Any) -> Any:
-        """Makes at least one step, and goes on while `unfinished(carry)` says so, or stops before.
+        """Makes at least one step, and then more at will, as long as `unfinished(carry)` is true.
 
         Args:
-          unfinished: says whether there is another step to make.
-          carry: the state, and the steps made.
+          unfinished: returns whether there is another step to make.
+          carry: the state and the number of steps made.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a call of `generate` asks for, checked before anything is allocated."""
+"""The request of a call of `generate`, checked before anything is allocated."""
 
 import dataclasses
 import operator
@@ -32,12 +32,13 @@ class Request:
     """Prompts and options that fit the model and each other.
 
     Attributes:
-      prompts: as given, one an entry.
-      tokens: of each prompt.
-      sampling, seeds: one a prompt.
-      slots: capacity of the cache a row.
-      stop: strings that end a text, and `stops`, their automaton.
-      grammar: the automaton that output is held to.
+      prompts: the prompts as given, one per entry.
+      tokens: the tokens of each prompt.
+      sampling, seeds: one for each prompt.
+      slots: cache capacity of each row.
+      stop: strings that end a text.
+      stops: the automaton of these strings.
+      grammar: the automaton that constrains the output.
     """
 
     prompts: list[Any]
@@ -151,7 +152,7 @@ def _encode(model: Model, prompt: Any, chat: bool, what: str) -> list[int]:
 
 
 def check_counts(**counts: int) -> None:
-    """Raises a `ValueError` that names the first count below 1."""
+    """Raises a `ValueError` that names the first count below 1, if there is one."""
     for name, value in counts.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1; got {value}")
@@ -170,11 +171,11 @@ def make_request(
     chat: bool,
     slots: int | None,
 ) -> Request:
-    """Checks prompts and options, and makes the tables that they need. Arguments are those of `generate`.
+    """Checks prompts and options and makes the tables that they need. The arguments are those of `generate`.
 
     Raises:
       TypeError: a prompt or a seed is neither text nor whole numbers.
-      ValueError: something is out of range, or does not fit the model.
+      ValueError: a prompt or an option is out of range or does not fit the model.
     """
     prompts = as_prompts(prompts)
     if not prompts:
@@ -199,7 +200,7 @@ def make_request(
 
 
 def _slots(model: Model, tokens: list[list[int]], max_new_tokens: int, slots: int | None) -> int:
-    """Returns the cache's capacity, once every prompt is known to be in range and to fit it."""
+    """Returns the capacity of the cache after checking that every prompt is in range and fits it."""
     vocab_size = model.vocab_size
     longest = model.max_positions
     room = min(x for x in (slots, longest, 2**30) if x is not None)

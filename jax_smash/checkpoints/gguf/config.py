@@ -277,7 +277,7 @@ def _llama3(file: GgufFile) -> dict[str, Any]:
 
 
 def _decimal(value: Any) -> float:
-    """Returns the shortest decimal number that float32 rounds to a number: files hold float32, people write decimals."""
+    """Returns the shortest decimal number that float32 rounds to a number, since people write decimals."""
     return float(np.format_float_positional(np.float32(value), unique=True, trim="0"))
 
 
