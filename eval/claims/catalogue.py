@@ -88,6 +88,14 @@ CLAIMS = (
         table=layouts.weights,
     ),
     Claim(
+        name="smollm2-parity",
+        title=f"{SMOLLM2}: the same GGUF file in transformers",
+        text="Both sides read the file by themselves and compute in float32. Logits are compared at every place of the "
+        "texts.",
+        reports=("smollm2-parity",),
+        table=layouts.parity,
+    ),
+    Claim(
         name="smollm2-startup",
         title=f"{SMOLLM2}: from the command to the first text",
         text="Wall-clock time of the command in the README's first line, in a fresh process.",

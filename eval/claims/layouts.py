@@ -151,6 +151,19 @@ def kernels(rows: Rows) -> Table:
     return listed(rows, columns, words=3)
 
 
+def parity(rows: Rows) -> Table:
+    """A line a checkpoint."""
+    columns = {
+        "Model": text("model"),
+        "Prompts": count("prompts"),
+        "Greedy tokens": count("tokens"),
+        "Other tokens": count("differences"),
+        "Beyond near-ties": count("beyond_near_ties"),
+        "Largest difference of logits, of the largest logit": lambda row: f"{row['logit_error']:.1e}",
+    }
+    return listed(rows, columns)
+
+
 def startup(rows: Rows) -> Table:
     """A line a start."""
     columns = {

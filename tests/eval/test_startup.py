@@ -1,0 +1,24 @@
+import json
+
+import pytest
+
+from eval.startup import AGAIN, FIRST, Settings, main, measure
+
+
+def test_starts_are_timed_until_their_first_text(tmp_path):
+    path = tmp_path / "startup.json"
+    main(Settings(model="tiny", prompt="I would like a table for two.", repeats=1, json=path))
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["way"], row["n"]) for row in rows] == [(FIRST, 1), (AGAIN, 1)]
+    assert rows[0]["text"] == rows[1]["text"] != ""
+    assert all(row["range"]["low"] <= row["seconds"] <= row["range"]["high"] for row in rows)
+
+
+def test_a_process_that_fails_is_told():
+    with pytest.raises(RuntimeError, match=r"jax-smash generate failed: .*no model 'absent'"):
+        measure(Settings(model="absent", repeats=1))
+
+
+def test_no_start_is_no_measurement():
+    with pytest.raises(ValueError, match="repeats must be at least 1; got 0"):
+        measure(Settings(repeats=0))
