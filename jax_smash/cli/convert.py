@@ -33,7 +33,9 @@ class Convert:
 
         from jax_smash.checkpoints.convert import convert
         from jax_smash.loading import find
+        from jax_smash.platform import skip_absent_tpu
 
+        skip_absent_tpu()
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("reading", total=None)
