@@ -65,7 +65,8 @@ class Model:
       path: the directory or GGUF file it was loaded from; None for a model without one.
       modules: the HAMburger modules grafted on it; None where there are none. Their parameters are also in `params`,
         under `smasher`.
-      fingerprint: of the weights in the checkpoint that it was loaded from; None for a model made in memory.
+      fingerprint: of the checkpoint's weights; None for a model made in memory, and for weights rounded to float16
+        unless modules asked for it.
       source: where its weights were read from: `path`, or the modules' own folder with the base that they were trained
         with.
     """
@@ -196,15 +197,16 @@ def load(
         tokenizer=tokenizer,
         stop_tokens=stop_tokens(path, config, tokenizer),
         path=own,
-        fingerprint=seen.hexdigest(),
+        # What float16 has rounded may not give the fingerprint of what is stored.
+        fingerprint=None if dtype is not None and activation_dtype(params) == jnp.float16 else seen.hexdigest(),
         source=source,
     )
     if folder is None:
         return model
-    if (expected := read_smasher(folder).base_fingerprint) != model.fingerprint:
-        if activation_dtype(params) == jnp.float16:  # Which may have rounded them further.
-            model = dataclasses.replace(model, fingerprint=_stored_fingerprint(source, config))
-        check_base_weights(expected, model.fingerprint or "", modules=folder, base=source)
+    expected = read_smasher(folder).base_fingerprint
+    if expected and model.fingerprint is None:
+        model = dataclasses.replace(model, fingerprint=_stored_fingerprint(source, config))
+    check_base_weights(expected, model.fingerprint or "", modules=folder, base=source)
     made = load_smasher(folder, config, tokenizer_sha256(path), dtype=activation_dtype(params))
     if weights == "int8":
         made = dataclasses.replace(made, params=quantise_params(made.params))
@@ -241,7 +243,8 @@ def grafted(model: Model, modules: SmashModules) -> Model:
         if (found := _fingerprint(model)) is None:
             raise ValueError(
                 f"the modules go with the weights alone that they were trained with, and {model.name} does not tell "
-                f"what its int8 ones were made from: load it, or make it by jax_smash.loading.quantised"
+                f"what its rounded ones were made from: load it with its modules, or make it by "
+                f"jax_smash.loading.quantised"
             )
         check_base_weights(modules.base_fingerprint, found, modules="memory", base=model.name)
     return _with_modules(model, modules)

@@ -29,7 +29,8 @@ def questions():
 def said(method, **options):
     return jax_smash.generate(
         smashed(),
-        [example.prompt + example.separator for example in questions()],
+        # A space at a prompt's end belongs to the answer's first word.
+        [(example.prompt + example.separator).rstrip(" ") for example in questions()],
         method=method,
         smash=SmashOptions(**options),
         max_new_tokens=96,

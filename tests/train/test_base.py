@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_the_card_states_the_losses_of_the_stored_weights(trained):
     card = (trained / "run/model/README.md").read_text()
     assert "Sentences about foxes" in card
     assert "6 of 6 planned" in card
+    assert re.search(r"^\| Code \| (commit [0-9a-f]{40}|jax_smash \S+, outside).*; Python 3\.", card, re.MULTILINE)
     graphdef, params = load_params(trained / "run/model", dtype=np.float32)
     mesh = make_mesh("data=8")
     held_out = held_out_batches(Packed(trained / "packed", trained / "tokenizer"), length=32, batch_size=8)
