@@ -1,10 +1,13 @@
 """The claims and the numbers of the README. A new claim is an entry here and a report in docs/results."""
 
+from collections.abc import Callable
 from typing import Any
 
-from eval.claims import cells, layouts, pictures
-from eval.claims.claim import Claim, Figure
+from eval.claims import cells, layouts, pictures, table
+from eval.claims.claim import Claim, Figure, Rows
 from eval.claims.rows import where
+from eval.claims.stored import Report
+from eval.claims.table import Row
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 
@@ -56,6 +59,20 @@ def _by_task(batch: int) -> tuple[Claim, ...]:
             **about,
             table=layouts.speedup_by_task,
         ),
+    )
+
+
+def _curve(rows: Rows) -> bytes:
+    """Draws right answers over tokens a slot, with the line of plain decoding."""
+    plain = [row["score"] for row in rows if row["method"] == "ar"]
+    return pictures.curves(
+        layouts.arms_of_confidence(rows),
+        x="output_compression",
+        y="score",
+        line=lambda row: f"confidence {row['confidence']:g}",
+        point=lambda row: f"{row['token_confidence']:g}",
+        labels=("output tokens a slot", "share of answers that are right"),
+        level={"plain decoding": plain[0]} if plain else {},
     )
 
 
@@ -130,15 +147,7 @@ CLAIMS = (
         text="What is lost and what is fused as a group may go on with less certain tokens; 0 trusts them all.",
         reports=("hamburger-curve", "hamburger-curve-*"),
         table=layouts.fused_curve,
-        picture=pictures.picture(
-            pictures.curves,
-            layouts.arms_of_confidence,
-            x="output_compression",
-            y="score",
-            line=lambda row: f"confidence {row['confidence']:g}",
-            point=lambda row: f"{row['token_confidence']:g}",
-            labels=("output tokens a slot", "share of answers that are right"),
-        ),
+        picture=_curve,
     ),
     Claim(
         name="hamburger-drift",
@@ -166,5 +175,22 @@ CLAIMS = (
 )
 """In the page's order."""
 
-FIGURES: tuple[Figure, ...] = ()
+
+def _of_arithmetic(name: str, write: Callable[[Row], str], method: str = "hamburger") -> Figure:
+    """Returns a number of the arithmetic questions of all lengths, decoded with every default."""
+
+    def written(report: Report) -> str:
+        (row,) = (row for row in report.rows if row["method"] == method and row["task"] == "all tasks")
+        return write(row)
+
+    return Figure(f"hamburger-{name}", "hamburger-defaults", written)
+
+
+FIGURES: tuple[Figure, ...] = (
+    _of_arithmetic("plain", lambda row: f"{100 * row['score']:.1f}%", "ar"),
+    _of_arithmetic("right", lambda row: f"{100 * row['score']:.1f}%"),
+    _of_arithmetic("count", lambda row: f"{row['n']:,}"),
+    _of_arithmetic("lost", cells.difference),
+    _of_arithmetic("slot", table.number("output_compression")),
+)
 """Numbers that stand in sentences."""
