@@ -65,11 +65,11 @@ def has_libtpu() -> bool:
 
 
 @pytest.mark.skipif(seems_to_have_tpu(), reason="there may be a TPU here")
-def test_a_machine_without_a_tpu_starts_without_a_word():
+def test_a_machine_without_a_tpu_starts_without_a_word_about_tpus():
     quiet = run("from jax_smash.platform import prepare_devices; prepare_devices(); import jax; print(jax.devices())")
     assert quiet.returncode == 0
     assert "Device" in quiet.stdout
-    assert quiet.stderr == ""
+    assert "tpu" not in quiet.stderr.lower()
 
 
 @pytest.mark.skipif(seems_to_have_tpu() or not has_libtpu(), reason="needs libtpu and no TPU")
