@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import quality
-from eval.options import Decimals, Names, Numbers
+from eval.options import Decimals, NamedPaths, Names, Numbers
 from eval.quality import HAMBURGER
 from eval.report import check_output, heading, print_table, run_program, write_json
 from eval.tasks.totals import ALL
@@ -58,7 +58,7 @@ class Settings:
     model: str = "tiny"
     modules: str | None = None
     tasks: Names = ("recall",)
-    data: tuple[str, ...] = ()
+    data: NamedPaths = ()
     lengths: Numbers = (128,)
     count: int = 200
     seed: int = 1

@@ -20,6 +20,7 @@ from eval.claims.page import page, without_age
 from eval.claims.stored import adopted, read_reports, unused
 from eval.claims.support import support_page
 from eval.code_hashes import ROOT
+from eval.options import NamedPaths
 from eval.report import as_json, run_program, write_whole
 from jax_smash.methods import REACH
 
@@ -42,7 +43,7 @@ class Settings:
 
     check: bool = False
     write: bool = False
-    add: tuple[str, ...] = ()
+    add: NamedPaths = ()
     overwrite: bool = False
 
     def verify(self) -> None:

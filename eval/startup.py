@@ -68,17 +68,17 @@ def started(settings: Settings, cache: Path) -> tuple[float, str]:
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     with tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [*command, "--prompt", settings.prompt],
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment | {"XDG_CACHE_HOME": str(cache)},
-        )
-        assert process.stdout is not None
-        first = process.stdout.read(1)
-        seconds = time.perf_counter() - began
-        text = (first + process.stdout.read()).decode()
-        if process.wait() != 0:
+        ) as process:
+            assert process.stdout is not None
+            first = process.stdout.read(1)
+            seconds = time.perf_counter() - began
+            text = (first + process.stdout.read()).decode()
+        if process.returncode != 0:
             errors.seek(0)
             raise RuntimeError(f"jax-smash generate failed: {errors.read().strip()[-500:]}")
     return seconds, text.strip()

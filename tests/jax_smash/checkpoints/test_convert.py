@@ -11,7 +11,7 @@ import pytest
 from jax_smash.checkpoints import orbax
 from jax_smash.checkpoints.convert import convert
 from jax_smash.checkpoints.huggingface import COMPANIONS, load_params, read_config
-from jax_smash.checkpoints.smasher import MODULES, SMASHER_FILES, read_smasher_config, save_smasher
+from jax_smash.checkpoints.smasher import MODULES, SMASHER_FILES, read_smasher, save_smasher
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import random_smasher
 from tests.checkpoints import CONFIGS, write_checkpoint
@@ -86,7 +86,7 @@ def test_modules_stay_as_they_are_and_a_base_with_them_is_converted(source, tmp_
     folder = tmp_path / "out" / MODULES
     for name in SMASHER_FILES:
         assert (folder / name).read_bytes() == (source / MODULES / name).read_bytes()
-    assert read_smasher_config(folder) == smash
+    assert read_smasher(folder).config == smash
     assert not (folder / "notes.txt").exists()
     assert orbax.is_checkpoint(folder) == with_base
     if with_base:

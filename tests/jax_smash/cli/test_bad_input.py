@@ -89,7 +89,7 @@ DAMAGES = {
     "not-a-number": (lambda d: change_tensors(d, poison), ["model.layers.0.mlp.up_proj.weight", "NaN"]),
     "tokenizer-absent": (
         lambda d: [p.unlink() for p in d.glob("*token*")],
-        ["has no tokenizer (tokenizer.json", "prompts must be tokens"],
+        ["has no tokenizer (no tokenizer.json", "prompts must be tokens"],
     ),
     "tokenizer-cut": (lambda d: os.truncate(d / "tokenizer.json", 300), ["cannot read the tokenizer in", "broken"]),
 }
