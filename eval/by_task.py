@@ -9,11 +9,13 @@ one task; what a method learns from one batch is known to its next, as `jax-smas
 by plain decoding goes in circles (fewer than 0.7 of its 4-grams distinct) are left out and counted. The prompt of a
 second turn holds plain decoding's answer to the first.
 
-Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers. Speed is of decoding alone; a
-speed-up is the ratio to plain decoding of the same batch a moment before.
+Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers. Speed is of decoding alone. A
+method's tree, its chain and plain decoding take turns on every batch: a speed-up is the ratio to plain decoding of the
+same batch a moment before.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +47,7 @@ COLUMNS = (
     *("method", "tree", "task", "batch_size", "answers", "mean_accepted_tokens", "chain_mean_accepted_tokens"),
     *("tokens_per_second", "speedup", "speed_over_chain", "ms_per_step", "time_to_first_token_ms", "differing"),
 )
-FREE_TO_CHANGE = ("json", "resume", "overwrite", "batch_sizes")
+FREE_TO_CHANGE = ("json", "resume", "overwrite", "batch_sizes", "methods", "peers")
 """Settings that choose rows, or do not bear on them."""
 
 Row = dict[str, Any]
@@ -73,8 +75,8 @@ class Settings:
       peers: other programs to run on the same weights and prompts; transformers-lookup takes one prompt at a time.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
       dtype: of the weights.
-      json: file to write, after each batch size.
-      resume: go on with the batch sizes that the file lacks.
+      json: file to write, after each method.
+      resume: go on with the methods and batch sizes that the file lacks.
       overwrite: replace the file if it exists.
     """
 
@@ -139,12 +141,12 @@ class Settings:
 def measure(
     settings: Settings, done: Sequence[Row] = (), on_rows: Callable[[Row], None] = lambda found: None
 ) -> dict[str, Any]:
-    """Measures all contenders at each batch size; returns the report without its heading.
+    """Measures each method at each batch size; returns the report without its heading.
 
     Args:
       settings: what to measure.
-      done: rows of an earlier run; their batch sizes are not measured again.
-      on_rows: called with the report so far after each batch size.
+      done: rows of an earlier run, which are not made again.
+      on_rows: called with the report so far after each method.
 
     Raises:
       ValueError: an option or a question is wrong, or a task has no prompt that can be measured.
@@ -159,16 +161,18 @@ def measure(
         "tasks": [dataclasses.asdict(t) | {"prompts": [len(prompt) for prompt in t.prompts]} for t in tasks],
         "rows": list(done),
     }
-    sizes = [n for n in dict.fromkeys(settings.batch_sizes) if n not in {row["batch_size"] for row in done}]
-    for size in sizes:
-        # Of the last minute: other work on the machine shows there.
-        load_before = os.getloadavg()[0]
-        rows = _contest(settings, model, tasks, size)
-        others = {"before": load_before, "after": os.getloadavg()[0]}
-        found["rows"] += [row | {"host_load_average": others} for row in rows]
-        found["notes"] = below_chains(found["rows"])
-        on_rows(found)
-        PROGRAMS.forget()
+    for size in dict.fromkeys(settings.batch_sizes):
+        for heat in _heats(settings, model, tasks, size):
+            there = {(row["method"], row["tree"]) for row in found["rows"] if row["batch_size"] == size}
+            if heat.names <= there:
+                continue
+            rows = _run(heat, settings, tasks, size)
+            # Plain decoding runs in every heat; one of them is told.
+            found["rows"] += [row for row in rows if (row["method"], row["tree"]) not in there]
+            found["notes"] = below_chains(found["rows"])
+            on_rows(found)
+            # Of another method nothing is called again, and a process may map so many pieces of memory and no more.
+            PROGRAMS.forget()
     return {"notes": below_chains(found["rows"])} | found
 
 
@@ -196,30 +200,25 @@ def _tasks(settings: Settings, model: Model, questions: Sequence[Question]) -> l
     return found
 
 
-def _contest(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -> list[Row]:
+@dataclasses.dataclass(frozen=True)
+class Heat:
+    """Contenders that take turns, plain decoding first.
+
+    Attributes:
+      make: makes them.
+      names: method and tree of each but plain decoding; those of a peer's row.
+      chains: by the name of a contender with a tree, the one with its chain.
+    """
+
+    make: Callable[[], list[Contender]]
+    names: frozenset[tuple[str, str | None]]
+    chains: dict[str, str]
+
+
+def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -> list[Heat]:
+    """Returns a heat for each method with a tree, and one for the peers."""
     context = model.config.max_positions if model.config else 2**30
-    contenders, chains = _learners(settings, model, capacities_for(tasks, settings.max_new_tokens, context), size)
-    batches = batches_of(tasks, size)
-    peers = _peers(settings, model, size)
-    everyone: list[Contender] = [*contenders, *peers]
-    for contender in everyone:
-        contender.warm_up([batch.prompts for batch in batches])
-        say(f"batch {size}: {contender.name} is compiled and warm")
-    total, done = settings.repeats * len(batches), 0
-
-    def tell() -> None:
-        nonlocal done
-        done += 1
-        say(f"batch {size}: {done} of {total} batches")
-
-    runs = hold(everyone, batches, repeats=settings.repeats, settle_seconds=settings.settle_seconds, on_batch=tell)
-    return rows_of(everyone, runs, batches, batch_size=size, chains=chains)
-
-
-def _learners(
-    settings: Settings, model: Model, capacities: Sequence[int], size: int
-) -> tuple[list[Learner], dict[str, str]]:
-    """Returns plain decoding and all methods, and by the name of one with a tree the one with its chain."""
+    capacities = capacities_for(tasks, settings.max_new_tokens, context)
 
     def learner(method: str, tree: str | None) -> Learner:
         def make(slots: int) -> Ours:
@@ -235,27 +234,27 @@ def _learners(
 
         return Learner(method, tree, make, capacities, settings.max_new_tokens)
 
-    found = {learned.name: learned for learned in [learner(BASELINE, None)]}
-    chains = {}
+    found = []
     for method, tree in settings.pairs():
-        mine = learner(method, tree)
-        found[mine.name] = mine
-        nodes = mine.facts()["nodes"]
+        mine, chains = [learner(BASELINE, None), learner(method, tree)], {}
+        nodes = mine[1].facts()["nodes"]
         # Lookahead lays out its own window whatever the tree; the chain of a chain is itself.
         if settings.chains and method in REACH and tree != f"chain-{nodes}":
-            alone = learner(method, f"chain-{nodes}")
-            chains[mine.name] = alone.name
-            found.setdefault(alone.name, alone)
-    return list(found.values()), chains
+            mine.append(learner(method, f"chain-{nodes}"))
+            chains[mine[1].name] = mine[2].name
+        names = frozenset((learner.method, learner.tree) for learner in mine[1:])
+        found.append(Heat(functools.partial(list, mine), names, chains))
+    if names := [name for name in settings.peers if size == 1 or name not in ONE_ROW]:
+        peers = functools.partial(_with_peers, learner(BASELINE, None), names, settings, model)
+        found.append(Heat(peers, frozenset((name, None) for name in names), {}))
+    return found
 
 
-def _peers(settings: Settings, model: Model, size: int) -> list[Contender]:
-    names = [name for name in settings.peers if size == 1 or name not in ONE_ROW]
-    if not names:
-        return []
+def _with_peers(plain: Learner, names: Sequence[str], settings: Settings, model: Model) -> list[Contender]:
     from eval.peers import PEERS  # torch takes seconds to import.
 
-    loaded, found = None, []
+    found: list[Contender] = [plain]
+    loaded = None
     for name in names:
         peer = PEERS[name](model, dtype=settings.dtype, max_new_tokens=settings.max_new_tokens, loaded=loaded)
         loaded = peer.model
@@ -263,8 +262,27 @@ def _peers(settings: Settings, model: Model, size: int) -> list[Contender]:
     return found
 
 
+def _run(heat: Heat, settings: Settings, tasks: Sequence[Task], size: int) -> list[Row]:
+    batches, contenders = batches_of(tasks, size), heat.make()
+    # Of the last minute: other work on the machine shows there.
+    load_before = os.getloadavg()[0]
+    for contender in contenders:
+        contender.warm_up([batch.prompts for batch in batches])
+        say(f"batch {size}: {contender.name} is compiled and warm")
+    total, done = settings.repeats * len(batches), 0
+
+    def tell() -> None:
+        nonlocal done
+        done += 1
+        say(f"batch {size}: {contenders[1].name}: {done} of {total} batches")
+
+    runs = hold(contenders, batches, repeats=settings.repeats, settle_seconds=settings.settle_seconds, on_batch=tell)
+    others = {"host_load_average": {"before": load_before, "after": os.getloadavg()[0]}}
+    return [row | others for row in rows_of(contenders, runs, batches, batch_size=size, chains=heat.chains)]
+
+
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
-    """Measures, prints a table and writes the report after each batch size."""
+    """Measures, prints a table and writes the report after each method."""
     settings.check()
     if settings.peers:
         # Two frameworks share the device: neither may take all of its memory at once.

@@ -72,6 +72,7 @@ def speed(mine: Sequence[Sequence[Sample]], plain: Sequence[Sequence[Sample]]) -
     tokens = [sample.decoded for sample in plain[0]]
     return {
         "tokens_per_second": statistics.median(speeds),
+        "plain_tokens_per_second": statistics.median(plains),
         "speedup": statistics.median(a / b for a, b in zip(speeds, plains, strict=True)),
         "speedup_interval": _told(ratio_bootstrap(theirs, [s * n for s, n in zip(ours, tokens, strict=True)])),
         "ms_per_step": statistics.median(

@@ -50,10 +50,14 @@ def test_a_report_has_a_row_a_method_tree_batch_and_task(report):
     assert {"before", "after"} == tree["host_load_average"].keys()
 
 
-def test_a_run_goes_on_with_the_batch_sizes_that_are_missing(given, report, capsys):
+def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
     main(dataclasses.replace(given, resume=True))
     assert json.loads(given.json.read_text())["rows"] == report["rows"]
     assert "is compiled" not in capsys.readouterr().err
+    main(dataclasses.replace(given, resume=True, methods=("recycling:tree-3", "lookahead", "lookup:chain-2")))
+    rows = json.loads(given.json.read_text())["rows"]
+    assert rows[: len(report["rows"])] == report["rows"]
+    assert [(row["method"], row["tree"]) for row in rows[len(report["rows"]) :]] == [("lookup", "chain-2")] * 3
     with pytest.raises(ValueError, match="was made with max_new_tokens 6; got 7"):
         main(dataclasses.replace(given, resume=True, max_new_tokens=7))
 
