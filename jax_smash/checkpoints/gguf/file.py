@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ class GgufFile:
         """
         self.path = paths[0]
         readers = [_read(part) for part in paths]
-        self._fields = readers[0].fields
+        self._fields, self._arrays = readers[0].fields, readers[0].arrays
         self.architecture = self.get("general.architecture")
         if not isinstance(self.architecture, str):
             raise ValueError(f"{self.path} does not say what architecture it holds: general.architecture is missing")
@@ -48,6 +49,8 @@ class GgufFile:
 
     def get(self, key: str) -> Any:
         """Returns the value of a metadata key; None where there is no such key."""
+        if key in self._arrays:
+            return self._arrays[key]
         field = self._fields.get(key)
         return None if field is None else field.contents()
 
@@ -119,12 +122,12 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Any:
-    import gguf
+    from jax_smash.checkpoints.gguf.reader import Reader
 
     _check_start(path)
     try:
-        return gguf.GGUFReader(path)
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, ArithmeticError) as error:
+        return Reader(path)
+    except (ValueError, KeyError, IndexError, TypeError, ArithmeticError, struct.error) as error:
         if match := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
             raise ValueError(f"{path} has a tensor of type {match[1]}, which the gguf package does not know") from error
         raise ValueError(
