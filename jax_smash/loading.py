@@ -180,10 +180,7 @@ def load(
     source = _source(path, config, folder)
     if adapter is not None and source != path:
         raise ValueError(f"{own} is an adapter, and {folder} holds weights of the base too; give one of them")
-    _, abstract = abstract_params(config)
-    placing = None if mesh is None else _place_on(mesh, abstract)
-    if weights == "int8":
-        placing = quantising_place(abstract, placing)
+    placing = _placing(config, weights, mesh)
     seen = Fingerprint(config)
     graphdef, params = _read_params(source, config, dtype, seen.place(placing), adapter)
     if mesh is not None:
@@ -396,6 +393,15 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
         graphdef, params = random_params(config, seed=seed, dtype=dtype)
     params = params if mesh is None else place(params, mesh)
     return Model(name=shape, definition=NnxModel(graphdef), params={"target": params}, config=config)
+
+
+def _placing(config: ModelConfig, weights: str, mesh: Mesh | None) -> huggingface.Place | None:
+    """Returns a function that puts a parameter on its devices, as it is or as int8; None where nothing need be done."""
+    if mesh is None and weights == "plain":
+        return None
+    _, abstract = abstract_params(config)
+    placing = None if mesh is None else _place_on(mesh, abstract)
+    return quantising_place(abstract, placing) if weights == "int8" else placing
 
 
 def _place_on(mesh: Mesh, abstract: nnx.State) -> huggingface.Place:
