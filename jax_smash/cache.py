@@ -1,5 +1,6 @@
 """The key-value cache: read-only in a forward, written by `commit` alone, after acceptance."""
 
+import functools
 from typing import Any
 
 import jax
@@ -255,6 +256,7 @@ def _write_by_array(
     return tuple(written)
 
 
+@jax.jit  # Traced once for all arrays of a shape.
 def _write_slots(
     array: Shaped[Array, "B K S H"], entries: Shaped[Array, "B P K H"], slot: Int[Array, "B P"]
 ) -> Shaped[Array, "B K S H"]:
@@ -300,20 +302,22 @@ def _write_by_row(
 
     def write_row(row: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(
-            _pin(_write_window(array, new, margin, row, slot_length[row], count[row]))
+            _pin(_write_window(array, new, row, slot_length[row], count[row], margin=margin))
             for array, new, margin in zip(arrays, padded, margins, strict=True)
         )
 
     return jax.lax.fori_loop(jnp.int32(0), jnp.int32(slot_length.shape[0]), write_row, tuple(map(_pin, arrays)))
 
 
+@functools.partial(jax.jit, static_argnames="margin")  # As above.
 def _write_window(
     array: Shaped[Array, "B K S H"],
     entries: Shaped[Array, "B K padded H"],
-    margin: int,
     row: Int[Array, ""],
     slot_length: Int[Array, ""],
     count: Int[Array, ""],
+    *,
+    margin: int,
 ) -> Shaped[Array, "B K S H"]:
     _, heads, slots, width = array.shape
     window = max(margin, 1)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +183,13 @@ def load(
         raise ValueError(f"{own} is an adapter, and {folder} holds weights of the base too; give one of them")
     placing = _placing(config, weights, mesh)
     seen = Fingerprint(config)
-    graphdef, params = _read_params(source, config, dtype, seen.place(placing), adapter)
+    with ThreadPoolExecutor(1) as pool:
+        # Beside the weights: a tokenizer, and the library that reads it, take a second or two.
+        reading = pool.submit(lambda: (adapter and load_tokenizer(own)) or load_tokenizer(path))
+        graphdef, params = _read_params(source, config, dtype, seen.place(placing), adapter)
+        tokenizer = reading.result()
     if mesh is not None:
         params = place(params, mesh)  # The scales of quantised weights are still on the device that made them.
-    tokenizer = load_tokenizer(path) if adapter is None else load_tokenizer(own) or load_tokenizer(path)
     model = Model(
         name=str(name),
         definition=NnxModel(graphdef),

@@ -17,15 +17,18 @@ from jax_smash.sharding import is_divided
 WEIGHTS = ("plain", "int8")
 """How weights may be held: as the model's floats, or as int8 with float32 scales."""
 
-FEW_ROWS = 16
-"""Rows up to which a CPU multiplies integers; more are faster as floats, whose one conversion they share."""
-
 UNIT_ROWS = 8
 """Rows that other devices always get. For a single one XLA leaves a TPU's matrix unit alone and multiplies many times
 slower, and to fetch a single row of a table it copies the table."""
 
 STRIPES = 16
 """Terms of a sum that a CPU adds up before it writes anything; even, for they go in pairs."""
+
+TILE = 1 << 20
+"""Numbers of an int8 matrix that a CPU converts to floats at once: 4 MB of them stay in its cache."""
+
+LOW_UNITS = 254
+"""Units in a row's scale of the second int8 term of a vector: half a unit of the first term is 127 of them."""
 
 Path = tuple[Any, ...]
 
@@ -150,72 +153,108 @@ def scores(hidden: Float[Array, "*batch D"], table: Float[QArray, "V D"]) -> Flo
 
 
 def product(x: Float[Array, "R I"], weight: QArray, *, axis: int) -> Float[Array, "R *out"]:
-    """Returns x · weight as float32, x rounded to int8 too, each row with its own scale.
+    """Returns x · weight as float32, x rounded to two int8 terms with one scale a row.
 
-    Both sides are integers, so a row's result hardly depends on the rows beside it, nor on the platform: sums are exact
-    on TPUs and GPUs, which multiply int8 with int8 into int32, and up to 2²⁴ on a CPU. Nowhere is a whole matrix of
-    floats kept: not in memory and not from one decode step to the next.
+    x ≈ scale · (high + low / 254), so a value is off by at most 1/65,000 of its row's largest. One term alone, which is
+    off by 1/255, costs the models whose activations have outliers much more than int8 weights do.
+
+    Both sides are integers on TPUs and GPUs, which multiply int8 with int8 into int32, both terms in one product.
+    Nowhere is a whole matrix of floats kept: not in memory and not from one decode step to the next.
 
     Args:
       x: vectors.
       weight: the matrix, its scale of size 1 along `axis`.
       axis: the weight's axis that is contracted with I: the first or the last.
     """
-    rows = _rounded(x)
-    few = x.shape[0] <= FEW_ROWS and x.shape[1] % STRIPES == 0 and not is_divided()
+    high, low = _rounded(x)
+    # On a CPU, more rows than one are faster as floats, whose one conversion they share.
+    alone = x.shape[0] == 1 and x.shape[1] % STRIPES == 0 and not is_divided()
     totals = jax.lax.platform_dependent(
-        rows.qvalue,
+        high.qvalue,
+        low,
         weight.qvalue,
-        cpu=functools.partial(_few_rows if few else _as_floats, axis=axis),
+        cpu=functools.partial(_one_row if alone else _as_floats, axis=axis),
         default=functools.partial(_as_integers, axis=axis),
     )
     out = totals.shape[1:]
-    return totals * rows.scale.reshape(-1, *[1] * len(out)) * weight.scale.reshape(1, *out)
+    return totals * high.scale.reshape(-1, *[1] * len(out)) * weight.scale.reshape(1, *out)
 
 
-def _rounded(x: Float[Array, "R I"]) -> QArray:
-    """Returns vectors as int8 from −127 to 127, a scale a row."""
-    rows = qwix.quantize(x.astype(jnp.float32), jnp.int8, channelwise_axes=(0,))
+def _rounded(x: Float[Array, "R I"]) -> tuple[QArray, Int8[Array, "R I"]]:
+    """Returns vectors as int8 from −127 to 127, a scale a row, and what is left of them in units of 1/254."""
+    x = x.astype(jnp.float32)
+    high = qwix.quantize(x, jnp.int8, channelwise_axes=(0,))
     # Without −128, two products with a weight fit 16 bits together. It is as far from what it stands for as −127.
-    return dataclasses.replace(rows, qvalue=jnp.maximum(rows.qvalue, jnp.int8(-127)))
+    high = dataclasses.replace(high, qvalue=jnp.maximum(high.qvalue, jnp.int8(-127)))
+    rest = x / high.scale - high.qvalue.astype(jnp.float32)
+    return high, jnp.clip(jnp.round(rest * LOW_UNITS), -127, 127).astype(jnp.int8)
 
 
-def _as_integers(x: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int) -> Float[Array, "R *out"]:
+def _as_integers(
+    high: Int8[Array, "R I"], low: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int
+) -> Float[Array, "R *out"]:
     dimensions = (((1,), (axis,)), ((), ()))
-    totals = jax.lax.dot_general(_padded(x), w, dimensions, preferred_element_type=jnp.int32)
-    return totals[: x.shape[0]].astype(jnp.float32)
+    both = _padded(jnp.concatenate([high, low]))
+    totals = jax.lax.dot_general(both, w, dimensions, preferred_element_type=jnp.int32).astype(jnp.float32)
+    rows = high.shape[0]
+    return totals[:rows] + totals[rows : 2 * rows] / LOW_UNITS
 
 
-def _as_floats(x: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int) -> Float[Array, "R *out"]:
-    """For a CPU, whose products of int8 matrices are many times slower than those of floats."""
-    x, w = jax.lax.optimization_barrier((x, w))  # Else XLA converts all weights before the decode loop, and keeps them.
-    dimensions = (((1,), (axis,)), ((), ()))
-    return jax.lax.dot_general(x.astype(jnp.float32), w.astype(jnp.float32), dimensions)
+def _as_floats(
+    high: Int8[Array, "R I"], low: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int
+) -> Float[Array, "R *out"]:
+    """For a CPU, whose products of int8 matrices are many times slower than those of floats.
+
+    A matrix is converted a tile at a time, and a tile is multiplied while it is still in cache.
+    """
+    # Else XLA converts all weights before the decode loop, and keeps them.
+    high, low, w = jax.lax.optimization_barrier((high, low, w))
+    x = high.astype(jnp.float32) + low.astype(jnp.float32) / LOW_UNITS
+    rows, length = x.shape[0], w.shape[0]
+    tiles = 1 if is_divided() else _tiles(length, w.size)
+    by_tile = w.reshape(tiles, length // tiles, -1)
+    if axis == 0:
+        parts = x.reshape(rows, tiles, -1).swapaxes(0, 1)
+
+        def add(total: Array, tile: tuple[Array, Array]) -> tuple[Array, None]:
+            return total + tile[0] @ tile[1].astype(jnp.float32), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros((rows, by_tile.shape[-1]), jnp.float32), (parts, by_tile))
+        return total.reshape(rows, *w.shape[1:])
+    columns = jax.lax.map(lambda tile: x @ tile.astype(jnp.float32).T, by_tile)
+    return columns.swapaxes(0, 1).reshape(rows, length)
 
 
-def _few_rows(x: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int) -> Float[Array, "R *out"]:
+def _tiles(length: int, size: int) -> int:
+    """Returns into how many equal tiles of at most about `TILE` numbers an axis is cut."""
+    wanted = min(length, -(-size // TILE))
+    return next(n for n in range(wanted, length + 1) if length % n == 0)
+
+
+def _one_row(
+    high: Int8[Array, "1 I"], low: Int8[Array, "1 I"], w: Int8[Array, "..."], *, axis: int
+) -> Float[Array, "1 *out"]:
     """For a CPU: one pass over the integers, in vector instructions, that writes a sum for every `STRIPES` of them.
 
     The contracted axis is cut into stripes that lie side by side in one elementwise sum. Products go in pairs, in 16
     bits. Written as a reduction, XLA would store every product, or go through memory across its rows; and it would
     again merge a reduction over the few remaining sums with what makes them, so a product with ones adds those up.
     """
-    x, w = jax.lax.optimization_barrier((x, w))  # As above.
-    rows, inner = x.shape
-    size = inner // STRIPES
+    high, low, w = jax.lax.optimization_barrier((high, low, w))  # As above.
+    size = high.shape[1] // STRIPES
     ones = jnp.ones((size,), jnp.float32)
-    wide = x.astype(jnp.int16).reshape(rows, STRIPES, size)
+    shape = (STRIPES, size, 1) if axis == 0 else (STRIPES, 1, size)
+    of_high, of_low = [x.astype(jnp.int16).reshape(shape) for x in (high, low)]
+    stripes = w.reshape(STRIPES, size, -1) if axis == 0 else w.reshape(-1, STRIPES, size)
+    ws = [jax.lax.index_in_dim(stripes, i, axis, keepdims=False) for i in range(STRIPES)]
+    sums = _sum_in_pairs(of_high, ws) + _sum_in_pairs(of_low, ws) / LOW_UNITS
     if axis == 0:
-        stripes = w.reshape(STRIPES, 1, size, -1)
-        sums = _sum_in_pairs([wide[:, i, :, None] for i in range(STRIPES)], [stripes[i] for i in range(STRIPES)])
-        return jnp.einsum("C,RCO->RO", ones, sums).reshape(rows, *w.shape[1:])
-    stripes = w.reshape(1, -1, STRIPES, size)
-    sums = _sum_in_pairs([wide[:, None, i] for i in range(STRIPES)], [stripes[:, :, i] for i in range(STRIPES)])
-    return jnp.einsum("ROC,C->RO", sums, ones).reshape(rows, *w.shape[:-1])
+        return jnp.einsum("C,CO->O", ones, sums).reshape(1, *w.shape[1:])
+    return jnp.einsum("OC,C->O", sums, ones).reshape(1, *w.shape[:-1])
 
 
-def _sum_in_pairs(xs: list[Array], ws: list[Array]) -> Array:
-    products = [x * w.astype(jnp.int16) for x, w in zip(xs, ws, strict=True)]
+def _sum_in_pairs(x: Array, w: list[Array]) -> Array:
+    products = [x[i] * w[i].astype(jnp.int16) for i in range(STRIPES)]
     pairs = [(a + b).astype(jnp.int32) for a, b in zip(products[::2], products[1::2], strict=True)]
     return functools.reduce(jnp.add, pairs).astype(jnp.float32)
 

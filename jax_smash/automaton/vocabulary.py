@@ -61,13 +61,14 @@ def _decoder(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
     kind = "none" if decoder is None else decoder["type"]
     steps = decoder["decoders"] if decoder is not None and kind == "Sequence" else [decoder or {"type": "none"}]
     if any(step["type"] == "ByteLevel" for step in steps):
-        alphabet = byte_alphabet()
+        # Each character of the alphabet to its byte, and each other one that is a byte to what Latin-1 lacks.
+        table = dict.fromkeys(range(256), 0x100) | {ord(c): byte for c, byte in byte_alphabet().items()}
 
         def byte_level(token: str) -> bytes:
-            # A token with a character outside the alphabet was added to the vocabulary as plain text.
-            if all(c in alphabet for c in token):
-                return bytes(alphabet[c] for c in token)
-            return token.encode()
+            try:
+                return token.translate(table).encode("latin-1")
+            except UnicodeEncodeError:  # A token with another character was added to the vocabulary as plain text.
+                return token.encode()
 
         return byte_level
 

@@ -14,11 +14,23 @@ from jax_smash.models.projection import project
 from jax_smash.models.rope import Angles, rotate
 from jax_smash.sharding import constrain
 
+
+class OneKey:
+    """Gives every parameter the same key: for models without values, where counting keys takes most of the time."""
+
+    def params(self) -> jax.Array:
+        """Returns the key."""
+        return jax.random.key(0)
+
+
+Keys = nnx.Rngs | OneKey
+"""What gives a key to each parameter."""
+
 INIT = jax.nn.initializers.normal(0.02)
 
 
 def weight(
-    rngs: nnx.Rngs,
+    rngs: Keys,
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
     dtype: Any,
@@ -48,7 +60,7 @@ class RMSNorm(nnx.Module):
     """Scales by the root mean square over the last axis, or over that of several heads at once, in float32."""
 
     def __init__(
-        self, width: int, config: ModelConfig, *, heads: tuple[int, int] | None = None, rngs: nnx.Rngs, dtype: Any
+        self, width: int, config: ModelConfig, *, heads: tuple[int, int] | None = None, rngs: Keys, dtype: Any
     ):
         """Makes the norm.
 
@@ -85,7 +97,7 @@ class Attention(nnx.Module):
     G query heads, then its key head, then its value head.
     """
 
-    def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: Keys, dtype: Any):
         d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
         self.config = config
         self.window = config.window_of(kind)
@@ -147,7 +159,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """The gated MLP: SwiGLU or GeGLU. `w_gate_up` holds w_gate and w_up in one matrix."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, config: ModelConfig, *, rngs: Keys, dtype: Any):
         d, f = config.d_model, config.mlp_width
         self.activation = config.activation
         self.w_gate_up = weight(rngs, (d, 2, f), ("embed", None, "mlp"), dtype, contracted=(0,))
@@ -171,7 +183,7 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """One transformer layer: attention and MLP, each normed before, after or both."""
 
-    def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: nnx.Rngs, dtype: Any):
+    def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: Keys, dtype: Any):
         def norm() -> RMSNorm:
             return RMSNorm(config.d_model, config, rngs=rngs, dtype=dtype)
 

@@ -1,7 +1,9 @@
 """The one configurable decoder-only transformer."""
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -9,7 +11,7 @@ from qwix import QArray
 
 from jax_smash.cache import Block, KVCache, init_cache
 from jax_smash.config import ModelConfig
-from jax_smash.models.layers import Layer, RMSNorm, rows_axis, weight
+from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
 from jax_smash.models.projection import row_products
 from jax_smash.models.rope import longest, rotations
 from jax_smash.protocols import Forward, SparsePolicy
@@ -23,7 +25,7 @@ class Transformer(nnx.Module):
     tree_blocks = True
     """Attention goes by the block's bits, and rotary embeddings by position."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: Any = jnp.float32):
+    def __init__(self, config: ModelConfig, *, rngs: Keys, dtype: Any = jnp.float32):
         self.config = config
         table = (config.vocab_size, config.d_model)
         self.embedding = weight(rngs, table, ("vocab", "embed"), dtype, contracted=(1,))
@@ -73,7 +75,7 @@ class Transformer(nnx.Module):
         for i, layer in enumerate(self.layers):
             taps.append(x)
             layer_cache = None if cache is None else cache.layer(i)
-            x, key_value = layer(x, position, angles[i], layer_cache, block)
+            x, key_value = _apply_layer(*nnx.split(layer), x, position, angles[i], layer_cache, block)
             block_kv.append(key_value)
         taps.append(x)
         return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=None)
@@ -109,9 +111,15 @@ class Transformer(nnx.Module):
         )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _apply_layer(graphdef: nnx.GraphDef, params: nnx.State, *inputs: Any) -> tuple[Array, tuple[Array, Array]]:
+    """Calls a layer. Jitted, so that layers of one kind are traced and lowered once, however many there are."""
+    return nnx.merge(graphdef, params)(*inputs)
+
+
 def abstract_params(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[nnx.GraphDef, nnx.State]:
     """Returns the model's structure, and its parameters as shapes, dtypes and logical axes without any memory."""
-    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype))
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=OneKey(), dtype=dtype))
     return nnx.split(model)
 
 

@@ -1,5 +1,6 @@
 """The choice of a token from processed logits."""
 
+import functools
 import operator
 from collections.abc import Sequence
 
@@ -24,7 +25,12 @@ def row_keys(seeds: Sequence[int] | np.ndarray | Array, *, samples: int = 1) -> 
     """
     seeds = [operator.index(seed) for seed in seeds]
     check_seeds(seeds)
-    keys = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(jnp.asarray(seeds, jnp.uint32))
+    return _row_keys(jnp.asarray(seeds, jnp.uint32), samples)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _row_keys(seeds: Array, samples: int) -> Key[Array, "B"]:
+    keys = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
     number = jnp.arange(samples, dtype=jnp.uint32)
     return jax.vmap(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(number))(keys).reshape(-1)
 

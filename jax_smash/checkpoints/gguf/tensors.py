@@ -60,7 +60,10 @@ class GgufTensors:
         rows: slice | np.ndarray = slice(start, stop)
         if self._architecture.interleaved and (heads := self._heads(name)):
             rows = _interleaved_rows(self.shapes[name][0] // heads, start, stop)
-        decoded = np.asarray(gguf.dequantize(tensor.data[rows], tensor.tensor_type), np.float32)
+        stored = np.asarray(tensor.data[rows])
+        # In one long row: `dequantize` would go through the rows of a matrix 16 at a time.
+        decoded = gguf.dequantize(stored.reshape(1, -1), tensor.tensor_type)
+        decoded = np.asarray(decoded, np.float32).reshape(stored.shape[0], *[-1] * (stored.ndim - 1))
         if self._architecture.norm_offset and name.endswith("norm.weight"):
             decoded = decoded - np.float32(self._architecture.norm_offset)
         return decoded
