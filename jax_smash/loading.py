@@ -348,7 +348,7 @@ def find(name: str | Path, *, also: Sequence[str] = ()) -> Path:
         return ASSETS / str(name)
     if str(name) in PACKAGED and not Path(name).exists():
         return _packaged(str(name))
-    return huggingface.resolve(name, also=also)
+    return huggingface.resolve(name, also=also, known=(*SHIPPED, *PACKAGED))
 
 
 def _packaged(name: str) -> Path:

@@ -192,9 +192,12 @@ def _greedy(rows: Rows) -> Rows:
 
 
 def arms_of_confidence(rows: Rows) -> Rows:
-    """Returns what a picture of the curve shows: all tasks together, where there are several, of HAMburger alone."""
+    """Returns what a picture of the curve shows: all tasks together, where there are several, of HAMburger alone.
+
+    Points stand by token confidence, along which a line joins them.
+    """
     fused = where(own_settings(rows), method="hamburger")
-    return where(fused, task="all tasks") or fused
+    return sorted(where(fused, task="all tasks") or fused, key=lambda row: row["token_confidence"])
 
 
 def method_and_tree(row: Row) -> str:

@@ -52,7 +52,7 @@ def curves(rows: Rows, *, x: str, y: str, line: Cell, point: Cell, labels: tuple
     """Draws points of two figures, joined line by line, each with a word beside it.
 
     Args:
-      rows: a point each.
+      rows: a point each, in the order in which those of a line are joined.
       x, y: fields that are drawn.
       line, point: name a row's line, and what stands beside its point.
       labels: of the two axes.
@@ -60,7 +60,7 @@ def curves(rows: Rows, *, x: str, y: str, line: Cell, point: Cell, labels: tuple
     """
     figure, axes = _axes(6.0, 3.8)
     for name in dict.fromkeys(line(row) for row in rows):
-        mine = sorted((row for row in rows if line(row) == name), key=lambda row: row[x])
+        mine = [row for row in rows if line(row) == name]
         axes.plot([row[x] for row in mine], [row[y] for row in mine], marker="o", label=name)
         for row in mine:
             place = (row[x], row[y])

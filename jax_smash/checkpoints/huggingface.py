@@ -62,7 +62,7 @@ Progress = Callable[[int, int], None]
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+")
 
 
-def resolve(name: str | Path, *, also: Sequence[str] = ()) -> Path:
+def resolve(name: str | Path, *, also: Sequence[str] = (), known: Sequence[str] = ()) -> Path:
     """Returns the directory or GGUF file of a checkpoint, fetched from the hub where the name is a hub id.
 
     Of a hub repository, only configuration, safetensors and tokenizer files are fetched.
@@ -70,6 +70,7 @@ def resolve(name: str | Path, *, also: Sequence[str] = ()) -> Path:
     Args:
       name: a directory, a GGUF file or a hub id. A directory with a GGUF file and no `config.json` stands for the file.
       also: patterns of other files that are fetched from the hub.
+      known: models that the caller finds by name, told where there is no such model.
 
     Raises:
       FileNotFoundError: there is no such directory or file, and no such model on the hub or no way to reach it.
@@ -83,8 +84,9 @@ def resolve(name: str | Path, *, also: Sequence[str] = ()) -> Path:
     if path.exists():
         raise FileNotFoundError(f"{path} is a file; a checkpoint is a directory or a .gguf file")
     if is_gguf(path) or not _HUB_ID.fullmatch(str(name)):
+        names = "".join(f"{name}, " for name in known)
         raise FileNotFoundError(
-            f"no model {str(name)!r}: it is neither a directory, a .gguf file nor a hub id (owner/model)"
+            f"no model {str(name)!r}: it is neither {names}a directory, a .gguf file nor a hub id (owner/model)"
         )
     import huggingface_hub  # Takes half a second to import.
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

@@ -44,6 +44,11 @@ def copied(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "base")
 
 
+def test_a_misspelt_name_is_told_the_names_that_there_are():
+    with pytest.raises(FileNotFoundError, match=r"no model 'tinny': it is neither tiny, smollm2, a directory, a .gguf"):
+        jax_smash.load("tinny")
+
+
 def test_modules_beside_a_model_are_found_and_those_of_a_folder_too(folder, tmp_path):
     model = load(folder, modules="auto")
     assert model.modules.config.micro_steps == 3
