@@ -140,10 +140,10 @@ def gather(
     return vectors[: tokens.size].astype(dtype).reshape(*tokens.shape, -1)
 
 
-def multiply(x: Float[Array, "B T I"], weight: Float[QArray, "I *out"]) -> Float[Array, "B T *out"]:
+def multiply(x: Float[Array, "B T I"], weight: QArray, *, axis: int = 0) -> Float[Array, "B T *out"]:
     """Returns x · weight, contracted over I, in x's dtype. See `product`."""
-    flat = product(x.reshape(-1, x.shape[-1]), weight, axis=0)
-    return flat.astype(x.dtype).reshape(*x.shape[:2], *weight.shape[1:])
+    flat = product(x.reshape(-1, x.shape[-1]), weight, axis=axis)
+    return flat.astype(x.dtype).reshape(*x.shape[:2], *flat.shape[1:])
 
 
 def scores(hidden: Float[Array, "*batch D"], table: Float[QArray, "V D"]) -> Float[Array, "*batch V"]:
@@ -164,7 +164,7 @@ def product(x: Float[Array, "R I"], weight: QArray, *, axis: int) -> Float[Array
     Args:
       x: vectors.
       weight: the matrix, its scale of size 1 along `axis`.
-      axis: the weight's axis that is contracted with I: the first or the last.
+      axis: the weight's axis that is contracted with I: the first or the last, or the middle one of three.
     """
     high, low = _rounded(x)
     # On a CPU, more rows than one are faster as floats, whose one conversion they share.
@@ -173,7 +173,7 @@ def product(x: Float[Array, "R I"], weight: QArray, *, axis: int) -> Float[Array
         high.qvalue,
         low,
         weight.qvalue,
-        cpu=functools.partial(_one_row if alone else _as_floats, axis=axis),
+        cpu=functools.partial(_for_cpu, _one_row if alone else _as_floats, axis=axis),
         default=functools.partial(_as_integers, axis=axis),
     )
     out = totals.shape[1:]
@@ -198,6 +198,15 @@ def _as_integers(
     totals = jax.lax.dot_general(both, w, dimensions, preferred_element_type=jnp.int32).astype(jnp.float32)
     rows = high.shape[0]
     return totals[:rows] + totals[rows : 2 * rows] / LOW_UNITS
+
+
+def _for_cpu(
+    multiplied: Callable[..., Array], high: Array, low: Array, w: Int8[Array, "..."], *, axis: int
+) -> Float[Array, "R *out"]:
+    """Takes the matrices of a stack one after another: as one product, XLA would turn them."""
+    if w.ndim == 3 and axis == 1:
+        return jnp.stack([multiplied(high, low, matrix, axis=0) for matrix in w], axis=1)
+    return multiplied(high, low, w, axis=axis)
 
 
 def _as_floats(

@@ -1,5 +1,7 @@
 """The product of entries with a weight: where a decode step's time goes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -23,38 +25,76 @@ def project(
 ) -> Float[Array, "B T *out"]:
     """Returns x · weight, contracted over I. An int8 weight is multiplied as `quantise.product` says.
 
-    On a CPU, XLA gives the product of one row and a weight of up to 2 MiB to one core, and a larger one to as many as
-    it has such pieces; two rows at once take it three times as long as one. So a few rows there are multiplied one by
-    one, each in equal parts of I that run side by side and whose products are added. Other shapes and platforms make
-    one product.
+    On a CPU a few rows are multiplied one by one, see `_one_by_one`. Other shapes and platforms make one product.
     """
     if isinstance(weight, QArray):
         return multiply(x, weight)
     if is_divided():  # Not as one matrix: axes that are merged cannot stay divided over devices.
         return jnp.einsum("BTI,I...->BT...", x, weight)
-    out, rows = weight.shape[1:], x.shape[0] * x.shape[1]
+
+    def whole(x: Array, matrices: Array) -> Array:
+        return jnp.einsum("BTI,IO->BTO", x, matrices[0])
+
+    matrices = weight.reshape(1, weight.shape[0], -1)
     parts = 4 if weight.nbytes >= LARGE else 2
-
-    def whole(x: Array, flat: Array) -> Array:
-        return jnp.einsum("BTI,IO->BTO", x, flat)
-
-    def in_parts(x: Array, flat: Array) -> Array:
-        pieces = flat.reshape(parts, -1, flat.shape[1])
-        products = jnp.einsum("PRI,PIO->PRO", x.reshape(parts, 1, -1), pieces)
-        # By hand: XLA makes a library call of a sum over an axis, and merges plain additions with what follows.
-        half = products[: parts // 2] + products[parts // 2 :]
-        return half if parts == 2 else half[:1] + half[1:]
-
-    def one_by_one(x: Array, flat: Array) -> Array:
-        lines = x.reshape(rows, 1, 1, -1)
-        return jnp.concatenate([in_parts(lines[i], flat) for i in range(rows)], axis=1).reshape(*x.shape[:2], -1)
-
-    flat = weight.reshape(weight.shape[0], -1)
-    if rows > FEW_ROWS or x.shape[2] % parts or x.dtype != jnp.float32:
-        product = whole(x, flat)
+    if _is_short(x, parts):
+        cpu = functools.partial(_one_by_one, parts=parts)
+        product = jax.lax.platform_dependent(x, matrices, cpu=cpu, default=whole)
     else:
-        product = jax.lax.platform_dependent(x, flat, cpu=one_by_one, default=whole)
-    return product.reshape(*x.shape[:2], *out)
+        product = whole(x, matrices)
+    return product.reshape(*x.shape[:2], *weight.shape[1:])
+
+
+def project_pair(
+    x: Float[Array, "B T I"], weights: Float[Array, "2 I O"] | Float[QArray, "2 I O"]
+) -> Float[Array, "B T 2 O"]:
+    """Returns the products of entries with two matrices of one shape, in one pass over both.
+
+    The matrices lie one behind the other. A TPU copies them at every step where they alternate row by row.
+    """
+    if isinstance(weights, QArray):
+        return multiply(x, weights, axis=1)
+
+    def whole(x: Array, matrices: Array) -> Array:
+        return jnp.einsum("BTI,PIO->BTPO", x, matrices)
+
+    def both(x: Array, matrices: Array) -> Array:
+        if _is_short(x, parts):
+            return _one_by_one(x, matrices, parts=parts).reshape(*x.shape[:2], *weights.shape[::2])
+        # One product a matrix, side by side: of a single one XLA would turn the matrices, of two apart copy them.
+        rows = jnp.broadcast_to(x.reshape(1, -1, x.shape[2]), (2, x.shape[0] * x.shape[1], x.shape[2]))
+        return jnp.einsum("PRI,PIO->RPO", rows, matrices).reshape(*x.shape[:2], *weights.shape[::2])
+
+    parts = 2 if weights.nbytes >= LARGE else 1
+    if is_divided():
+        return whole(x, weights)
+    return jax.lax.platform_dependent(x, weights, cpu=both, default=whole)
+
+
+def _is_short(x: Float[Array, "B T I"], parts: int) -> bool:
+    return x.shape[0] * x.shape[1] <= FEW_ROWS and x.shape[2] % parts == 0 and x.dtype == jnp.float32
+
+
+def _one_by_one(x: Float[Array, "B T I"], matrices: Float[Array, "P I O"], *, parts: int) -> Float[Array, "B T PO"]:
+    """Multiplies a few rows with P matrices: each row alone, in equal parts of I that run side by side.
+
+    For a CPU, where XLA gives the product of one row and a matrix of up to 2 MiB to one core, and a larger one to as
+    many as it has such pieces; two rows at once take it three times as long as one.
+    """
+    count, inner, out = matrices.shape
+    pieces = matrices.reshape(count * parts, inner // parts, out)
+
+    def one(row: Array) -> Array:
+        halves = jnp.tile(row.reshape(parts, 1, -1), (count, 1, 1))
+        products = jnp.einsum("PRI,PIO->PRO", halves, pieces).reshape(count, parts, out)
+        # By hand: XLA makes a library call of a sum over an axis, and merges plain additions with what follows.
+        while products.shape[1] > 1:
+            half = products.shape[1] // 2
+            products = products[:, :half] + products[:, half:]
+        return products.reshape(1, -1)
+
+    rows = x.reshape(-1, inner)
+    return jnp.concatenate([one(rows[i]) for i in range(len(rows))]).reshape(*x.shape[:2], -1)
 
 
 def row_products(hidden: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:

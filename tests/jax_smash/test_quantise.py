@@ -224,7 +224,7 @@ def test_matrices_are_held_in_a_quarter_and_norms_as_they_were(tied):
 
 def test_scales_keep_the_weights_logical_axes(pair):
     layer = pair[1].params["target"]["layers"][0]["attention"]["w_qkv"]
-    assert layer.get_metadata()["out_sharding"] == ("embed", "kv_heads", None, None)
+    assert layer.get_metadata()["out_sharding"] == ("embed", "kv_heads")
     assert layer.get_value().scale.shape == (1, *layer.get_value().qvalue.shape[1:])
 
 
