@@ -67,7 +67,7 @@ class Array:
     @property
     def order(self) -> str:
         """Layout without the memory space."""
-        return re.sub(r"S\(\d+\)", "", self.layout)
+        return re.sub(r":?S\(\d+\)", "", self.layout)
 
     @property
     def main_bytes(self) -> int:

@@ -127,7 +127,7 @@ class Settings:
         for name in ("chips", "batch_sizes", "plot"):
             if getattr(self, name) and not self.tree_sizes:
                 raise ValueError(f"{name} is for a comparison of tree_sizes; got none")
-        if self.tree_sizes and "cpu" in (*(self.chips or (self.chip,)),):
+        if self.tree_sizes and "cpu" in (self.chips or (self.chip,)):
             raise ValueError("tree_sizes compares modelled times, which there are for TPUs only; got chip cpu")
 
     @property
@@ -165,8 +165,10 @@ class Settings:
             budget=None if memory is None else memory // 4,
         )
 
-    def arguments(self, where: Any) -> Abstract:
-        """Returns the arguments of the programs, as shapes on a device or a mesh."""
+    def arguments(self) -> Abstract:
+        """Returns the arguments of the programs, as shapes on the topology's first device or on the mesh."""
+        there = devices(self.chip)
+        where = there[0] if self.mesh is None else make_mesh(self.mesh, devices=there)
         drafter: Any = self.draft_model
         if drafter not in (None, INT8):
             drafter = shape_config(drafter)
@@ -196,14 +198,12 @@ def measure(settings: Settings) -> dict[str, Any]:
     """
     settings.check()
     add_virtual_devices(settings.mesh)
-    there = devices(settings.chip)
-    where = there[0] if settings.mesh is None else make_mesh(settings.mesh, devices=there)
-    arguments, config = settings.arguments(where), settings.config()
+    arguments, config = settings.arguments(), settings.config()
     cache, sheet = arguments.state.rows.cache, chip_of(settings.chip)
     return {
         "chip": {
             "topology": settings.chip,
-            "kind": there[0].device_kind,
+            "kind": devices(settings.chip)[0].device_kind,
             "memory_bytes": memory_bytes(settings.chip),
             "data_sheet": None if sheet is None else dataclasses.asdict(sheet),
         },
@@ -219,26 +219,21 @@ def measure(settings: Settings) -> dict[str, Any]:
             "cache_bytes_a_device": share_bytes((cache.keys, cache.values)),
             "prefill_chunk": settings.chunk(),
         },
-        "rows": rows(settings, where),
+        "rows": rows(settings),
     } | ({"tree_times": tree_times(settings, rows)} if settings.tree_sizes else {})
 
 
-def rows(settings: Settings, where: Any = None) -> list[dict[str, Any]]:
-    """Returns the figures of each program.
-
-    Args:
-      settings: the options; `tree_sizes` is left aside.
-      where: device or mesh; None takes the topology's first device.
-    """
-    where = devices(settings.chip)[0] if where is None else where
+def rows(settings: Settings) -> list[dict[str, Any]]:
+    """Returns the figures of each program; `tree_sizes` is left aside."""
+    config, arguments = settings.config(), settings.arguments()
     if not settings.extrapolate:
-        return list(_rows(settings, settings.arguments(where)))
-    config, arguments = settings.config(), settings.arguments(where)
-    short = [dataclasses.replace(settings, num_layers=n, extrapolate=False) for n in LAYERS]
-    compiled = [list(_rows(each, each.arguments(where))) for each in short]
+        return list(_rows(settings, arguments))
+    alike = dataclasses.replace(settings, prefill_chunk=settings.chunk(), extrapolate=False)
+    short = [dataclasses.replace(alike, num_layers=n) for n in LAYERS]
+    compiled = [list(_rows(each, each.arguments())) for each in short]
+    least = {name: ideal(name, config, arguments) for name in settings.programs}
     memory = memory_bytes(settings.chip)
-    exact = {name: ideal(name, config, arguments) for name in settings.programs}
-    return extrapolated(compiled, config.num_layers, exact, chip_of(settings.chip), settings.weights, memory)
+    return extrapolated(compiled, config.num_layers, least, chip_of(settings.chip), settings.weights, memory)
 
 
 def _rows(settings: Settings, arguments: Abstract) -> Iterator[dict[str, Any]]:

@@ -62,7 +62,7 @@ def program_figures(
 
     `body_bytes` is what is read from main memory and written to it. `held_bytes` is what the loop keeps in fast memory
     from step to step, so that no step reads it; `traffic` is both over the least possible. `unknown_loops` are counted
-    as if they ran once.
+    as if they ran once, and `uncounted_kernels` as if each operand were read once: see `eval.kernel_bytes`.
 
     Args:
       name: prefill, start or decode.
@@ -92,6 +92,7 @@ def program_figures(
         "link_bytes": sum(run.times * link_bytes(run.instruction) for run in found),
         "host_transfers": len(host_traffic(everything)),
         "unknown_loops": unknown_loops(program, body),
+        "uncounted_kernels": sorted({x.name for x in everything if '"tpu_custom_call"' in x.rest}),
         "inner_loops": sum(x.body is not None for x in inside),
     }
     if chip is None:
@@ -110,12 +111,12 @@ def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tupl
     """Returns the shapes of large arrays by what it means that one of them is copied."""
     batch = share(arguments.chunk.tokens)[0]
     heads = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_width
-    widths = {1, arguments.nodes, arguments.chunk.tokens.shape[1]}
+    widths = {1, arguments.nodes, arguments.strategy.block, arguments.chunk.tokens.shape[1]}
     return {
         "weight stored in another layout": arguments.weight_shapes,
         "cache in another layout": arguments.cache_shapes,
-        "drafter's state": arguments.drafter_shapes,
         "logits": {(batch, width, config.vocab_size) for width in widths},
+        "drafter's state": arguments.drafter_shapes,
         "queries regrouped by head": {(batch, width, *heads) for width in widths},
     }
 

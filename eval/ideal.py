@@ -8,6 +8,7 @@ import jax
 from eval.abstract import Abstract, share, share_bytes
 from eval.chips import Chip
 from jax_smash.config import ModelConfig
+from jax_smash.protocols import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +57,10 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     if name == "start":
         return Ideal(share_bytes(head), operations=2 * batch * _elements(head))
     layers, held = target["layers"], (cache.keys, cache.values)
+    logits = name == "decode" or _learns_prompt(arguments.strategy)
     width, kept = (chunk, chunk) if name == "prefill" else (arguments.nodes, arguments.strategy.block)
-    weights = share_bytes(layers) + (0 if name == "prefill" else share_bytes(head))
-    products = _elements(layers) + (0 if name == "prefill" else _elements(head))
+    weights = share_bytes(layers) + (share_bytes(head) if logits else 0)
+    products = _elements(layers) + (_elements(head) if logits else 0)
     return Ideal(
         weights=weights + _beside(name, arguments),
         cache=share_bytes(held),
@@ -72,6 +74,12 @@ def _attention(held: Any, config: ModelConfig, width: int) -> int:
     group = config.num_heads // config.num_kv_heads
     entries = (share(x) for x in jax.tree.leaves(held))
     return sum(2 * width * group * rows * heads * (slots + width) * size for rows, heads, slots, size in entries)
+
+
+def _learns_prompt(strategy: Strategy) -> bool:
+    """Whether the drafter reads the logits of the prompt."""
+    drafter = getattr(strategy, "drafter", None)
+    return getattr(getattr(drafter, "tree", drafter), "learn_prompt", False)
 
 
 def _beside(name: str, arguments: Abstract) -> int:

@@ -144,7 +144,7 @@ def _reader(program: Program, run: Run) -> tuple[str, str] | None:
         if x.opcode.endswith("-done") or x.opcode in NAMES or any(f'"{name}"' in x.rest for name in NAMING):
             names.add(x.name)
         else:
-            return run.computation, x.name
+            return None if x.opcode == "tuple" else (run.computation, x.name)
     return None
 
 

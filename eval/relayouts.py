@@ -5,6 +5,7 @@ A move between memories that keeps the layout is a fetch and is left out.
 
 import dataclasses
 import math
+import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -96,8 +97,8 @@ def _largest(x: Instruction) -> Array:
 
 
 def _reason(array: Array, reasons: Mapping[str, Collection[tuple[int, ...]]]) -> str | None:
-    """Returns why an array is copied: whose axes it has in some order, or else whose size or leading axes."""
-    for alike in (_same_axes, _same_elements, _same_front):
+    """Returns why an array is copied: whose axes it has, or else has in some order, or whose size or leading axes."""
+    for alike in (operator.eq, _same_axes, _same_elements, _same_front):
         for reason, shapes in reasons.items():
             if any(alike(array.sizes, shape) for shape in shapes):
                 return reason

@@ -133,8 +133,9 @@ def traffic(program: Program, x: Instruction, computation: str) -> Traffic:
     if x.opcode in ("copy-start", "slice-start"):
         return _fetched(x, operands[0])
     if x.opcode.endswith("-start"):
-        # The tuple holds the operands, then the results.
-        return Traffic(sum(y.main_bytes for y in operands), sum(y.main_bytes for y in x.arrays[len(operands) :][:1]))
+        # Where a tuple is returned, it holds the operands, then as many results.
+        results = x.arrays[len(operands) : 2 * len(operands)] or x.arrays
+        return Traffic(sum(y.main_bytes for y in operands), sum(y.main_bytes for y in results))
     written = sum(y.main_bytes for y in x.arrays)
     if x.opcode in PIECES:
         return Traffic(sum(_bounded(y, operands[0]) for y in x.arrays), written)
