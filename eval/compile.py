@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from eval.abstract import Abstract, AbstractModel, abstract, share_bytes
-from eval.chips import chip_of
+from eval.chips import Chip, chip_of
 from eval.compile_tables import print_tables
 from eval.extrapolated import LAYERS, extrapolated
 from eval.figures import memory_figures, program_figures, readable
@@ -165,6 +165,10 @@ class Settings:
             budget=None if memory is None else memory // 4,
         )
 
+    def sheet(self) -> Chip | None:
+        """Returns what the data sheet says of one device; None for this machine."""
+        return chip_of(self.chip, getattr(devices(self.chip)[0], "num_cores", None))
+
     def arguments(self) -> Abstract:
         """Returns the arguments of the programs, as shapes on the topology's first device or on the mesh."""
         there = devices(self.chip)
@@ -199,7 +203,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     settings.check()
     add_virtual_devices(settings.mesh)
     arguments, config = settings.arguments(), settings.config()
-    cache, sheet = arguments.state.rows.cache, chip_of(settings.chip)
+    cache, sheet = arguments.state.rows.cache, settings.sheet()
     return {
         "chip": {
             "topology": settings.chip,
@@ -233,7 +237,7 @@ def rows(settings: Settings) -> list[dict[str, Any]]:
     compiled = [list(_rows(each, each.arguments())) for each in short]
     least = {name: ideal(name, config, arguments) for name in settings.programs}
     memory = memory_bytes(settings.chip)
-    return extrapolated(compiled, config.num_layers, least, chip_of(settings.chip), settings.weights, memory)
+    return extrapolated(compiled, config.num_layers, least, settings.sheet(), settings.weights, memory)
 
 
 def _rows(settings: Settings, arguments: Abstract) -> Iterator[dict[str, Any]]:
@@ -252,7 +256,7 @@ def _rows(settings: Settings, arguments: Abstract) -> Iterator[dict[str, Any]]:
             continue
         seconds = time.perf_counter() - began
         program = readable(name, compiled, settings.chip)
-        told = program_figures(name, program, arguments, settings.config(), chip_of(settings.chip))
+        told = program_figures(name, program, arguments, settings.config(), settings.sheet())
         yield {"program": name, "fits": True} | memory_figures(compiled) | told | {"compile_s": seconds}
 
 

@@ -75,3 +75,9 @@ def test_every_chip_that_programs_compile_for_has_a_data_sheet():
     assert {*CHIPS} == {*MEMORY}
     assert chip_of("v6e:2x2") == CHIPS["v6e"]
     assert chip_of("cpu") is None
+
+
+def test_a_device_of_one_of_two_cores_has_half_a_chip():
+    chip, half = CHIPS["tpu7x"], chip_of("tpu7x:2x2x1", 1)
+    assert (2 * half.bandwidth, 2 * half.bf16_peak, half.clock) == (chip.bandwidth, chip.bf16_peak, chip.clock)
+    assert chip_of("v5p:2x2x1", 2) == CHIPS["v5p"]
