@@ -9,16 +9,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.config import ModelConfig
-from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
 from jax_smash.decode.state import DecodeState, Shared, lay_out
+from jax_smash.loading import Model
+from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.transformer import abstract_params
+from jax_smash.protocols import Strategy
 from jax_smash.quantise import quantise_params
 from jax_smash.sampling import SamplingOptions, processors_for
 from jax_smash.shapes import bucket
 from jax_smash.sharding import axes_sharding, param_shardings
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +31,19 @@ class Abstract:
     """Arguments of the decoding programs, as shapes on one device or many, without memory.
 
     Attributes:
-      strategy: plain decoding of the shape.
-      params, state: its parameters and rows.
+      strategy: of the method.
+      params, state: its parameters by role, and its rows.
       chunk: a piece of the prompts.
       steps: how many steps a call runs.
+      nodes: of the tree that a step checks, the root included; 1 where nothing is drafted.
     """
 
-    strategy: Autoregressive
+    strategy: Strategy
     params: Any
     state: DecodeState
     chunk: Chunk
     steps: jax.ShapeDtypeStruct
+    nodes: int = 1
 
     @property
     def programs(self) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
@@ -51,58 +58,111 @@ class Abstract:
     @property
     def cache_shapes(self) -> set[tuple[int, ...]]:
         """Shapes of the arrays of keys and values, as each device holds them."""
-        return {_share(array) for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
+        return {share(array) for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
 
     @property
     def weight_shapes(self) -> set[tuple[int, ...]]:
         """Shapes of the weights that are matrices, as each device holds them."""
-        return {_share(array) for array in jax.tree.leaves(self.params) if array.ndim > 1}
+        return {share(array) for array in jax.tree.leaves(self.params) if array.ndim > 1}
+
+    @property
+    def drafter_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of what the method keeps beside the target's cache and is no vector, as each device holds them."""
+        kept = (self.state.rows.draft, self.state.shared.memory)
+        return {share(array) for array in jax.tree.leaves(kept) if array.ndim > 1} - self.cache_shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractModel:
+    """A model, and what is grafted on it or drafts for it, without weights.
+
+    Attributes:
+      config: its sizes.
+      drafter: sizes of a draft model, or `int8` for the model itself with int8 weights; None for a method without one.
+      dtype: of the weights.
+      weights: `plain` or `int8`.
+      modules: it has HAMburger's modules, of the sizes that `SmashConfig.for_base` gives.
+    """
+
+    config: ModelConfig
+    drafter: ModelConfig | str | None = None
+    dtype: Any = jnp.bfloat16
+    weights: str = "plain"
+    modules: bool = False
+
+    def model(self) -> Model:
+        """Returns the model; its parameters are shapes."""
+        model = self._shapes("target", self.config, self.weights)
+        if not self.modules:
+            return model
+        sizes = SmashConfig.for_base(self.config)
+        structure, params = abstract_smasher(self.config, sizes, self.dtype)
+        modules = SmashModules(
+            config=sizes, definition=SmasherDef(structure), params=self._stored(params, self.weights)
+        )
+        return dataclasses.replace(model, params=model.params | {"smasher": modules.params}, modules=modules)
+
+    def draft_model(self) -> Model | None:
+        """Returns the draft model; its parameters are shapes. None where there is none."""
+        if isinstance(self.drafter, str):
+            return self._shapes("drafter", self.config, "int8")
+        return None if self.drafter is None else self._shapes("drafter", self.drafter, self.weights)
+
+    def _shapes(self, name: str, config: ModelConfig, weights: str) -> Model:
+        structure, params = abstract_params(config, self.dtype)
+        params = {"target": self._stored(params, weights)}
+        return Model(name=name, definition=NnxModel(structure), params=params, config=config)
+
+    def _stored(self, params: Any, weights: str) -> Any:
+        return jax.eval_shape(quantise_params, params) if weights == "int8" else params
 
 
 def abstract(
-    config: ModelConfig,
+    model: AbstractModel,
     where: jax.Device | Mesh,
     *,
     batch: int,
     slots: int,
     chunk: int,
+    method: str = "ar",
+    draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
+    smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
     max_new_tokens: int = 256,
     sampled: bool = False,
-    dtype: Any = jnp.bfloat16,
-    weights: str = "plain",
 ) -> Abstract:
     """Makes the arguments of the decoding programs without memory.
 
     Args:
-      config: the model's sizes.
+      model: the model's sizes.
       where: device or mesh to compile for; it need not be there.
       batch: rows.
       slots: capacity of the cache a row.
       chunk: entries a row that one prefill reads.
+      method: of `METHODS`.
+      draft, smash: its options; a draft model is the model's own.
       max_new_tokens: of each row.
       sampled: rows sample, with top-k and top-p.
-      dtype: of the weights.
-      weights: `plain` or `int8`.
+
+    Raises:
+      ValueError: an option does not go with the method.
     """
-    graphdef, target = abstract_params(config, dtype)
-    if weights == "int8":
-        target = jax.eval_shape(quantise_params, target)
-    strategy = Autoregressive(target=NnxModel(graphdef), sampled=sampled)
     options = [SamplingOptions(temperature=0.8, top_k=50, top_p=0.9) if sampled else SamplingOptions()] * batch
+    made = _made(model, method, sampled=sampled, draft=draft, smash=smash, batch=batch, slots=slots)
 
     def state(params: Any) -> DecodeState:
         shared = Shared(
-            processors=processors_for(options, stop_tokens=(), vocab_size=config.vocab_size),
+            processors=processors_for(options, stop_tokens=(), vocab_size=model.config.vocab_size),
             stop_tokens=jnp.zeros((1,), jnp.int32),
+            memory=made.memory,
         )
         rows = init_rows(
-            strategy,
+            made.strategy,
             params,
             shared,
             jax.random.split(jax.random.key(0), batch),
             slots=slots,
             output=bucket(max_new_tokens),
-            block=max(chunk, strategy.block),
+            block=max(chunk, made.strategy.block),
         )
         return DecodeState(rows=rows, shared=shared)
 
@@ -113,19 +173,26 @@ def abstract(
         sharding = axes_sharding(x.shape, axes, where) if isinstance(where, Mesh) else SingleDeviceSharding(where)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    params = {"target": target}
     return Abstract(
-        strategy=strategy,
-        params={"target": _placed(target, where)},
-        state=lay_out(jax.eval_shape(state, params), put),
+        strategy=made.strategy,
+        params=_placed(made.params, where),
+        state=lay_out(jax.eval_shape(state, made.params), put),
         chunk=jax.tree.map(lambda x: put(x, "batch"), jax.eval_shape(pieces)),
         steps=put(jax.ShapeDtypeStruct((), jnp.int32)),
+        nodes=made.nodes,
     )
+
+
+def _made(model: AbstractModel, name: str, *, draft: DraftOptions, **options: Any) -> Method:
+    """Returns a method whose parameters are shapes; what it shares between rows at the start is small, and is there."""
+    if name == "draft-model":
+        draft = dataclasses.replace(draft, draft_model=model.draft_model())
+    return make_method(model.model(), name, draft=draft, **options)
 
 
 def share_bytes(tree: Any) -> int:
     """Returns the bytes that one device holds of a tree of shapes on devices."""
-    return sum(math.prod(_share(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(math.prod(share(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _placed(params: Any, where: jax.Device | Mesh) -> Any:
@@ -137,6 +204,6 @@ def _placed(params: Any, where: jax.Device | Mesh) -> Any:
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings)
 
 
-def _share(array: Any) -> tuple[int, ...]:
+def share(array: Any) -> tuple[int, ...]:
     """Returns the shape of what one device holds."""
     return array.sharding.shard_shape(array.shape)

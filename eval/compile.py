@@ -1,10 +1,11 @@
-"""Memory and work of the decoding programs on a chip that is not at hand.
+"""Memory, traffic and modelled time of the decoding programs on a chip that is not at hand.
 
     python -m eval.compile --shape llama-3.1-8b --chip v6e:1x1 --batch-size 8 --slots 4096 --json memory.json
+    python -m eval.compile --shape llama-3.2-1b --method recycling --tree recycling-80 --batch-size 8 --extrapolate
 
 The programs are compiled for the chip, down to its instructions, and nothing is allocated or run: a machine without the
 chip and without the memory will do. Programs run on one device of the topology, or with `--mesh` on as many as it has;
-then what the devices exchange is listed.
+then what the devices exchange is listed. Times are modelled: see `eval.modelled` and `eval.chips`.
 """
 
 import dataclasses
@@ -16,33 +17,25 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.abstract import Abstract, abstract, share_bytes
-from eval.options import Names
-from eval.program import Program, collectives, copies, estimated_cycles, host_traffic, tally
-from eval.report import check_output, heading, print_table, run_program, write_json
+from eval.abstract import Abstract, AbstractModel, abstract, share_bytes
+from eval.chips import Chip, chip_of
+from eval.compile_tables import print_tables
+from eval.extrapolated import LAYERS, extrapolated
+from eval.figures import memory_figures, program_figures, readable
+from eval.ideal import ideal
+from eval.options import Names, Numbers
+from eval.report import check_outputs, heading, run_program, write_json, write_whole
 from eval.topology import check_chip, devices, memory_bytes
+from eval.tree_times import node_counts, tree_times
 from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
+from jax_smash.methods import INT8, REACH, DraftOptions, SmashOptions, check_draft, check_method, check_smash
 from jax_smash.plan import prefill_chunk, tree_bytes
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices, make_mesh, mesh_of, on_mesh
 
 PROGRAMS = ("prefill", "start", "decode")
-COLUMNS = (
-    "program",
-    "fits",
-    "total_mb",
-    "argument_mb",
-    "temporary_mb",
-    "gigaflops",
-    "read_and_written_mb",
-    "cache_copies",
-    "weight_copies_mb",
-    "host_transfers",
-    "compile_s",
-)
-EXCHANGED = ("program", "kind", "shape", "count", "megabytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +45,13 @@ class Settings:
     Attributes:
       shape: a preset's name (llama-3.2-1b, llama-3.1-8b, …) or a directory with a config.json.
       chip: a topology (v5e:1x1, v6e:1x1, tpu7x:2x2x1, …), or cpu for this machine.
+      method: that decodes.
+      tree: that it drafts; auto where the method has one of its own.
+      draft_model: of method draft-model: a shape, or int8 for the target itself with int8 weights.
+      smash_mode: of method hamburger.
       programs: which to compile, of prefill, start and decode.
       num_layers: keep only this many layers.
+      extrapolate: compile models of 2 and 4 layers only, and continue their figures in a straight line.
       batch_size: rows.
       slots: capacity of the cache a row.
       prefill_chunk: entries a row that one prefill reads; by default what a quarter of the chip's memory allows.
@@ -62,14 +60,22 @@ class Settings:
       dtype: of the weights.
       weights: int8 holds matrices as 8-bit integers.
       mesh: devices of the topology to divide the model and its rows over, as in fsdp=2,tp=2.
+      tree_sizes: also compile decode with trees of so many nodes, the root included, and compare their times.
+      chips, batch_sizes: for which to compare them, in place of chip and batch_size alone.
+      plot: picture of that comparison to write, a PNG file.
       json: file to write.
-      overwrite: replace the file if it exists.
+      overwrite: replace files that exist.
     """
 
     shape: str
     chip: str = "v5e:1x1"
+    method: str = "ar"
+    tree: str = "auto"
+    draft_model: str | None = None
+    smash_mode: str | None = None
     programs: Names = PROGRAMS
     num_layers: int | None = None
+    extrapolate: bool = False
     batch_size: int = 1
     slots: int = 4096
     prefill_chunk: int | None = None
@@ -78,6 +84,10 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     weights: Literal["plain", "int8"] = "plain"
     mesh: str | None = None
+    tree_sizes: Numbers = ()
+    chips: Names = ()
+    batch_sizes: Numbers = ()
+    plot: Path | None = None
     json: Path | None = None
     overwrite: bool = False
 
@@ -85,9 +95,9 @@ class Settings:
         """Refuses what cannot be compiled.
 
         Raises:
-          ValueError: an option is out of range or malformed, or the chip is unknown.
-          ImportError: the compiler for the chip is missing.
-          FileExistsError, FileNotFoundError: the output file cannot be written.
+          ValueError: an option is out of range or malformed, does not go with the method, or the chip is unknown.
+          ImportError: the compiler for the chip is missing, or what draws pictures.
+          FileExistsError, FileNotFoundError: an output file cannot be written.
         """
         for name in ("num_layers", "batch_size", "slots", "prefill_chunk", "max_new_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
@@ -95,8 +105,40 @@ class Settings:
         if unknown := [name for name in self.programs or ("",) if name not in PROGRAMS]:
             raise ValueError(f"programs must be of {', '.join(PROGRAMS)}; got {unknown[0]!r}")
         check_weights(self.weights)
-        check_chip(self.chip)
-        check_output(self.json, overwrite=self.overwrite)
+        self._check_method()
+        for chip in (self.chip, *self.chips):
+            check_chip(chip)
+        self._check_trees()
+        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
+
+    def _check_method(self) -> None:
+        check_method(self.method)
+        check_draft(self.method, self.draft)
+        check_smash(self.method, self.smash)
+        if self.tree == "auto" and self.method in REACH:
+            raise ValueError(f"tree auto of method {self.method} is sized for the device at hand: name a tree")
+        if (self.draft_model is None) is (self.method == "draft-model"):
+            raise ValueError(f"draft_model is for method draft-model, and it needs one; got method {self.method}")
+        if self.extrapolate and self.num_layers is not None:
+            raise ValueError(f"extrapolate chooses the layers itself; got num_layers {self.num_layers}")
+
+    def _check_trees(self) -> None:
+        node_counts(self.tree_sizes)
+        for name in ("chips", "batch_sizes", "plot"):
+            if getattr(self, name) and not self.tree_sizes:
+                raise ValueError(f"{name} is for a comparison of tree_sizes; got none")
+        if self.tree_sizes and "cpu" in (self.chips or (self.chip,)):
+            raise ValueError("tree_sizes compares modelled times, which there are for TPUs only; got chip cpu")
+
+    @property
+    def draft(self) -> DraftOptions:
+        """Options of drafting."""
+        return DraftOptions(tree=self.tree)
+
+    @property
+    def smash(self) -> SmashOptions:
+        """Options of decoding with HAMburger."""
+        return SmashOptions(mode=self.smash_mode)
 
     def config(self) -> ModelConfig:
         """Returns the shape, with as many layers as are asked for.
@@ -123,49 +165,84 @@ class Settings:
             budget=None if memory is None else memory // 4,
         )
 
+    def sheet(self) -> Chip | None:
+        """Returns what the data sheet says of one device; None for this machine."""
+        return chip_of(self.chip, getattr(devices(self.chip)[0], "num_cores", None))
+
+    def arguments(self) -> Abstract:
+        """Returns the arguments of the programs, as shapes on the topology's first device or on the mesh."""
+        there = devices(self.chip)
+        where = there[0] if self.mesh is None else make_mesh(self.mesh, devices=there)
+        drafter: Any = self.draft_model
+        if drafter not in (None, INT8):
+            drafter = shape_config(drafter)
+        model = AbstractModel(
+            self.config(), drafter, jnp.dtype(self.dtype), self.weights, modules=self.method == "hamburger"
+        )
+        return abstract(
+            model,
+            where,
+            batch=self.batch_size,
+            slots=self.slots,
+            chunk=self.chunk(),
+            method=self.method,
+            draft=self.draft,
+            smash=self.smash,
+            max_new_tokens=self.max_new_tokens,
+            sampled=self.sampled,
+        )
+
 
 def measure(settings: Settings) -> dict[str, Any]:
     """Compiles the programs and returns the report without its heading.
 
     Raises:
       ValueError, ImportError, OSError: an option is wrong, or the compiler is missing.
+      UnreadableProgramError: a program cannot be read with this version of jaxlib.
     """
     settings.check()
     add_virtual_devices(settings.mesh)
-    config, there = settings.config(), devices(settings.chip)
-    arguments = abstract(
-        config,
-        there[0] if settings.mesh is None else make_mesh(settings.mesh, devices=there),
-        batch=settings.batch_size,
-        slots=settings.slots,
-        chunk=settings.chunk(),
-        max_new_tokens=settings.max_new_tokens,
-        sampled=settings.sampled,
-        dtype=jnp.dtype(settings.dtype),
-        weights=settings.weights,
-    )
-    cache = arguments.state.rows.cache
+    arguments, config = settings.arguments(), settings.config()
+    cache, sheet = arguments.state.rows.cache, settings.sheet()
     return {
         "chip": {
             "topology": settings.chip,
-            "kind": there[0].device_kind,
+            "kind": devices(settings.chip)[0].device_kind,
             "memory_bytes": memory_bytes(settings.chip),
+            "data_sheet": None if sheet is None else dataclasses.asdict(sheet),
         },
         "model": {
             "name": settings.shape,
             "num_layers": config.num_layers,
+            "compiled_layers": list(LAYERS) if settings.extrapolate else [config.num_layers],
+            "method": settings.method,
+            "nodes": arguments.nodes,
             "weight_bytes": tree_bytes(arguments.params),
             "weight_bytes_a_device": share_bytes(arguments.params),
             "cache_bytes": tree_bytes((cache.keys, cache.values)),
             "cache_bytes_a_device": share_bytes((cache.keys, cache.values)),
             "prefill_chunk": settings.chunk(),
         },
-        "rows": list(_rows(arguments, settings.programs, there[0].device_kind)),
-    }
+        "rows": rows(settings),
+    } | ({"tree_times": tree_times(settings, rows)} if settings.tree_sizes else {})
 
 
-def _rows(arguments: Abstract, names: Sequence[str], kind: str) -> Iterator[dict[str, Any]]:
-    for name in names:
+def rows(settings: Settings) -> list[dict[str, Any]]:
+    """Returns the figures of each program; `tree_sizes` is left aside."""
+    config, arguments = settings.config(), settings.arguments()
+    if not settings.extrapolate:
+        return list(_rows(settings, arguments))
+    alike = dataclasses.replace(settings, prefill_chunk=settings.chunk(), extrapolate=False)
+    short = [dataclasses.replace(alike, num_layers=n) for n in LAYERS]
+    compiled = [list(_rows(each, each.arguments())) for each in short]
+    least = {name: ideal(name, config, arguments) for name in settings.programs}
+    memory = memory_bytes(settings.chip)
+    return extrapolated(compiled, config.num_layers, least, settings.sheet(), settings.weights, memory)
+
+
+def _rows(settings: Settings, arguments: Abstract) -> Iterator[dict[str, Any]]:
+    kind = devices(settings.chip)[0].device_kind
+    for name in settings.programs:
         function, args = arguments.programs[name]
         began = time.perf_counter()
         try:
@@ -178,81 +255,23 @@ def _rows(arguments: Abstract, names: Sequence[str], kind: str) -> Iterator[dict
             yield {"program": name, "fits": False, "why": " ".join(str(error).split())[:400]}
             continue
         seconds = time.perf_counter() - began
-        yield {"program": name, "fits": True} | figures(name, compiled, arguments) | {"compile_s": seconds}
-
-
-def figures(name: str, compiled: Any, arguments: Abstract) -> dict[str, Any]:
-    """Returns what a compiled program needs and does; MB are 10⁶ bytes.
-
-    `weight_copies_mb` is what every call copies outside loops because an operation wants weights in another layout than
-    they are stored in. `estimated_cycles` are the compiler's own: of one step, for `decode`. `collectives` are what the
-    devices exchange, by kind and shape: in one step, for `decode`; what it exchanges outside its loop stands apart.
-    """
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-    return {
-        "total_mb": (total + memory.output_size_in_bytes - memory.alias_size_in_bytes) / 1e6,
-        "argument_mb": memory.argument_size_in_bytes / 1e6,
-        "output_mb": memory.output_size_in_bytes / 1e6,
-        "reused_mb": memory.alias_size_in_bytes / 1e6,
-        "temporary_mb": memory.temp_size_in_bytes / 1e6,
-        "code_mb": memory.generated_code_size_in_bytes / 1e6,
-        "gigaflops": cost.get("flops", 0.0) / 1e9,
-        "read_and_written_mb": cost.get("bytes accessed", 0.0) / 1e6,
-    } | _instructions(name, _readable(compiled), arguments)
-
-
-def _readable(compiled: Any) -> Program | None:
-    try:
-        return Program.of(compiled)
-    except jax.errors.JaxRuntimeError:
-        # A jaxlib older than the chip's compiler cannot read every program that it makes.
-        return None
-
-
-def _instructions(name: str, program: Program | None, arguments: Abstract) -> dict[str, Any]:
-    """Returns what a program's instructions tell; None for each where they cannot be read."""
-    names = (
-        "estimated_cycles",
-        "cache_copies",
-        "weight_copies_mb",
-        "collectives",
-        "collectives_outside_loop",
-        "host_transfers",
-        "inner_loops",
-    )
-    if program is None:
-        return dict.fromkeys(names)
-    everything = list(program.instructions())
-    weight_copies = copies(program.computations[program.entry], arguments.weight_shapes)
-    body = program.bodies[0] if name == "decode" else program.entry
-    inside = list(program.instructions(body))
-    values = (
-        estimated_cycles(program, body) or None,
-        len(copies(everything, arguments.cache_shapes)),
-        sum(x.bytes for x in weight_copies) / 1e6,
-        tally(collectives(inside)),
-        tally(x for x in collectives(everything) if x not in inside),
-        len(host_traffic(everything)),
-        sum(x.body is not None for x in program.loop) if name == "decode" else len(program.bodies),
-    )
-    return dict(zip(names, values, strict=True))
+        program = readable(name, compiled, settings.chip)
+        told = program_figures(name, program, arguments, settings.config(), settings.sheet())
+        yield {"program": name, "fits": True} | memory_figures(compiled) | told | {"compile_s": seconds}
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
-    """Compiles, prints a table and writes the report."""
+    """Compiles, prints tables and writes the report."""
     # The chip is compiled for, not looked for.
     jax.config.update("jax_platforms", "cpu")
     found = measure(settings)
     report = heading("eval.compile", arguments, dataclasses.asdict(settings)) | found
-    memory = found["chip"]["memory_bytes"]
-    room = "" if memory is None else f" of {memory / 1e6:,.0f} MB"
-    shown = [row | {"fits": "yes" if row["fits"] else "no"} for row in report["rows"]]
-    where = "one" if settings.mesh is None else f"{settings.mesh} of"
-    print_table(f"{settings.shape} on {where} {found['chip']['kind']}{room}", shown, COLUMNS)
-    if settings.mesh is not None:
-        exchanged = [{"program": row["program"]} | one for row in shown for one in row.get("collectives") or ()]
-        print_table("What devices exchange in a call, and in a step of decode", exchanged, EXCHANGED)
+    print_tables(settings, found)
+    if settings.plot is not None:
+        from eval.tree_times_plot import plot_tree_times
+
+        title = f"{settings.shape}, modelled time of a step"
+        write_whole(settings.plot, plot_tree_times(found["tree_times"], title=title))
     if settings.json is not None:
         write_json(settings.json, report)
 

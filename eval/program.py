@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from eval.arrays import Array, read_arrays
+
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "ragged-all-to-all", "reduce-scatter")
 HOST_OPCODES = ("infeed", "outfeed", "recv", "send")
 HOST_TARGETS = ("callback", "MoveToHost", "MoveToDevice", "annotate_device_placement")
@@ -16,12 +18,11 @@ HOST_TARGETS = ("callback", "MoveToHost", "MoveToDevice", "annotate_device_place
 HOST_MEMORY, FAST_MEMORY = "S(5)", "S(1)"
 """Memory spaces of a TPU program, as layouts name them; its main memory has no name."""
 
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
 _BEGIN = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*)")
 _CALLED = re.compile(r"(?:calls|body|condition|to_apply|\w+_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
-_ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^}]*\})?")
+_OPERAND = re.compile(r"%([\w.\-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,34 +33,68 @@ class Instruction:
       name, opcode: of the instruction.
       shape: what it returns, as text: element type, sizes, layout and memory space.
       rest: operands and attributes, as text.
+      root: its computation returns what it returns.
     """
 
     name: str
     opcode: str
     shape: str
     rest: str
+    root: bool = False
 
-    @property
-    def arrays(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Element type, sizes and layout of each array that it returns."""
-        found = _ARRAY.findall(self.shape)
-        return [(kind, tuple(int(n) for n in sizes.split(",") if n), layout) for kind, sizes, layout in found]
+    @functools.cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays that it returns."""
+        return read_arrays(self.shape)
 
     @property
     def bytes(self) -> int:
         """Bytes of the largest array that it returns, padding left out."""
-        return max((math.prod(sizes) * BYTES.get(kind, 0) for kind, sizes, _ in self.arrays), default=0)
+        return max((x.bytes for x in self.arrays), default=0)
 
     @property
     def largest(self) -> str:
         """Element type and sizes of the largest array that it returns, as in bf16[2,64]."""
-        kind, sizes, _ = max(self.arrays, key=lambda a: math.prod(a[1]) * BYTES.get(a[0], 0), default=("", (), ""))
-        return f"{kind}[{','.join(map(str, sizes))}]"
+        return str(max(self.arrays, key=lambda x: x.bytes, default=""))
+
+    @functools.cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of what it reads, in order."""
+        depth = 1
+        for end, letter in enumerate(self.rest):
+            depth += (letter == "(") - (letter == ")")
+            if not depth:
+                return tuple(_OPERAND.findall(self.rest[:end]))
+        return ()
+
+    @property
+    def op_name(self) -> str:
+        """What JAX calls it; "" where it does not tell."""
+        found = re.search(r'op_name="([^"]*)"', self.rest)
+        return found[1] if found else ""
+
+    @property
+    def index(self) -> int:
+        """Number of the parameter, or of the element that it takes of a tuple; −1 for other instructions."""
+        found = re.match(r"(\d+)\)", self.rest) if self.opcode == "parameter" else re.search(r" index=(\d+)", self.rest)
+        return int(found[1]) if found else -1
+
+    @property
+    def cycles(self) -> int:
+        """Cycles by the compiler's own estimate; 0 where it has none."""
+        found = re.search(r'estimated_cycles":"(\d+)"', self.rest)
+        return int(found[1]) if found else 0
 
     @property
     def body(self) -> str | None:
         """Name of the computation that it repeats; None where it is no loop."""
         found = re.search(r"body=%?([\w.\-]+)", self.rest)
+        return found[1] if self.opcode == "while" and found else None
+
+    @property
+    def condition(self) -> str | None:
+        """Name of the computation that says whether it goes on; None where it is no loop."""
+        found = re.search(r"condition=%?([\w.\-]+)", self.rest)
         return found[1] if self.opcode == "while" and found else None
 
     @property
@@ -94,7 +129,8 @@ class Program:
                 current = None
             elif current is not None and (found := _INSTRUCTION.match(line)):
                 name, shape, opcode, rest = found.groups()
-                current.append(Instruction(name=name, opcode=opcode, shape=shape, rest=rest))
+                root = line.lstrip().startswith("ROOT ")
+                current.append(Instruction(name=name, opcode=opcode, shape=shape, rest=rest, root=root))
         if entry is None:
             raise ValueError(f"a program's text must have an entry computation; got {text[:60]!r}")
         return cls(computations=computations, entry=entry)
@@ -115,6 +151,16 @@ class Program:
             for instruction in self.computations[name]:
                 yield instruction
                 waiting += instruction.called
+
+    def named(self, computation: str) -> dict[str, Instruction]:
+        """Returns a computation's instructions by name."""
+        if computation not in self._named:
+            self._named[computation] = {x.name: x for x in self.computations[computation]}
+        return self._named[computation]
+
+    @functools.cached_property
+    def _named(self) -> dict[str, dict[str, Instruction]]:
+        return {}
 
     @property
     def bodies(self) -> list[str]:
@@ -143,7 +189,7 @@ def copies(instructions: Iterable[Instruction], shapes: Collection[tuple[int, ..
         for x in instructions
         if x.opcode in ("copy", "transpose") or (x.opcode == "copy-start" and not _moves(x))
         if any(
-            _resembles(sizes, shape) and FAST_MEMORY not in layout for _, sizes, layout in x.arrays for shape in shapes
+            _resembles(array.sizes, shape) and FAST_MEMORY not in array.layout for array in x.arrays for shape in shapes
         )
     ]
 
@@ -178,25 +224,9 @@ def tally(instructions: Iterable[Instruction]) -> list[dict[str, Any]]:
     ]
 
 
-def estimated_cycles(program: Program, computation: str) -> int:
-    """Returns the compiler's own estimate of a computation in cycles of the chip; operations without one are left out.
-
-    Inner loops count as often as they run where that is known, else once.
-    """
-    total = 0
-    for x in program.computations[computation]:
-        if x.body:
-            times = re.search(r'known_trip_count":\{"n":"(\d+)"', x.rest)
-            total += estimated_cycles(program, x.body) * int(times[1] if times else 1)
-        else:
-            found = re.search(r'estimated_cycles":"(\d+)"', x.rest)
-            total += int(found[1]) if found else 0
-    return total
-
-
 def _moves(x: Instruction) -> bool:
     """Whether an asynchronous copy leads from one memory space to another."""
-    return len({FAST_MEMORY in layout for _, sizes, layout in x.arrays if sizes}) > 1
+    return len({FAST_MEMORY in array.layout for array in x.arrays if array.sizes}) > 1
 
 
 def _resembles(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -31,7 +31,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 WORDS = (
     *("method", "tree", "category", "learner", "family", "way", "reader", "task", "metric", "settings", "program"),
-    *("kind", "shape", "mode"),
+    *("kind", "shape", "mode", "place", "reason", "opcode", "op_name", "chip"),
 )
 """Columns of a table that hold words, not figures."""
 

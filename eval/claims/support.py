@@ -26,7 +26,7 @@ CAPABILITIES = {
 
 COUPLING, LOSSY = "coupling", "typical-lossy"
 
-COMPILED = ("ar",)
+COMPILED = tuple(METHODS)
 """Methods whose steps are compiled for TPUs, by `eval.compile` and the tests."""
 
 INTRODUCTION = """# Support

@@ -270,7 +270,7 @@ def big_floats(program: Program, size: int) -> list[str]:
     """Returns what stores an array of floats as large as a weight; the inside of a fusion stores nothing."""
     inside = {name for i in program.instructions() if i.opcode == "fusion" for name in i.called}
     stored = (i for name, c in program.computations.items() if name not in inside for i in c)
-    return [i.shape for i in stored if any(k in ("f32", "bf16", "s32") and np.prod(s) >= size for k, s, _ in i.arrays)]
+    return [i.shape for i in stored if any(a.kind in ("f32", "bf16", "s32") and a.elements >= size for a in i.arrays)]
 
 
 def in_a_loop(x, weight):
@@ -299,7 +299,7 @@ def test_a_tpu_multiplies_integers(optimised, rows):
     program = Program.of(jax.jit(in_a_loop).lower(abstract((rows, 512), jnp.bfloat16), weight).compile())
     products = [i for i in program.instructions() if i.opcode in ("dot", "convolution")]
     assert products
-    assert all(kind == "s32" for i in products for kind, _, _ in i.arrays)
+    assert all(array.kind == "s32" for i in products for array in i.arrays)
     assert not big_floats(program, 512 * 512)
 
 

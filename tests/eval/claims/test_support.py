@@ -127,7 +127,7 @@ def test_a_method_is_measured_on_a_device_where_a_report_of_its_speed_is_kept():
         "`recycling`",
         "run",
         "measured: [gpu](results/gpu.json)",
-        "not compiled",
+        "compiled only",
     ]
     assert line_of(devices(reports), "ar")[1:3] == [
         "run, measured: [cpu](results/cpu.json)",
@@ -146,7 +146,9 @@ def test_a_kernel_is_measured_where_a_report_of_kernels_is_kept():
     assert [line[0] for line in parts_by_device({}).lines] == [part[0] for part in PARTS]
 
 
-def test_plain_decoding_is_all_that_is_compiled_for_tpus():
-    # A program that compiled other methods too would have an option that names them.
-    assert not hasattr(Compiled("llama-100m", "v5e:1x1"), "method")
-    assert COMPILED == ("ar",)
+def test_every_method_is_compiled_for_tpus():
+    trees = dict.fromkeys(REACH, "tree-7")
+    for name in COMPILED:
+        draft_model = "int8" if name == "draft-model" else None
+        Compiled("llama-100m", "cpu", method=name, tree=trees.get(name, "auto"), draft_model=draft_model).check()
+    assert tuple(METHODS) == COMPILED

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.abstract import abstract
+from eval.abstract import AbstractModel, abstract
 from eval.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
 from jax_smash.decode.autoregressive import Autoregressive
@@ -50,9 +50,8 @@ class Talkative(Autoregressive):
 
 
 def programs(strategy_class=Autoregressive, *, batch=2, sampled=False, names=("decode",)):
-    arguments = abstract(
-        tiny_config(), jax.devices()[0], batch=batch, slots=256, chunk=32, sampled=sampled, dtype=jnp.float32
-    )
+    model = AbstractModel(tiny_config(), dtype=jnp.float32)
+    arguments = abstract(model, jax.devices()[0], batch=batch, slots=256, chunk=32, sampled=sampled)
     arguments = dataclasses.replace(
         arguments, strategy=strategy_class(target=arguments.strategy.target, sampled=sampled)
     )

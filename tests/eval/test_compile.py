@@ -1,0 +1,51 @@
+import jax
+import pytest
+
+from eval.compile import Settings, measure
+from eval.figures import UnreadableProgramError, readable
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "recycling"}, "name a tree"),
+        ({"method": "ar", "tree": "chain-4"}, "tree does not go with method ar"),
+        ({"method": "draft-model", "tree": "chain-4"}, "draft_model"),
+        ({"method": "lookup", "tree": "chain-4", "draft_model": "int8"}, "draft_model"),
+        ({"method": "lookup", "tree": "chain-4", "smash_mode": "blind"}, "smash_mode"),
+        ({"method": "nothing"}, "method must be one of"),
+        ({"extrapolate": True, "num_layers": 3}, "num_layers"),
+        ({"batch_sizes": (2,)}, "tree_sizes"),
+        ({"tree_sizes": (0,)}, "tree_sizes"),
+        ({"tree_sizes": (2,), "chips": ("cpu",)}, "cpu"),
+        ({"chips": ("v5e",), "tree_sizes": (2,)}, "chip must be"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_compiled(options, message):
+    with pytest.raises(ValueError, match=message):
+        measure(Settings("llama-3.2-1b", "cpu", **{"num_layers": None, **options}))
+
+
+class Unknown:
+    """A compiled program with an instruction that this jaxlib does not know."""
+
+    def as_text(self):
+        raise jax.errors.JaxRuntimeError("INTERNAL: unknown opcode")
+
+
+def test_a_program_that_cannot_be_read_fails_in_a_line_that_says_what_to_do():
+    with pytest.raises(UnreadableProgramError, match=r"decode for tpu7x:2x2x1 .* jaxlib .*: use a newer JAX"):
+        readable("decode", Unknown(), "tpu7x:2x2x1")
+
+
+@pytest.mark.parametrize(("method", "tree"), [("ar", "auto"), ("suffix", "tree-7")])
+def test_this_machine_is_compiled_for_without_modelled_times(method, tree):
+    options = {"num_layers": 1, "batch_size": 2, "slots": 32, "prefill_chunk": 16, "max_new_tokens": 16}
+    report = measure(Settings("llama-100m", "cpu", method=method, tree=tree, **options))
+    assert [row["program"] for row in report["rows"]] == ["prefill", "start", "decode"]
+    for row in report["rows"]:
+        assert row["fits"]
+        assert row["body_bytes"] > 0
+        assert row["traffic"] > 0.9
+        assert {"copies", "ideal_bytes", "temp_mb", "total_mb"} <= {*row}
+        assert not {"modelled_ms", "roofline_ms"} & {*row}
