@@ -127,7 +127,7 @@ def test_a_missing_checkpoint_is_named(called, call, tmp_path):
     refused(
         called("generate", "--model", "absent", *GENERATE),
         "no model 'absent'",
-        "neither a directory, a .gguf file nor a hub id",
+        "neither tiny, smollm2, a directory, a .gguf file nor a hub id",
     )
     for command in (["info", "absent"], ["convert", "absent", "target"]):
         status, _, err = call(*command)
