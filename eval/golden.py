@@ -31,6 +31,9 @@ Row = dict[str, Any]
 OF_THE_FILE = ("model", "num_prompts", "prompt_tokens", "max_new_tokens", "seed")
 """Settings that a check takes from the golden file."""
 
+CHOOSING = {"methods": "method", "batch_sizes": "batch_size", "processors": "processors", "choices": "choice"}
+"""Settings that choose cases, and the field of a case that each goes by. Where not given, a check takes every value."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -186,39 +189,42 @@ def compare(decoder: Decoder, case: Case, stored: Row) -> Row:
     }
 
 
-def check_again(settings: Settings, on_case: Callable[[], None] = lambda: None) -> list[Row]:
-    """Decodes cases of a golden file again. Returns a row of `compare` for each.
-
-    Args:
-      settings: which file, and which of its cases.
-      on_case: called after each case.
+def chosen(settings: Settings, golden: Golden) -> list[Case]:
+    """Returns the cases of a golden file that a check decodes: those of the methods and conditions that are given.
 
     Raises:
-      ValueError: the file is no golden file, or has none of these cases.
+      ValueError: there are none.
     """
-    assert settings.golden is not None
-    golden = read_golden(settings.golden)
-    cases = [case for case in settings.cases() if case in golden.rows]
+    defaults = {f.name: f.default for f in dataclasses.fields(settings)}
+    given = {name: field for name, field in CHOOSING.items() if getattr(settings, name) != defaults[name]}
+    spread = set(settings.cases()) if settings.spread else set(golden.rows)
+    cases = [
+        case
+        for case, row in golden.rows.items()
+        if case in spread and all(row[field] in getattr(settings, name) for name, field in given.items())
+    ]
     if not cases:
         raise ValueError(f"{settings.golden} has no case of these methods and conditions")
-    decoder, rows = Decoder(golden.model, golden.prompts), []
-    for case in cases:
-        rows.append(compare(decoder, case, golden.rows[case]))
-        on_case()
-    return rows
+    return cases
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     """Writes a golden file, or checks one; returns 1 where a text is not the stored one."""
     settings.check()
     report = heading("eval.golden", arguments, dataclasses.asdict(settings))
-    with progress("cases", len(settings.cases())) as advance:
-        if settings.golden is None:
-            assert settings.json is not None
-            del report["code"]  # The texts must stay while the code changes.
-            write_whole(settings.json, in_lines(told(report | record(settings, advance))))
-            return 0
-        rows = check_again(settings, advance)
+    if settings.golden is None:
+        assert settings.json is not None
+        with progress("cases", len(settings.cases())) as advance:
+            found = record(settings, advance)
+        del report["code"]  # The texts must stay while the code changes.
+        write_whole(settings.json, in_lines(told(report | found)))
+        return 0
+    golden = read_golden(settings.golden)
+    cases, decoder, rows = chosen(settings, golden), Decoder(golden.model, golden.prompts), []
+    with progress("cases", len(cases)) as advance:
+        for case in cases:
+            rows.append(compare(decoder, case, golden.rows[case]))
+            advance()
     for row in rows:
         for kind, lines in (("DIFFERS", row["failures"]), ("near-tie", row["near_ties"])):
             for line in lines:

@@ -80,8 +80,8 @@ def loop_shapes(decoder: Decoder, method: str) -> dict[str, Shapes]:
         log_probs=CONDITION.log_probs,
     )
     size = (CONDITION.batch_size, bucket(PROMPTS.prompt_tokens))
-    chunk = Chunk(tokens=jax.ShapeDtypeStruct(size, jnp.int32), valid=jax.ShapeDtypeStruct(size, jnp.bool_))
-    steps = jax.ShapeDtypeStruct((), jnp.int32)
+    chunk = Chunk(tokens=jnp.zeros(size, jnp.int32), valid=jnp.zeros(size, bool))
+    steps = jnp.zeros((), jnp.int32)
     state = session.state
     held = listed(state)
     for function, arguments in ((prefill, (chunk,)), (start, ()), (decode, (steps,))):
