@@ -29,36 +29,68 @@ BlockKV = tuple[tuple[Any, Any], ...]
 
 
 @pytree
-class Block:
-    """How the T entries of one forward see each other.
+class Earlier:
+    """Entries of a block that earlier forwards have read, and that are in no cache yet.
 
     Attributes:
-      valid: False at padding, which nothing sees and nothing commits.
+      block_kv: keys and values of these entries, a pair a layer.
+      position: of each entry.
+    """
+
+    block_kv: BlockKV
+    position: Int[Array, "B E"]
+
+
+@pytree
+class Block:
+    """How the T entries of one forward see each other, and the E entries before them that are not in the cache.
+
+    Attributes:
+      valid: False at padding, which nothing sees and nothing commits; earlier entries first.
       ancestors: bit j of entry i is set where entry i sees entry j, itself included, packed 32 to a word; None means
         causal.
       segments: entries see only entries of their own segment (documents packed in a row); None where all are one.
+      earlier: what earlier forwards over the same block have read; None where E is 0.
     """
 
-    valid: Bool[Array, "B T"]
+    valid: Bool[Array, "B all"]
     ancestors: UInt32[Array, "B T W"] | None = None
-    segments: Int[Array, "B T"] | None = None
+    segments: Int[Array, "B all"] | None = None
+    earlier: Earlier | None = None
 
     @classmethod
     def causal(cls, valid: Bool[Array, "B T"], segments: Int[Array, "B T"] | None = None) -> "Block":
         """Makes a block in which each entry sees itself and the entries before it, in its own segment."""
         return cls(valid=valid, ancestors=None, segments=segments)
 
-    def mask(self) -> Bool[Array, "B T T"]:
-        """Returns which entry (last axis) each entry (middle axis) sees."""
+    def layer(self, layer: int) -> "Block":
+        """Returns the block as one layer sees it: of the earlier entries, only its own keys and values."""
+        if self.earlier is None:
+            return self
+        return replace(self, earlier=replace(self.earlier, block_kv=(self.earlier.block_kv[layer],)))
+
+    def behind_earlier(
+        self, key: Float[Array, "B T K H"], value: Float[Array, "B T K H"], position: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B all K H"], Float[Array, "B all K H"], Int[Array, "B all"]]:
+        """Returns one layer's keys, values and positions of the earlier entries and the new ones."""
+        if self.earlier is None:
+            return key, value, position
+        (before,), made = self.earlier.block_kv, (key, value)
+        keys, values = (jnp.concatenate(pair, axis=1) for pair in zip(before, made, strict=True))
+        return keys, values, jnp.concatenate([self.earlier.position, position], axis=1)
+
+    def mask(self) -> Bool[Array, "B T all"]:
+        """Returns which entry (last axis) each new entry (middle axis) sees."""
         width = self.valid.shape[1]
         if self.ancestors is None:
-            seen = jnp.tril(jnp.ones((width, width), bool))[None]
+            new = width if self.earlier is None else width - self.earlier.position.shape[1]
+            seen = jnp.tril(jnp.ones((width, width), bool))[None, width - new :]
         else:
             entry = jnp.arange(width, dtype=jnp.uint32)
             words = self.ancestors[:, :, entry // 32]
             seen = ((words >> (entry % 32)[None, None]) & 1).astype(bool)
         if self.segments is not None:
-            seen &= self.segments[:, :, None] == self.segments[:, None, :]
+            seen &= self.segments[:, -seen.shape[1] :, None] == self.segments[:, None, :]
         return seen & self.valid[:, None, :]
 
 

@@ -57,6 +57,9 @@ class CausalLM(Protocol):
     alone, may say so with an attribute `tree_blocks = True`: then draft trees are checked in one forward. A model that
     does not say is taken to read every block in order, each entry behind all before it, as a recurrent model does. It
     decodes all the same, with drafted chains too, but trees that branch are refused: see `honours_trees`.
+
+    A model that also attends to `block.earlier` may say so with `continued_blocks = True`: as a draft model it then
+    reads each token of a draft once.
     """
 
     @property
@@ -91,6 +94,11 @@ class CausalLM(Protocol):
 def honours_trees(model: CausalLM) -> bool:
     """Returns whether a model says that it honours blocks that are trees; False where it says nothing."""
     return bool(getattr(model, "tree_blocks", False))
+
+
+def continues_blocks(model: CausalLM) -> bool:
+    """Returns whether a model says that it attends to what earlier forwards over a block have read."""
+    return bool(getattr(model, "continued_blocks", False))
 
 
 @runtime_checkable

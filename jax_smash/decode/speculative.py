@@ -13,7 +13,7 @@ from jax_smash.cache import after
 from jax_smash.decode.budget import ROUND_STEPS, Sizing, once, resized, seen_in_shadow
 from jax_smash.decode.state import DecodeState, Shared, emit, lay_out, processed_logits, running_rows
 from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
-from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.draft.verification import COUPLING, Verification
 from jax_smash.draft.verify import Accepted
 from jax_smash.protocols import Drafter, LateLearner, ModelDef, Params
@@ -114,6 +114,7 @@ class Speculative:
       verification: how proposals are checked.
       sampled: some row may sample; False compiles a loop without noise.
       log_probs: how many likeliest tokens to record beside each emitted one; None records nothing.
+      tile: a tree's forward has a multiple of so many entries; plain steps have one.
     """
 
     target: ModelDef
@@ -122,6 +123,7 @@ class Speculative:
     verification: Verification = COUPLING
     sampled: bool = False
     log_probs: int | None = None
+    tile: int = 1
 
     @property
     def block(self) -> int:
@@ -153,7 +155,7 @@ class Speculative:
         target = choose(
             processed_logits(state, logits, path), rows.key, rows.token_length[:, None], sampled=self.sampled
         )
-        return self._emit(state, target, logits)
+        return self._emit(state, target, logits, jnp.zeros_like(target))
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
         """Drafts the first tree of the ladder, checks it, and emits the accepted tokens and one more."""
@@ -198,6 +200,7 @@ class Speculative:
             tree, made = grow(topology, rows.pending[:, None]), None
         else:
             tree, made = self.drafter.propose(params, state, topology)
+            tree = tree.padded(self.tile)
         model = self.target.bind(params["target"])
         position = rows.token_length[:, None] - 1 + tree.depth
         out = model.forward(model.embed(tree.token), position, rows.cache, tree.block)
@@ -206,12 +209,7 @@ class Speculative:
         processed = processed_logits(state, logits, tree.paths())
         accepted, target = self.verification.check(tree, processed, rows.key, rows.token_length, sampled=self.sampled)
         path = accepted.path
-        emitted = self._emit(
-            state,
-            jnp.take_along_axis(target, path, axis=1),
-            jnp.take_along_axis(logits, path[:, :, None], axis=1),
-            accepted.count,
-        )
+        emitted = self._emit(state, at_nodes(target, path), logits, path, accepted.count)
         count = emitted.rows.output_length - rows.output_length
         written = after(count, emitted.rows.pending)
         kept = replace(
@@ -276,11 +274,15 @@ class Speculative:
         self,
         state: DecodeState,
         token: Int[Array, "B P"],
-        logits: Float[Array, "B P V"],
+        logits: Float[Array, "B M V"],
+        node: Int[Array, "B P"],
         count: Int[Array, "B"] | None = None,
     ) -> DecodeState:
-        chosen = jnp.take_along_axis(logits, token[:, :, None], axis=2)[:, :, 0]
-        log_probs = None if self.log_probs is None else log_probabilities(logits, token, self.log_probs)
+        """Emits the tokens that were chosen at these nodes."""
+        row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
+        chosen, log_probs = logits[row, node, token], None
+        if self.log_probs is not None:
+            log_probs = log_probabilities(logits[row, node], token, self.log_probs)
         return emit(state, token, chosen, count, log_probs=log_probs)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.best_first import grow_best_first
-from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import likeliest
@@ -146,11 +146,14 @@ class Recycling:
                 most_rank=topology.rank.max(),
             )
             return tree, None
-        token = jnp.broadcast_to(pending[:, None], (pending.shape[0], topology.nodes))
-        for depth in range(1, topology.levels + 1):
-            above = jnp.maximum(token[:, topology.parent], 0)
-            token = jnp.where((topology.depth == depth)[None], self._successor(known, above, topology.rank), token)
-        return grow(topology, token), None
+        parent = jnp.broadcast_to(topology.parent, (pending.shape[0], topology.nodes))
+
+        def level(depth: Array, token: Array) -> Array:
+            above = jnp.maximum(at_nodes(token, parent), 0)
+            return jnp.where((topology.depth == depth)[None], self._successor(known, above, topology.rank), token)
+
+        token = jnp.broadcast_to(pending[:, None], parent.shape)
+        return grow(topology, jax.lax.fori_loop(jnp.int32(1), topology.depth.max() + 1, level, token)), None
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Lesson:
         """Returns the successors of every checked node's token, rejected nodes included."""
@@ -160,7 +163,7 @@ class Recycling:
         """Writes them into the matrix, and counts what was emitted."""
         tree, path = verified.tree, verified.accepted.path
         seen = tree.valid & verified.running[:, None]
-        emitted = jnp.take_along_axis(verified.target, path, axis=1)
+        emitted = at_nodes(verified.target, path)
         kept = jnp.arange(path.shape[1], dtype=jnp.int32)[None] < verified.count[:, None]
         known = self._each(_written, self._known(state), tree.token, verified.lesson, seen)
         return self._with(state, self._each(_counted, known, emitted, kept))

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Key
 from jax_smash.draft.k_seq import KSeq
 from jax_smash.draft.rejection import reject
 from jax_smash.draft.rules import Independent, Rule, WithoutReplacement
-from jax_smash.draft.tree import DraftTree
+from jax_smash.draft.tree import DraftTree, at_nodes
 from jax_smash.draft.typical import accept_typical_lossy
 from jax_smash.draft.verify import Accepted, accept
 from jax_smash.sampling import choose, highest
@@ -105,7 +105,7 @@ def _behind(
     path, count = accepted.path, accepted.count[:, None]
     place = jnp.arange(path.shape[1], dtype=jnp.int32)[None]
     follower = jnp.concatenate([path[:, 1:], jnp.zeros_like(path[:, :1])], axis=1)
-    token = jnp.where(place + 1 < count, jnp.take_along_axis(tree.token, follower, axis=1), last[:, None])
+    token = jnp.where(place + 1 < count, at_nodes(tree.token, follower), last[:, None])
     target = highest(logits)
     row = jnp.arange(path.shape[0], dtype=jnp.int32)[:, None]
     return target.at[row, jnp.where(place < count, path, target.shape[1])].set(token, mode="drop")

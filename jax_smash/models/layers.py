@@ -147,9 +147,7 @@ class Attention(nnx.Module):
         query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(asked or x.shape[1]) :]
         out = attend(
             query,
-            key,
-            value,
-            position,
+            *block.behind_earlier(key, value, position),
             cache,
             block,
             scale=config.query_scale,

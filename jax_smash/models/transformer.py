@@ -25,6 +25,9 @@ class Transformer(nnx.Module):
     tree_blocks = True
     """Attention goes by the block's bits, and rotary embeddings by position."""
 
+    continued_blocks = True
+    """A block may have entries that earlier forwards read."""
+
     def __init__(self, config: ModelConfig, *, rngs: Keys, dtype: Any = jnp.float32):
         self.config = config
         table = (config.vocab_size, config.d_model)
@@ -75,7 +78,7 @@ class Transformer(nnx.Module):
         for i, layer in enumerate(self.layers):
             taps.append(x)
             layer_cache = None if cache is None else cache.layer(i)
-            x, key_value = _apply_layer(*nnx.split(layer), x, position, angles[i], layer_cache, block)
+            x, key_value = _apply_layer(*nnx.split(layer), x, position, angles[i], layer_cache, block.layer(i))
             block_kv.append(key_value)
         taps.append(x)
         return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=None)

@@ -23,6 +23,7 @@ FEW = dataclasses.replace(Settings(), spread=True).cases()
 OPTIMISED = ("ar", "recycling")
 """Methods that the usual suite decodes with all optimisations of XLA too."""
 
+
 @pytest.fixture
 def optimised():
     jax.config.update("jax_disable_most_optimizations", False)
