@@ -12,9 +12,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.config import ModelConfig
 from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
-from jax_smash.decode.speculative import Speculative
 from jax_smash.decode.state import DecodeState, Shared, lay_out
-from jax_smash.ladder import TILE
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.models.definition import NnxModel
@@ -189,11 +187,7 @@ def _made(model: AbstractModel, name: str, *, draft: DraftOptions, **options: An
     """Returns a method whose parameters are shapes; what it shares between rows at the start is small, and is there."""
     if name == "draft-model":
         draft = dataclasses.replace(draft, draft_model=model.draft_model())
-    method = make_method(model.model(), name, draft=draft, **options)
-    if not isinstance(method.strategy, Speculative):
-        return method
-    # Made on a host, whose own trees have any number of entries.
-    return dataclasses.replace(method, strategy=dataclasses.replace(method.strategy, tile=TILE))
+    return make_method(model.model(), name, draft=draft, **options)
 
 
 def share_bytes(tree: Any) -> int:

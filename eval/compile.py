@@ -32,6 +32,7 @@ from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
 from jax_smash.methods import INT8, REACH, DraftOptions, SmashOptions, check_draft, check_method, check_smash
 from jax_smash.plan import prefill_chunk, tree_bytes
+from jax_smash.platform import tracing_for
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices, make_mesh, mesh_of, on_mesh
 
@@ -202,6 +203,11 @@ def measure(settings: Settings) -> dict[str, Any]:
     """
     settings.check()
     add_virtual_devices(settings.mesh)
+    with tracing_for(devices(settings.chip)[0].platform):
+        return _measured(settings)
+
+
+def _measured(settings: Settings) -> dict[str, Any]:
     arguments, config = settings.arguments(), settings.config()
     cache, sheet = arguments.state.rows.cache, settings.sheet()
     return {

@@ -184,6 +184,13 @@ class LayerCache:
     values: Float[Array, "B K S H"]
     position: Int[Array, "B S"]
 
+    def piece(self, start: Int[Array, ""], slots: int) -> "LayerCache":
+        """Returns some of the slots."""
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=slots)
+        return LayerCache(
+            keys=cut(self.keys, axis=2), values=cut(self.values, axis=2), position=cut(self.position, axis=1)
+        )
+
 
 def init_cache(
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 
 from jax_smash.costs import CostCurve, estimate_costs, load_costs
@@ -14,6 +13,7 @@ from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, acceptance, prio
 from jax_smash.draft.sizing import Rates, best_tree, choose_budget, choose_ladder
 from jax_smash.draft.templates import named_tree, sized
 from jax_smash.draft.tree import Topology, chain
+from jax_smash.platform import target_platform
 from jax_smash.protocols import honours_trees
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
 
 
 def tile_rows() -> int:
-    """Returns the rows of which a tree's forward has a multiple on the devices that JAX has."""
-    return 1 if jax.default_backend() == "cpu" else TILE
+    """Returns the rows of which a tree's forward has a multiple on the platform that it is traced for."""
+    return 1 if target_platform() == "cpu" else TILE
 
 
 def _costs(model: Model, method: str, *, batch: int, slots: int) -> CostCurve | None:
