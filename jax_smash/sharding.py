@@ -215,6 +215,12 @@ def is_divided() -> bool:
     return bool(_free(jax.sharding.get_abstract_mesh()))
 
 
+def dividing_axis(axis: str, size: int) -> str | None:
+    """Returns the mesh axis that a logical axis of this size is divided over; None where there is none, or several."""
+    entries = tuple(_spec((size,), (axis,), jax.sharding.get_abstract_mesh(), RULES))
+    return entries[0] if entries and isinstance(entries[0], str) else None
+
+
 def on_each_device(
     function: Callable[..., Tree],
     first: tuple[Tree, tuple[str | None, ...]],

@@ -56,7 +56,8 @@ def attend(
     if implementation is not None:
         if (why := kernels.refusal(implementation, *arrays)) or (why := _elsewhere(implementation)):
             raise ValueError(f"attention by the {implementation} kernel cannot run: {why}")
-        return attention(implementation, *arrays)
+        assert cache is not None
+        return attention(implementation, query, key, value, position, cache, block)
     found = {
         platform: functools.partial(attention, kernel)
         for platform, kernel in {"tpu": "tpu", "cuda": "gpu"}.items()

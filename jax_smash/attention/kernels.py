@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import Block, LayerCache
 from jax_smash.sharding import on_each_device
-from pallas_kernels.tree_attention import Inputs, causal_words, gpu, tree_attention
+from pallas_kernels.tree_attention import Inputs, Options, causal_words, gpu, tree_attention
 
 
 def refusal(
@@ -49,9 +49,10 @@ def attend(
 
     def share(query: Array, own: tuple[Array, ...], rows: tuple[Array, ...], cached: tuple[Array, ...]) -> Array:
         by_entry = query.reshape(*query.shape[:2], -1, query.shape[4])
-        part = Inputs(by_entry, *own, *rows[:3], *cached, rows[3])
-        options = {"scale": scale, "window": window, "softcap": softcap}
-        return tree_attention(part, **options, implementation=kernel, interpret=interpret).reshape(query.shape)
+        (key, value), (keys, values), (position, valid, ancestors, slot_position) = own, cached, rows
+        part = Inputs(by_entry, key, value, position, valid, ancestors, keys, values, slot_position)
+        options = Options(scale=scale, window=window, softcap=softcap)
+        return tree_attention(part, **vars(options), implementation=kernel, interpret=interpret).reshape(query.shape)
 
     heads, slots = ("batch", None, "kv_heads"), ("batch", "kv_heads")
     by_head = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])

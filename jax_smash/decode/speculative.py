@@ -15,10 +15,10 @@ from jax_smash.decode.state import DecodeState, Shared, emit, lay_out, processed
 from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.draft.verification import COUPLING, Verification
-from jax_smash.draft.verify import Accepted
-from jax_smash.protocols import Drafter, LateLearner, ModelDef, Params
+from jax_smash.draft.verify import Accepted, accept
+from jax_smash.protocols import CausalLM, Drafter, LateLearner, ModelDef, Params, learned_tokens, learned_totals
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import choose, log_probabilities
+from jax_smash.sampling import Likeliest, choose, likeliest_of, likeliest_tokens, log_probabilities
 from jax_smash.sharding import constrain
 
 NOTHING = -1
@@ -70,14 +70,15 @@ class Checked:
     Attributes:
       tree: what was proposed.
       made: what the drafter returned beside the tree.
-      logits: the target's at each node, before any processor.
+      likeliest: the target's likeliest tokens at each node, before any processor, as many as the drafter asks for or
+        more; None where it asks for none.
       hidden: its final hidden state at each node.
       taps: the residual that entered each layer, at each node.
     """
 
     tree: DraftTree
     made: Any
-    logits: Float[Array, "B M V"]
+    likeliest: Likeliest | None
     hidden: Float[Array, "B M D"]
     taps: tuple[Float[Array, "B M D"], ...]
 
@@ -101,6 +102,29 @@ class Verified:
     lesson: Any
     count: Int[Array, "B"]
     running: Bool[Array, "B"]
+
+
+LogProbsOf = tuple[Float[Array, "B P"], Float[Array, "B P n"], Int[Array, "B P n"]]
+"""Log-probabilities as `sampling.log_probabilities` returns them."""
+
+
+@pytree
+class _Choice:
+    """What the target says of a tree.
+
+    Attributes:
+      accepted: the path that is kept.
+      target: the token chosen at each node.
+      logit: of the tokens chosen on the path.
+      likeliest: as in `Checked`.
+      log_probs: of the tokens chosen on the path; None where they are not recorded.
+    """
+
+    accepted: Accepted
+    target: Int[Array, "B M"]
+    logit: Float[Array, "B P"]
+    likeliest: Likeliest | None
+    log_probs: LogProbsOf | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +179,8 @@ class Speculative:
         target = choose(
             processed_logits(state, logits, path), rows.key, rows.token_length[:, None], sampled=self.sampled
         )
-        return self._emit(state, target, logits, jnp.zeros_like(target))
+        logit, log_probs = self._told(logits, target, jnp.zeros_like(target))
+        return emit(state, target, logit, log_probs=log_probs)
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
         """Drafts the first tree of the ladder, checks it, and emits the accepted tokens and one more."""
@@ -200,33 +225,52 @@ class Speculative:
             tree, made = grow(topology, rows.pending[:, None]), None
         else:
             tree, made = self.drafter.propose(params, state, topology)
-            tree = tree.padded(self.tile)
+        read, nodes = tree.padded(self.tile), tree.token.shape[1]
         model = self.target.bind(params["target"])
-        position = rows.token_length[:, None] - 1 + tree.depth
-        out = model.forward(model.embed(tree.token), position, rows.cache, tree.block)
-        # Gather the vocabulary: what follows is separate for each row.
-        logits = constrain(model.unembed(out.hidden), "batch")
-        processed = processed_logits(state, logits, tree.paths())
-        accepted, target = self.verification.check(tree, processed, rows.key, rows.token_length, sampled=self.sampled)
-        path = accepted.path
-        emitted = self._emit(state, at_nodes(target, path), logits, path, accepted.count)
+        position = rows.token_length[:, None] - 1 + read.depth
+        out = model.forward(model.embed(read.token), position, rows.cache, read.block)
+        choice = self._choice(state, model, read, out.hidden)
+        emitted = self._emit(state, choice)
         count = emitted.rows.output_length - rows.output_length
         written = after(count, emitted.rows.pending)
+        path = None if nodes == 1 else choice.accepted.path
         kept = replace(
             emitted.rows,
-            cache=rows.cache.commit(out.block_kv, position, written, None if tree.token.shape[1] == 1 else path),
+            cache=rows.cache.commit(out.block_kv, position, written, path),
             forwards=rows.forwards + running.astype(jnp.int32),
         )
         emitted = replace(emitted, rows=kept)
         if quiet:
             return emitted
-        checked = Checked(tree=tree, made=made, logits=logits, hidden=out.hidden, taps=out.taps)
+        # The drafter knows nothing of padding.
+        target, likeliest, hidden, taps = jax.tree.map(
+            lambda x: x[:, :nodes], (choice.target, choice.likeliest, out.hidden, out.taps)
+        )
+        checked = Checked(tree=tree, made=made, likeliest=likeliest, hidden=hidden, taps=taps)
         lesson = self.drafter.lesson(params, state, checked)
         return self._learned(
             params,
             emitted,
-            Verified(tree=tree, target=target, accepted=accepted, lesson=lesson, count=count, running=running),
+            Verified(tree=tree, target=target, accepted=choice.accepted, lesson=lesson, count=count, running=running),
         )
+
+    def _choice(self, state: DecodeState, model: CausalLM, tree: DraftTree, hidden: Float[Array, "B M D"]) -> "_Choice":
+        """Returns what the target says of a tree. Greedy choices need no logits but the highest."""
+        learned, totals = learned_tokens(self.drafter), learned_totals(self.drafter)
+        if not (self.sampled or state.shared.processors) and self.log_probs is None:
+            found = likeliest_tokens(model, hidden, max(learned, 1), total=totals)
+            accepted = accept(tree, found.tokens[..., 0])
+            chosen = at_nodes(found.values[..., 0], accepted.path)
+            return _Choice(accepted, found.tokens[..., 0], chosen, found if learned else None)
+        # Gather the vocabulary: what follows is separate for each row.
+        logits = constrain(model.unembed(hidden), "batch")
+        processed = processed_logits(state, logits, tree.paths())
+        keys, length = state.rows.key, state.rows.token_length
+        accepted, target = self.verification.check(tree, processed, keys, length, sampled=self.sampled)
+        token = at_nodes(target, accepted.path)
+        chosen, log_probs = self._told(logits, token, accepted.path)
+        likeliest = likeliest_of(logits, learned, total=totals) if learned else None
+        return _Choice(accepted, target, chosen, likeliest, log_probs)
 
     def _learned(self, params: Params, state: DecodeState, verified: Verified) -> DecodeState:
         memory, tree = state.shared.memory, verified.tree
@@ -270,20 +314,18 @@ class Speculative:
         draft = replace(state.rows.draft, missed=jnp.full_like(missed, NOTHING))
         return replace(state, rows=replace(state.rows, draft=draft))
 
-    def _emit(
-        self,
-        state: DecodeState,
-        token: Int[Array, "B P"],
-        logits: Float[Array, "B M V"],
-        node: Int[Array, "B P"],
-        count: Int[Array, "B"] | None = None,
-    ) -> DecodeState:
-        """Emits the tokens that were chosen at these nodes."""
+    def _emit(self, state: DecodeState, choice: "_Choice") -> DecodeState:
+        """Emits what the target chose on the accepted path."""
+        token = at_nodes(choice.target, choice.accepted.path)
+        return emit(state, token, choice.logit, choice.accepted.count, log_probs=choice.log_probs)
+
+    def _told(
+        self, logits: Float[Array, "B M V"], token: Int[Array, "B P"], node: Int[Array, "B P"]
+    ) -> tuple[Float[Array, "B P"], LogProbsOf | None]:
+        """Returns the logits of tokens that were chosen at these nodes, and their log-probabilities if asked for."""
         row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
-        chosen, log_probs = logits[row, node, token], None
-        if self.log_probs is not None:
-            log_probs = log_probabilities(logits[row, node], token, self.log_probs)
-        return emit(state, token, chosen, count, log_probs=log_probs)
+        log_probs = None if self.log_probs is None else log_probabilities(logits[row, node], token, self.log_probs)
+        return logits[row, node, token], log_probs
 
 
 def _used(shared: Shared, made: Int[Array, ""]) -> Shared:

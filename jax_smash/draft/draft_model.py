@@ -168,7 +168,8 @@ class DraftModel:
         token = jnp.where((topology.depth > 0)[None], -1, token)
         root = grown(jnp.int32(0), Growing(token=token, proposal=None, read=None))
         whole = jax.lax.fori_loop(jnp.int32(1), jnp.int32(forwards), grown, root)
-        return replace(grow(topology, whole.token), proposal=whole.proposal), (whole.read, levels.place)
+        place = jnp.broadcast_to(levels.place, token.shape)
+        return replace(grow(topology, whole.token), proposal=whole.proposal), (whole.read, place)
 
     def _with_children(
         self,
@@ -207,7 +208,7 @@ class DraftModel:
         running = verified.count > 0
         behind = rows.behind & running
         count = jnp.where(running, 1 + jnp.minimum(drafted, read), 0)
-        entry = 1 + at_nodes(jnp.broadcast_to(place, (path.shape[0], *place.shape)), path)
+        entry = 1 + at_nodes(place, path)
         rows = self._committed(rows, entries.block_kv, entries.position, entry, behind, count, state.rows.pending)
         # The last drafted token was never read; if it was kept, the pending token stands behind it.
         missed = at_nodes(verified.tree.token, at_nodes(path, drafted))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jax_smash.draft.tree import DraftTree, Topology, chain, pack, tree_of, unpack
-from jax_smash.protocols import LateLearner, Params
+from jax_smash.protocols import LateLearner, Params, learned_tokens, learned_totals
 from jax_smash.pytree import replace
 
 
@@ -34,6 +34,16 @@ class Hybrid:
 
     branches = True
     """Drafts branch, whatever the topology."""
+
+    @property
+    def likeliest(self) -> int:
+        """Tokens of each node that the two learn from."""
+        return max(learned_tokens(self.tree), learned_tokens(self.line))
+
+    @property
+    def totals(self) -> bool:
+        """Whether one of them learns their probabilities, too."""
+        return learned_totals(self.tree) or learned_totals(self.line)
 
     def init(self, params: Params, batch: int, slots: int) -> tuple[Any, Any]:
         """Makes what each of the two keeps of rows."""

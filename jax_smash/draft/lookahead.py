@@ -141,15 +141,15 @@ class Lookahead:
             parts.append(found.reshape(pending.shape[0], -1))
         token = jnp.concatenate(parts, axis=1)
         rest = topology.nodes - token.shape[1]
-        return grow(shape, jnp.pad(token, ((0, 0), (0, rest)), constant_values=NOTHING)), columns
+        return grow(shape, jnp.pad(token, ((0, 0), (0, rest)), constant_values=NOTHING)), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> int:
-        """Returns how many columns of the window there are in the tree."""
-        return checked.made
+    def lesson(self, params: Params, state: Any, checked: Any) -> None:
+        """Needs nothing but the tokens."""
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Completes the window's n-grams and moves it one place on, whatever was kept."""
-        tree, rows, columns = verified.tree, state.rows.draft.drafter, verified.lesson
+        tree, rows = verified.tree, state.rows.draft.drafter
+        _, columns, _, _ = _layout(self, tree.token.shape[1], tree.levels)
         if not columns:
             return state
         levels = self.ngram - 1

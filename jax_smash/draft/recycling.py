@@ -13,7 +13,7 @@ from jax_smash.draft.best_first import grow_best_first
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import likeliest
+from jax_smash.sampling import Likeliest, likeliest_tokens
 
 UNKNOWN = -1
 """Successor of a token that was never read."""
@@ -91,6 +91,16 @@ class Recycling:
     learn_prompt: bool = True
     probabilities: bool = False
 
+    @property
+    def likeliest(self) -> int:
+        """Tokens of each node that it learns from."""
+        return self.width
+
+    @property
+    def totals(self) -> bool:
+        """Whether it learns their probabilities, too."""
+        return self.probabilities
+
     def init(self, params: Params, batch: int, slots: int) -> Successors | None:
         """Makes what is known of each row; None where the rows share it."""
         return self.empty(params, batch) if self.own else None
@@ -130,7 +140,7 @@ class Recycling:
         for start in range(0, chunk.tokens.shape[1], PROMPT_ENTRIES):
             piece = slice(start, start + PROMPT_ENTRIES)
             token, valid = chunk.tokens[:, piece], chunk.valid[:, piece]
-            lesson = self._lesson(model.unembed(hidden[:, piece]))
+            lesson = self._lesson(likeliest_tokens(model, hidden[:, piece], self.likeliest, total=self.probabilities))
             known = self._each(_written, known, token, lesson, valid)
         return self._with(state, known)
 
@@ -157,7 +167,7 @@ class Recycling:
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Lesson:
         """Returns the successors of every checked node's token, rejected nodes included."""
-        return self._lesson(checked.logits)
+        return self._lesson(checked.likeliest)
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Writes them into the matrix, and counts what was emitted."""
@@ -209,12 +219,12 @@ class Recycling:
         likelihood = jnp.where(unknown, often, probability) ** TRUST * kept ** (1 - TRUST)
         return jnp.where(unknown, common, found), likelihood
 
-    def _lesson(self, logits: Float[Array, "B M V"]) -> Lesson:
-        values, token = likeliest(logits, self.width)
-        if not self.probabilities:
+    def _lesson(self, found: Likeliest) -> Lesson:
+        token = found.tokens[..., : self.width]
+        if found.total is None:
             return Lesson(token=token)
-        total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
-        return Lesson(token=token, probability=jnp.exp(values.astype(jnp.float32) - total))
+        values = found.values[..., : self.width].astype(jnp.float32)
+        return Lesson(token=token, probability=jnp.exp(values - found.total[..., None]))
 
     def _each(self, change: Any, known: Successors, *entries: Any) -> Successors:
         """Returns what is known after a change: by a row's own entries where each has its own, else by all entries."""

@@ -11,11 +11,13 @@ from qwix import QArray
 
 from jax_smash.cache import Block, KVCache, init_cache
 from jax_smash.config import ModelConfig
+from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
 from jax_smash.models.projection import row_products
 from jax_smash.models.rope import longest, rotations
 from jax_smash.protocols import Forward, SparsePolicy
 from jax_smash.quantise import gather, scores
+from jax_smash.sampling.vocabulary import Likeliest
 from jax_smash.sharding import constrain
 
 
@@ -85,13 +87,26 @@ class Transformer(nnx.Module):
 
     def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns float32 logits of the token after each entry."""
-        head = (self.embedding if self.head is None else self.head)[...]
-        if isinstance(head, QArray):
-            logits = scores(hidden, head)
-        else:
-            logits = row_products(hidden, head)
         # Each device makes the logits of its tokens. Told of nothing but who reads them, XLA would gather the matrix.
-        logits = constrain(logits, ..., "vocab")
+        return constrain(self._logits(hidden, self._head), ..., "vocab")
+
+    def likeliest(self, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False) -> Likeliest:
+        """Returns the n likeliest tokens after each entry; large vocabularies are read in pieces.
+
+        Args:
+          hidden: after the final norm.
+          n: at least 1.
+          total: also add up, as in `Likeliest`.
+        """
+        return likeliest_rows(hidden, self._head, self._logits, n, total=total)
+
+    @property
+    def _head(self) -> Float[Array, "V D"] | Float[QArray, "V D"]:
+        return (self.embedding if self.head is None else self.head)[...]
+
+    def _logits(self, hidden: Float[Array, "*batch D"], head: Any) -> Float[Array, "*batch X"]:
+        """Returns the logits of some rows of the head, or of all."""
+        logits = scores(hidden, head) if isinstance(head, QArray) else row_products(hidden, head)
         if self.config.logits_divisor != 1.0:
             logits = logits / self.config.logits_divisor
         cap = self.config.final_softcap
