@@ -16,9 +16,10 @@ from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.draft.verification import COUPLING, Verification
 from jax_smash.draft.verify import Accepted, accept
+from jax_smash.draft.walk import NodeLogits
 from jax_smash.protocols import CausalLM, Drafter, LateLearner, ModelDef, Params, learned_tokens, learned_totals
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import Likeliest, choose, likeliest_of, likeliest_tokens, log_probabilities
+from jax_smash.sampling import Likeliest, choose, likeliest_tokens, log_probabilities
 from jax_smash.sharding import constrain
 
 NOTHING = -1
@@ -89,7 +90,7 @@ class Verified:
 
     Attributes:
       tree: what was proposed.
-      target: the token that the target chose at each node; as `Verification.check` returns it.
+      target: the token that the target chose at each kept node; at others its likeliest or the one it would choose.
       accepted: the path that was kept, before a stop cuts it.
       lesson: what the drafter kept of `Checked`.
       count: number of tokens emitted; 0 for a row that had ended.
@@ -114,7 +115,7 @@ class _Choice:
 
     Attributes:
       accepted: the path that is kept.
-      target: the token chosen at each node.
+      target: the token chosen at each node; the likeliest at those that nobody looked at.
       logit: of the tokens chosen on the path.
       likeliest: as in `Checked`.
       log_probs: of the tokens chosen on the path; None where they are not recorded.
@@ -262,15 +263,18 @@ class Speculative:
             accepted = accept(tree, found.tokens[..., 0])
             chosen = at_nodes(found.values[..., 0], accepted.path)
             return _Choice(accepted, found.tokens[..., 0], chosen, found if learned else None)
-        # Gather the vocabulary: what follows is separate for each row.
-        logits = constrain(model.unembed(hidden), "batch")
-        processed = processed_logits(state, logits, tree.paths())
+        found = likeliest_tokens(model, hidden, max(learned, 1), total=totals, keep=True)
+        logits: Any = found.logits
+        node_logits = NodeLogits(logits, tree.paths(), functools.partial(_processed, state))
         keys, length = state.rows.key, state.rows.token_length
-        accepted, target = self.verification.check(tree, processed, keys, length, sampled=self.sampled)
-        token = at_nodes(target, accepted.path)
+        accepted, token = self.verification.check(tree, node_logits, keys, length, sampled=self.sampled)
         chosen, log_probs = self._told(logits, token, accepted.path)
-        likeliest = likeliest_of(logits, learned, total=totals) if learned else None
-        return _Choice(accepted, target, chosen, likeliest, log_probs)
+        # Where nobody looked, the target would have chosen this or another likely one.
+        target = found.tokens[..., 0]
+        row = jnp.arange(len(token), dtype=jnp.int32)[:, None]
+        kept = jnp.arange(token.shape[1], dtype=jnp.int32)[None] < accepted.count[:, None]
+        target = target.at[row, jnp.where(kept, accepted.path, target.shape[1])].set(token, mode="drop")
+        return _Choice(accepted, target, chosen, replace(found, logits=None) if learned else None, log_probs)
 
     def _learned(self, params: Params, state: DecodeState, verified: Verified) -> DecodeState:
         memory, tree = state.shared.memory, verified.tree
@@ -326,6 +330,13 @@ class Speculative:
         row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
         log_probs = None if self.log_probs is None else log_probabilities(logits[row, node], token, self.log_probs)
         return logits[row, node, token], log_probs
+
+
+def _processed(
+    state: DecodeState, logits: Float[Array, "B M V"], path: Int[Array, "B M levels"]
+) -> Float[Array, "B M V"]:
+    # Gather the vocabulary: what follows is separate for each row.
+    return processed_logits(state, constrain(logits, "batch"), path)
 
 
 def _used(shared: Shared, made: Int[Array, ""]) -> Shared:

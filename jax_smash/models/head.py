@@ -24,6 +24,7 @@ def likeliest_rows(
     n: int,
     *,
     total: bool = False,
+    keep: bool = False,
 ) -> Likeliest:
     """Returns the n likeliest tokens behind each vector.
 
@@ -34,20 +35,21 @@ def likeliest_rows(
       head: a row a token.
       logits: of vectors and rows.
       n: at least 1.
-      total: also add up, as in `Likeliest`.
+      total: also add up.
+      keep: also return all logits, divided as the table is.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
-    find = functools.partial(_find, logits=logits, n=n, total=total)
+    find = functools.partial(_find, logits=logits, n=n, total=total, keep=keep)
     axis = dividing_axis("vocab", head.shape[0])
     found = find(flat, head) if axis is None else _among_devices(find, flat, head, axis)
     return jax.tree.map(lambda x: x.reshape(*hidden.shape[:-1], *x.shape[1:]), found)
 
 
-def _find(hidden: Float[Array, "R D"], head: Any, *, logits: Logits, n: int, total: bool) -> Likeliest:
+def _find(hidden: Float[Array, "R D"], head: Any, *, logits: Logits, n: int, total: bool, keep: bool) -> Likeliest:
     """Returns the likeliest tokens of a table that is whole."""
 
     def whole(hidden: Array, head: Any) -> Likeliest:
-        return likeliest_of(logits(hidden, head), n, total=total)
+        return likeliest_of(logits(hidden, head), n, total=total, keep=keep)
 
     rows, vocab_size = len(hidden), head.shape[0]
     piece = piece_size(vocab_size, rows)
@@ -58,7 +60,7 @@ def _find(hidden: Float[Array, "R D"], head: Any, *, logits: Logits, n: int, tot
         def logits_of(start: Array) -> Float[Array, "R P"]:
             return logits(hidden, jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, piece), head))
 
-        return likeliest_in_pieces(logits_of, vocab_size, rows, n, piece=piece, total=total)
+        return likeliest_in_pieces(logits_of, vocab_size, rows, n, piece=piece, total=total, keep=keep)
 
     # A CPU's products of many rows are best made together.
     return jax.lax.platform_dependent(hidden, head, cpu=whole, default=in_pieces)
@@ -69,13 +71,14 @@ def _among_devices(
 ) -> Likeliest:
     """Has each device look among its own tokens, and joins what they found."""
 
-    def share(hidden: Array, head: Any) -> Likeliest:
+    def share(hidden: Array, head: Any) -> tuple[Any, ...]:
         found = find(hidden, head)
         before = jax.lax.axis_index(axis) * head.shape[0]
-        found = replace(found, tokens=found.tokens + before)
-        return together(jax.lax.all_gather(found, axis))
+        named = replace(found, tokens=found.tokens + before, logits=None)
+        joined = together(jax.lax.all_gather(named, axis))
+        return joined.values, joined.tokens, joined.total, found.logits
 
-    rows = jax.tree.map(lambda _: PartitionSpec(axis), head)
-    whole = PartitionSpec()
-    divided = jax.shard_map(share, in_specs=(whole, rows), out_specs=whole, axis_names={axis}, check_vma=False)
-    return divided(hidden, head)
+    whole, rows = PartitionSpec(), jax.tree.map(lambda _: PartitionSpec(axis), head)
+    specs = (whole, whole, whole, PartitionSpec(None, axis))
+    divided = jax.shard_map(share, in_specs=(whole, rows), out_specs=specs, axis_names={axis}, check_vma=False)
+    return Likeliest(*divided(hidden, head))

@@ -90,15 +90,18 @@ class Transformer(nnx.Module):
         # Each device makes the logits of its tokens. Told of nothing but who reads them, XLA would gather the matrix.
         return constrain(self._logits(hidden, self._head), ..., "vocab")
 
-    def likeliest(self, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False) -> Likeliest:
+    def likeliest(
+        self, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False, keep: bool = False
+    ) -> Likeliest:
         """Returns the n likeliest tokens after each entry; large vocabularies are read in pieces.
 
         Args:
           hidden: after the final norm.
           n: at least 1.
-          total: also add up, as in `Likeliest`.
+          total: also add up.
+          keep: also return all logits.
         """
-        return likeliest_rows(hidden, self._head, self._logits, n, total=total)
+        return likeliest_rows(hidden, self._head, self._logits, n, total=total, keep=keep)
 
     @property
     def _head(self) -> Float[Array, "V D"] | Float[QArray, "V D"]:

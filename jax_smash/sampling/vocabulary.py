@@ -32,33 +32,41 @@ class Likeliest:
       values: their logits, the highest first; where a logit of the node is NaN, the first of them is NaN.
       tokens: their ids; of equal logits the lower id first.
       total: the logarithm of the sum of all logits' exponentials; None where nobody asked.
+      logits: all of them; None where nobody asked.
     """
 
     values: Float[Array, "*batch n"]
     tokens: Int[Array, "*batch n"]
     total: Float[Array, "*batch"] | None = None
+    logits: Float[Array, "*batch V"] | None = None
 
 
-def likeliest_tokens(model: CausalLM, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False) -> Likeliest:
+def likeliest_tokens(
+    model: CausalLM, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False, keep: bool = False
+) -> Likeliest:
     """Returns the n likeliest tokens after each entry, by the model's own way to find them where it has one.
 
     Args:
       model: bound to its parameters.
       hidden: its hidden states.
       n: at least 1.
-      total: also add up, as in `Likeliest`.
+      total: also add up.
+      keep: also return all logits.
     """
     find: Any = getattr(model, "likeliest", None)
-    return likeliest_of(model.unembed(hidden), n, total=total) if find is None else find(hidden, n, total=total)
+    if find is None:
+        return likeliest_of(model.unembed(hidden), n, total=total, keep=keep)
+    return find(hidden, n, total=total, keep=keep)
 
 
-def likeliest_of(logits: Float[Array, "*batch V"], n: int, *, total: bool = False) -> Likeliest:
+def likeliest_of(logits: Float[Array, "*batch V"], n: int, *, total: bool = False, keep: bool = False) -> Likeliest:
     """Returns the n likeliest tokens at each node, from all logits.
 
     Args:
       logits: of each node.
       n: at least 1.
       total: also add up.
+      keep: also return them.
     """
     # Where there is a NaN, it is the highest.
     tokens = highest(logits)[..., None]
@@ -68,11 +76,12 @@ def likeliest_of(logits: Float[Array, "*batch V"], n: int, *, total: bool = Fals
         values, tokens = (
             jnp.concatenate([x, y[..., 1:]], axis=-1) for x, y in zip((values, tokens), more, strict=True)
         )
-    return Likeliest(values, tokens, jax.nn.logsumexp(logits, axis=-1) if total else None)
+    summed = jax.nn.logsumexp(logits, axis=-1) if total else None
+    return Likeliest(values, tokens, summed, logits if keep else None)
 
 
 def likeliest_in_pieces(
-    logits_of: LogitsOf, vocab_size: int, rows: int, n: int, *, piece: int, total: bool = False
+    logits_of: LogitsOf, vocab_size: int, rows: int, n: int, *, piece: int, total: bool = False, keep: bool = False
 ) -> Likeliest:
     """Returns the n likeliest tokens of each row, a piece of the vocabulary at a time.
 
@@ -83,11 +92,12 @@ def likeliest_in_pieces(
       n: at least 1, at most `piece`.
       piece: tokens of a piece, P.
       total: also add up.
+      keep: also return all logits.
     """
-    Best = tuple[Array, Array, Array, Array]  # Keys and ids of the likeliest, the sum of exponentials, and any NaN.
+    Best = tuple[Array, ...]  # Keys and ids of the likeliest, the sum of exponentials, any NaN, and what is kept.
 
     def absorb(i: Int[Array, ""], best: Best) -> Best:
-        keys, tokens, summed, broken = best
+        keys, tokens, summed, broken, kept = best
         start = jnp.minimum(i * piece, vocab_size - piece)
         logits = logits_of(start)
         token = start + jnp.arange(piece, dtype=jnp.int32)[None]
@@ -99,20 +109,23 @@ def likeliest_in_pieces(
         key = jnp.where(fresh, jnp.where(nan, jnp.inf, logits), -jnp.inf)
         found = _highest(key, jnp.broadcast_to(token, key.shape), n)
         keys, tokens = (jnp.concatenate(pair, axis=1) for pair in zip((keys, tokens), found, strict=True))
-        return *_highest(keys, tokens, n), summed, broken | nan.any(1)
+        if keep:
+            kept = jax.lax.dynamic_update_slice_in_dim(kept, logits, start, axis=1)
+        return *_highest(keys, tokens, n), summed, broken | nan.any(1), kept
 
     nothing = jnp.full((rows, n), -jnp.inf, jnp.float32)
     # Ids behind the vocabulary, so that of equal keys each has one of its own.
     none = jnp.broadcast_to(vocab_size + jnp.arange(n, dtype=jnp.int32), (rows, n))
     pieces = jnp.int32(-(-vocab_size // piece))
-    first = (nothing, none, nothing[:, 0], jnp.zeros((rows,), bool))
-    keys, tokens, summed, broken = jax.lax.fori_loop(jnp.int32(0), pieces, absorb, first)
+    held = jnp.zeros((rows, vocab_size if keep else 0), jnp.float32)
+    first = (nothing, none, nothing[:, 0], jnp.zeros((rows,), bool), held)
+    keys, tokens, summed, broken, kept = jax.lax.fori_loop(jnp.int32(0), pieces, absorb, first)
     values = keys.at[:, 0].set(jnp.where(broken, jnp.nan, keys[:, 0]))
-    return Likeliest(values=values, tokens=tokens, total=summed if total else None)
+    return Likeliest(values, tokens, summed if total else None, kept if keep else None)
 
 
 def together(parts: Likeliest) -> Likeliest:
-    """Joins what was found in several parts of the vocabulary, which are the first axis."""
+    """Joins what was found in several parts of the vocabulary, which are the first axis; logits are left out."""
     keys, tokens = (jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1) for x in (parts.values, parts.tokens))
     nan = jnp.isnan(keys)
     values, tokens = _highest(jnp.where(nan, jnp.inf, keys), tokens, parts.values.shape[2])
