@@ -262,7 +262,9 @@ class Speculative:
             found = likeliest_tokens(model, hidden, max(learned, 1), total=totals)
             accepted = accept(tree, found.tokens[..., 0])
             chosen = at_nodes(found.values[..., 0], accepted.path)
-            return _Choice(accepted, found.tokens[..., 0], chosen, found if learned else None)
+            return _Choice(
+                accepted=accepted, target=found.tokens[..., 0], logit=chosen, likeliest=found if learned else None
+            )
         found = likeliest_tokens(model, hidden, max(learned, 1), total=totals, keep=True)
         logits: Any = found.logits
         node_logits = NodeLogits(logits, tree.paths(), functools.partial(_processed, state))
@@ -274,7 +276,8 @@ class Speculative:
         row = jnp.arange(len(token), dtype=jnp.int32)[:, None]
         kept = jnp.arange(token.shape[1], dtype=jnp.int32)[None] < accepted.count[:, None]
         target = target.at[row, jnp.where(kept, accepted.path, target.shape[1])].set(token, mode="drop")
-        return _Choice(accepted, target, chosen, replace(found, logits=None) if learned else None, log_probs)
+        learnt = replace(found, logits=None) if learned else None
+        return _Choice(accepted=accepted, target=target, logit=chosen, likeliest=learnt, log_probs=log_probs)
 
     def _learned(self, params: Params, state: DecodeState, verified: Verified) -> DecodeState:
         memory, tree = state.shared.memory, verified.tree

@@ -81,4 +81,5 @@ def _among_devices(
     whole, rows = PartitionSpec(), jax.tree.map(lambda _: PartitionSpec(axis), head)
     specs = (whole, whole, whole, PartitionSpec(None, axis))
     divided = jax.shard_map(share, in_specs=(whole, rows), out_specs=specs, axis_names={axis}, check_vma=False)
-    return Likeliest(*divided(hidden, head))
+    values, tokens, total, logits = divided(hidden, head)
+    return Likeliest(values=values, tokens=tokens, total=total, logits=logits)

@@ -77,7 +77,7 @@ def likeliest_of(logits: Float[Array, "*batch V"], n: int, *, total: bool = Fals
             jnp.concatenate([x, y[..., 1:]], axis=-1) for x, y in zip((values, tokens), more, strict=True)
         )
     summed = jax.nn.logsumexp(logits, axis=-1) if total else None
-    return Likeliest(values, tokens, summed, logits if keep else None)
+    return Likeliest(values=values, tokens=tokens, total=summed, logits=logits if keep else None)
 
 
 def likeliest_in_pieces(
@@ -121,7 +121,7 @@ def likeliest_in_pieces(
     first = (nothing, none, nothing[:, 0], jnp.zeros((rows,), bool), held)
     keys, tokens, summed, broken, kept = jax.lax.fori_loop(jnp.int32(0), pieces, absorb, first)
     values = keys.at[:, 0].set(jnp.where(broken, jnp.nan, keys[:, 0]))
-    return Likeliest(values, tokens, summed if total else None, kept if keep else None)
+    return Likeliest(values=values, tokens=tokens, total=summed if total else None, logits=kept if keep else None)
 
 
 def together(parts: Likeliest) -> Likeliest:

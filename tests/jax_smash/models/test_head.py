@@ -1,20 +1,18 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from jax_smash.config import ModelConfig
 from jax_smash.models import head
 from jax_smash.models.transformer import random_params
 from jax_smash.quantise import quantise_params
 from jax_smash.sampling import likeliest_of
 from jax_smash.sharding import make_mesh, on_mesh, place
+from tests.tiny import tiny_config
 
 
 def model(**options):
-    config = ModelConfig(
-        vocab_size=256, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1, head_width=8, mlp_width=16, **options
-    )
-    return random_params(config)
+    return random_params(tiny_config(vocab_size=256, **options))
 
 
 def found(structure, params, hidden, n):
@@ -25,12 +23,10 @@ def found(structure, params, hidden, n):
 
 
 def structure_model(structure, params):
-    from flax import nnx
-
     return nnx.merge(structure, params)
 
 
-HIDDEN = jax.random.normal(jax.random.key(1), (2, 3, 16))
+HIDDEN = jax.random.normal(jax.random.key(1), (2, 3, tiny_config().d_model))
 
 
 def expected(structure, params, n):
