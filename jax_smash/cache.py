@@ -133,6 +133,7 @@ class KVCache:
             keys=self.keys[layer], values=self.values[layer], position=self.positions[self.kind_of_layer[layer]]
         )
 
+    @jax.named_scope("commit")
     def commit(
         self,
         block_kv: BlockKV,

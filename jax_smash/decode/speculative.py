@@ -225,12 +225,15 @@ class Speculative:
         if quiet:
             tree, made = grow(topology, rows.pending[:, None]), None
         else:
-            tree, made = self.drafter.propose(params, state, topology)
+            with jax.named_scope("draft"):
+                tree, made = self.drafter.propose(params, state, topology)
         read, nodes = tree.padded(self.tile), tree.token.shape[1]
         model = self.target.bind(params["target"])
         position = rows.token_length[:, None] - 1 + read.depth
-        out = model.forward(model.embed(read.token), position, rows.cache, read.block)
-        choice = self._choice(state, model, read, out.hidden)
+        with jax.named_scope("verify"):
+            out = model.forward(model.embed(read.token), position, rows.cache, read.block)
+        with jax.named_scope("choose"):
+            choice = self._choice(state, model, read, out.hidden)
         emitted = self._emit(state, choice)
         count = emitted.rows.output_length - rows.output_length
         written = after(count, emitted.rows.pending)
@@ -248,12 +251,12 @@ class Speculative:
             lambda x: x[:, :nodes], (choice.target, choice.likeliest, out.hidden, out.taps)
         )
         checked = Checked(tree=tree, made=made, likeliest=likeliest, hidden=hidden, taps=taps)
-        lesson = self.drafter.lesson(params, state, checked)
-        return self._learned(
-            params,
-            emitted,
-            Verified(tree=tree, target=target, accepted=choice.accepted, lesson=lesson, count=count, running=running),
-        )
+        with jax.named_scope("learn"):
+            lesson = self.drafter.lesson(params, state, checked)
+            verified = Verified(
+                tree=tree, target=target, accepted=choice.accepted, lesson=lesson, count=count, running=running
+            )
+            return self._learned(params, emitted, verified)
 
     def _choice(self, state: DecodeState, model: CausalLM, tree: DraftTree, hidden: Float[Array, "B M D"]) -> "_Choice":
         """Returns what the target says of a tree. Greedy choices need no logits but the highest."""
