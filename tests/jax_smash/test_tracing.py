@@ -45,7 +45,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="file must be a folder to write a trace to; it is a file"):
         check_folder(tmp_path / "file")
-    with pytest.raises(FileNotFoundError, match="there is no folder .*absent to make trace in"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*absent to make trace in"):
         check_folder(tmp_path / "absent" / "trace")
     check_folder(tmp_path / "new")
     check_folder(None)
