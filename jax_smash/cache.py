@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
+from jax_smash import cpu
 from jax_smash.pytree import pytree, replace, static
 from jax_smash.shapes import round_up
 from jax_smash.sharding import on_each_device
@@ -17,9 +18,6 @@ EMPTY = 2**30
 
 FEW_WRITES = 8
 """Entries a layer up to which single writes beat one scatter."""
-
-SHORT_PATH = 16
-"""Entries of a path up to which a CPU writes as many of them as there are, one after another."""
 
 ROWS, HEADS = ("batch",), ("batch", "kv_heads")
 """Logical axes of the cache's arrays: of a kind's positions, and of a layer's keys or values."""
@@ -256,28 +254,10 @@ def _write(
     slot_length: Int[Array, "B"],
     count: Int[Array, "B"],
 ) -> tuple[Shaped[Array, "B _ _ _"], ...]:
-    ways = {"cpu": _write_by_entry, "tpu": _write_by_row, "default": _write_by_array}
-    return jax.lax.platform_dependent(arrays, entries, slot_length, count, **ways)
-
-
-def _write_by_entry(
-    arrays: tuple[Shaped[Array, "B _ _ _"], ...],
-    entries: tuple[Shaped[Array, "B P _ _"], ...],
-    slot_length: Int[Array, "B"],
-    count: Int[Array, "B"],
-) -> tuple[Shaped[Array, "B _ _ _"], ...]:
-    """Does what `_write_by_array` does for as many entries as the row with most has.
-
-    For a CPU: of the path that a draft may take, most is not taken, and each write of nothing takes as long as another.
-    """
-    if not 1 < entries[0].shape[1] <= SHORT_PATH:
-        return _write_by_array(arrays, entries, slot_length, count)
-
-    def write(i: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-        one = tuple(jax.lax.dynamic_slice_in_dim(new, i, 1, axis=1) for new in entries)
-        return _write_by_array(arrays, one, slot_length + i, jnp.clip(count - i, 0, 1))
-
-    return jax.lax.fori_loop(jnp.zeros((), jnp.int32), count.max(), write, tuple(arrays))
+    by_entry = functools.partial(cpu.write_by_entry, _write_by_array)
+    return jax.lax.platform_dependent(
+        arrays, entries, slot_length, count, cpu=by_entry, tpu=_write_by_row, default=_write_by_array
+    )
 
 
 def _write_by_array(

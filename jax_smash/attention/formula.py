@@ -1,19 +1,18 @@
 """Attention as a formula in XLA's operations: what runs where no kernel does."""
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_smash import cpu
 from jax_smash.cache import EMPTY, Block, LayerCache
 from jax_smash.pytree import replace
 
 MASKED = -1e30
 """Score of what a query may not see: finite, so that a query that sees nothing stays free of NaN."""
-
-FEW_ROWS = 8
-"""Rows a KV head up to which a CPU multiplies them one by one."""
 
 FEW_SCORES = 40
 """Scores a KV head up to which they are made, and values mixed by them, without a matrix product."""
@@ -136,24 +135,15 @@ def _hide(scores: Float[Array, "B K R X"], seen: Bool[Array, "B T X"]) -> Float[
 
 
 def _products(spec: str, rows: Float[Array, "B K R X"], matrix: Float[Array, "B K S H"]) -> Float[Array, "B K R Y"]:
-    """Multiplies each head's rows with its keys or values; float32.
-
-    On a CPU a single row's product runs at memory speed where a few rows' go through a slower library call.
-    """
-    one = spec.replace("R", "")
+    """Multiplies each head's rows with its keys or values; float32."""
 
     def at_once(rows: Array, matrix: Array) -> Array:
         return jnp.einsum(spec, rows, matrix, preferred_element_type=jnp.float32)
 
-    def one_by_one(rows: Array, matrix: Array) -> Array:
-        products = [
-            jnp.einsum(one, rows[:, :, r], matrix, preferred_element_type=jnp.float32) for r in range(rows.shape[2])
-        ]
-        return jnp.stack(products, axis=2)
-
-    if rows.shape[2] > FEW_ROWS or rows.dtype != jnp.float32:
+    if not cpu.has_few_queries(rows):
         return at_once(rows, matrix)
-    return jax.lax.platform_dependent(rows, matrix, cpu=one_by_one, default=at_once)
+    by_row = functools.partial(cpu.product_by_row, spec)
+    return jax.lax.platform_dependent(rows, matrix, cpu=by_row, default=at_once)
 
 
 def _scores(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_smash import cpu
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.best_first import grow_best_first
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
@@ -244,8 +245,9 @@ class Recycling:
 def _written(known: Successors, token: Int[Array, "n"], lesson: Lesson, seen: Bool[Array, "n"]) -> Successors:
     """Writes the successors of each seen token; of several entries for one token the last is written."""
     tables, rows = (known.matrix, known.probability), (lesson.token, lesson.probability)
-    # Most entries are a budget's padding: a CPU takes less time over the few others than over finding the last of each.
-    matrix, probability = jax.lax.platform_dependent(tables, rows, token, seen, cpu=_in_order, default=_last_ones)
+    matrix, probability = jax.lax.platform_dependent(
+        tables, rows, token, seen, cpu=cpu.set_in_order, default=_last_ones
+    )
     return replace(known, matrix=matrix, probability=probability)
 
 
@@ -268,16 +270,6 @@ def _followed(known: Successors, token: Int[Array, "n"], then: Int[Array, "n"], 
         probability = jnp.where(place == 0, first, jnp.take_along_axis(old, source, axis=1))
     matrix, probability = _last_ones((known.matrix, known.probability), (moved, probability), token, seen)
     return replace(known, matrix=matrix, probability=probability)
-
-
-def _in_order(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
-    """Writes the rows of seen tokens one after the other."""
-    order = jnp.argsort(~seen, stable=True)
-
-    def write(i: Array, tables: Any) -> Any:
-        return jax.tree.map(lambda table, row: table.at[token[order[i]]].set(row[order[i]]), tables, rows)
-
-    return jax.lax.fori_loop(jnp.int32(0), seen.sum(dtype=jnp.int32), write, tables)
 
 
 def _last_ones(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
