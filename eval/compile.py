@@ -23,6 +23,7 @@ from eval.compile_tables import print_tables
 from eval.extrapolated import LAYERS, extrapolated
 from eval.figures import memory_figures, program_figures, readable
 from eval.ideal import ideal
+from eval.kernel_calls import recorded
 from eval.options import Names, Numbers
 from eval.report import check_outputs, heading, run_program, write_json, write_whole
 from eval.topology import check_chip, devices, memory_bytes
@@ -252,7 +253,7 @@ def _rows(settings: Settings, arguments: Abstract) -> Iterator[dict[str, Any]]:
         function, args = arguments.programs[name]
         began = time.perf_counter()
         try:
-            with on_mesh(mesh_of(args)):
+            with on_mesh(mesh_of(args)), recorded():
                 compiled = compile_lowered(function.lower(*args), kind)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
