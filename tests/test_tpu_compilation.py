@@ -80,7 +80,7 @@ def test_a_plain_step_reads_weights_and_cache_once_and_a_tree_more():
     assert row["traffic"] < 1.02
     assert [x for x in row["copies"] if x["place"] == "loop"] == []
     assert (row["unknown_loops"], drafted["unknown_loops"]) == ([], [])
-    assert tree["model"]["nodes"] == 81
+    assert tree["model"]["nodes"] == 80
     # More entries are written, and nothing else is needed in main memory.
     assert 0 < drafted["ideal_bytes"] - row["ideal_bytes"] < 1e6
     assert drafted["body_bytes"] > row["body_bytes"]

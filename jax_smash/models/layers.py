@@ -134,7 +134,9 @@ class Attention(nnx.Module):
         """Returns the output of the last `asked` entries, and the new entries' keys (rotated) and values."""
         config = self.config
         k, h = config.num_kv_heads, config.head_width
-        qkv = constrain(project(x, self.w_qkv[...]).reshape(*x.shape[:2], k, -1, h), "batch", None, "kv_heads")
+        # The barrier keeps a TPU from laying the weight out for what follows, at every call.
+        qkv = jax.lax.optimization_barrier(project(x, self.w_qkv[...])).reshape(*x.shape[:2], k, -1, h)
+        qkv = constrain(qkv, "batch", None, "kv_heads")
         if self.b_qkv is not None:
             qkv += self.b_qkv[...][None, None]
         rotated, value = qkv[..., :-1, :], qkv[..., -1, :]
