@@ -153,7 +153,7 @@ class DraftModel:
         levels = Levels.of(topology, 1 if self.width == 1 else min(self.room or nodes, nodes))
         continues = continues_blocks(model)
 
-        def grown(depth: Int[Array, ""], growing: Growing) -> Growing:
+        def grown(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
             tree = grow(topology, growing.token)
             if not continues:
                 hidden, read = _read_all(model, state, rows, tree, levels, depth)
@@ -162,12 +162,12 @@ class DraftModel:
             else:
                 hidden, read = _read_level(model, state, rows, tree, levels, depth, growing.read)
             logits = model.unembed(hidden)
-            return self._with_children(state, topology, levels, depth, logits, replace(growing, read=read))
+            return self._with_children(state, topology, levels, depth, logits, replace(growing, read=read)), None
 
         token = jnp.broadcast_to(state.rows.pending[:, None], (rows.missed.shape[0], nodes))
         token = jnp.where((topology.depth > 0)[None], -1, token)
-        root = grown(jnp.int32(0), Growing(token=token, proposal=None, read=None))
-        whole = jax.lax.fori_loop(jnp.int32(1), jnp.int32(forwards), grown, root)
+        root, _ = grown(Growing(token=token, proposal=None, read=None), jnp.int32(0))
+        whole, _ = jax.lax.scan(grown, root, jnp.arange(1, forwards, dtype=jnp.int32))
         place = jnp.broadcast_to(levels.place, token.shape)
         return replace(grow(topology, whole.token), proposal=whole.proposal), (whole.read, place)
 

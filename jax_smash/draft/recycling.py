@@ -159,12 +159,14 @@ class Recycling:
             return tree, None
         parent = jnp.broadcast_to(topology.parent, (pending.shape[0], topology.nodes))
 
-        def level(depth: Array, token: Array) -> Array:
+        def level(token: Int[Array, "B M"], depth: Int[Array, ""]) -> tuple[Array, None]:
             above = jnp.maximum(at_nodes(token, parent), 0)
-            return jnp.where((topology.depth == depth)[None], self._successor(known, above, topology.rank), token)
+            found = self._successor(known, above, topology.rank)
+            return jnp.where((topology.depth == depth)[None], found, token), None
 
         token = jnp.broadcast_to(pending[:, None], parent.shape)
-        return grow(topology, jax.lax.fori_loop(jnp.int32(1), topology.depth.max() + 1, level, token)), None
+        token, _ = jax.lax.scan(level, token, jnp.arange(1, topology.levels + 1, dtype=jnp.int32))
+        return grow(topology, token), None
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Lesson:
         """Returns the successors of every checked node's token, rejected nodes included."""
