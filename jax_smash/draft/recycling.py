@@ -153,7 +153,7 @@ class Recycling:
             return jnp.where((topology.depth == depth)[None], self._successor(known, above, topology.rank), token)
 
         token = jnp.broadcast_to(pending[:, None], parent.shape)
-        return grow(topology, jax.lax.fori_loop(jnp.int32(1), topology.depth.max() + 1, level, token)), None
+        return grow(topology, jax.lax.fori_loop(jnp.int32(1), jnp.int32(topology.levels + 1), level, token)), None
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Lesson:
         """Returns the successors of every checked node's token, rejected nodes included."""
