@@ -116,13 +116,16 @@ def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tupl
     """Returns the shapes of large arrays by what it means that one of them is copied."""
     batch = share(arguments.chunk.tokens)[0]
     heads = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_width
+    kv_heads, group, head_width = heads
     widths = {1, arguments.nodes, arguments.strategy.block, arguments.chunk.tokens.shape[1]}
+    made = [(kv_heads, group + n, head_width) for n in (1, 2)] + [(kv_heads * (group + 2) * head_width,)]
     return {
         "weight stored in another layout": arguments.weight_shapes,
         "cache in another layout": arguments.cache_shapes,
         "logits": {(batch, width, config.vocab_size) for width in widths},
         "drafter's state": arguments.drafter_shapes,
         "queries regrouped by head": {(batch, width, *heads) for width in widths},
+        "queries, keys and values regrouped by head": {(batch, width, *shape) for width in widths for shape in made},
     }
 
 
