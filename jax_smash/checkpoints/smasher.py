@@ -213,6 +213,8 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
 
 def _as_held(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns a tensor in the shape that it is held in. Earlier files have `w_qkv` by head, and gate beside up."""
+    if array.shape == shape:
+        return array
     if array.ndim == 4 and array.size == math.prod(shape) and array.shape[:1] == shape[:1]:
         return array.reshape(shape) if len(shape) == 2 else array
     return array.swapaxes(0, 1) if array.ndim == 3 and array.swapaxes(0, 1).shape == shape else array
