@@ -46,14 +46,15 @@ def product_of_few(x: Float[Array, "B T I"], matrix: Float[Array, "I O"]) -> Flo
     return _one_by_one(x, matrix[None], parts=_parts(matrix))
 
 
-def products_of_pair(x: Float[Array, "B T I"], matrices: Float[Array, "2 I O"]) -> Float[Array, "B T 2 O"]:
+def products_of_pair(x: Float[Array, "B T I"], matrices: Float[Array, "2 I O"]) -> Float[Array, "2 B T O"]:
     """Returns the products with both matrices."""
-    parts, shape = _parts(matrices) // 2, (*x.shape[:2], *matrices.shape[::2])
+    parts, shape = _parts(matrices) // 2, (2, *x.shape[:2], matrices.shape[2])
     if x.shape[0] * x.shape[1] <= FEW_ROWS and x.shape[2] % parts == 0 and x.dtype == jnp.float32:
-        return _one_by_one(x, matrices, parts=parts).reshape(shape)
+        both = _one_by_one(x, matrices, parts=parts).reshape(*x.shape[:2], 2, -1)
+        return jnp.moveaxis(both, 2, 0)
     # One product a matrix, side by side: of a single one XLA would turn the matrices, of two apart copy them.
     rows = jnp.broadcast_to(x.reshape(1, -1, x.shape[2]), (2, x.shape[0] * x.shape[1], x.shape[2]))
-    return jnp.einsum("PRI,PIO->RPO", rows, matrices).reshape(shape)
+    return jnp.einsum("PRI,PIO->PRO", rows, matrices).reshape(shape)
 
 
 def _parts(weight: Shaped[Array, "..."]) -> int:

@@ -180,10 +180,9 @@ class MLP(nnx.Module):
         self.b_down = weight(rngs, (d,), ("embed",), dtype, zeros) if config.mlp_bias else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        both = project_pair(x, self.w_gate_up[...])
+        gate, up = project_pair(x, self.w_gate_up[...])
         if self.b_gate_up is not None:
-            both += self.b_gate_up[...][None, None]
-        gate, up = both[..., 0, :], both[..., 1, :]
+            gate, up = gate + self.b_gate_up[0][None, None], up + self.b_gate_up[1][None, None]
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
         out = project(gate * up, self.w_down[...])
         if self.b_down is not None:

@@ -32,16 +32,16 @@ def project(
 
 def project_pair(
     x: Float[Array, "B T I"], weights: Float[Array, "2 I O"] | Float[QArray, "2 I O"]
-) -> Float[Array, "B T 2 O"]:
+) -> Float[Array, "2 B T O"]:
     """Returns the products of entries with two matrices of one shape, in one pass over both.
 
     The matrices lie one behind the other. A TPU copies them at every step where they alternate row by row.
     """
     if isinstance(weights, QArray):
-        return multiply(x, weights, axis=1)
+        return jnp.moveaxis(multiply(x, weights, axis=1), 2, 0)
 
     def whole(x: Array, matrices: Array) -> Array:
-        return jnp.einsum("BTI,PIO->BTPO", x, matrices)
+        return jnp.einsum("BTI,PIO->PBTO", x, matrices)
 
     if is_divided():
         return whole(x, weights)
