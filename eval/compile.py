@@ -23,6 +23,7 @@ from eval.compile_tables import print_tables
 from eval.extrapolated import LAYERS, extrapolated
 from eval.figures import memory_figures, program_figures, readable
 from eval.ideal import ideal
+from eval.kernel_calls import recorded
 from eval.options import Names, Numbers
 from eval.report import check_outputs, heading, run_program, write_json, write_whole
 from eval.topology import check_chip, devices, memory_bytes
@@ -32,6 +33,7 @@ from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
 from jax_smash.methods import INT8, REACH, DraftOptions, SmashOptions, check_draft, check_method, check_smash
 from jax_smash.plan import prefill_chunk, tree_bytes
+from jax_smash.platform import tracing_for
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices, make_mesh, mesh_of, on_mesh
 
@@ -202,6 +204,11 @@ def measure(settings: Settings) -> dict[str, Any]:
     """
     settings.check()
     add_virtual_devices(settings.mesh)
+    with tracing_for(devices(settings.chip)[0].platform):
+        return _measured(settings)
+
+
+def _measured(settings: Settings) -> dict[str, Any]:
     arguments, config = settings.arguments(), settings.config()
     cache, sheet = arguments.state.rows.cache, settings.sheet()
     return {
@@ -246,7 +253,7 @@ def _rows(settings: Settings, arguments: Abstract) -> Iterator[dict[str, Any]]:
         function, args = arguments.programs[name]
         began = time.perf_counter()
         try:
-            with on_mesh(mesh_of(args)):
+            with on_mesh(mesh_of(args)), recorded():
                 compiled = compile_lowered(function.lower(*args), kind)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):

@@ -1,5 +1,6 @@
 """The figures of one compiled program: memory, traffic, copies, modelled time, what devices exchange."""
 
+import dataclasses
 import importlib.metadata
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 from eval.abstract import Abstract, share
 from eval.chips import Chip
 from eval.ideal import ideal
+from eval.kernel_calls import known_kernels
 from eval.modelled import link_bytes, modelled
 from eval.program import Program, collectives, copies, host_traffic, tally
 from eval.relayouts import relayouts
@@ -47,7 +49,8 @@ def readable(name: str, compiled: Any, chip: str) -> Program:
       UnreadableProgramError: this version of jaxlib does not know an instruction of the chip's compiler.
     """
     try:
-        return Program.of(compiled)
+        program = Program.of(compiled)
+        return dataclasses.replace(program, kernels=known_kernels(program))
     except jax.errors.JaxRuntimeError as error:
         version = importlib.metadata.version("jaxlib")
         raise UnreadableProgramError(
@@ -62,7 +65,7 @@ def program_figures(
 
     `body_bytes` is what is read from main memory and written to it. `held_bytes` is what the loop keeps in fast memory
     from step to step, so that no step reads it; `traffic` is both over the least possible. `unknown_loops` are counted
-    as if they ran once, and `uncounted_kernels` as if each operand were read once: see `eval.kernel_bytes`.
+    as if they ran once. Kernels count with a full cache; `uncounted_kernels` as if each operand were read once.
 
     Args:
       name: prefill, start or decode.
@@ -92,7 +95,9 @@ def program_figures(
         "link_bytes": sum(run.times * link_bytes(run.instruction) for run in found),
         "host_transfers": len(host_traffic(everything)),
         "unknown_loops": unknown_loops(program, body),
-        "uncounted_kernels": sorted({x.name for x in everything if '"tpu_custom_call"' in x.rest}),
+        "uncounted_kernels": sorted(
+            {x.name for x in everything if '"tpu_custom_call"' in x.rest and x.name not in program.kernels}
+        ),
         "inner_loops": sum(x.body is not None for x in inside),
     }
     if chip is None:
@@ -111,13 +116,16 @@ def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tupl
     """Returns the shapes of large arrays by what it means that one of them is copied."""
     batch = share(arguments.chunk.tokens)[0]
     heads = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_width
+    kv_heads, group, head_width = heads
     widths = {1, arguments.nodes, arguments.strategy.block, arguments.chunk.tokens.shape[1]}
+    made = [(kv_heads, group + n, head_width) for n in (1, 2)] + [(kv_heads * (group + 2) * head_width,)]
     return {
         "weight stored in another layout": arguments.weight_shapes,
         "cache in another layout": arguments.cache_shapes,
         "logits": {(batch, width, config.vocab_size) for width in widths},
         "drafter's state": arguments.drafter_shapes,
         "queries regrouped by head": {(batch, width, *heads) for width in widths},
+        "queries, keys and values regrouped by head": {(batch, width, *shape) for width in widths for shape in made},
     }
 
 

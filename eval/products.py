@@ -21,7 +21,8 @@ def products(program: Program, x: Instruction, computation: str) -> list[tuple[s
         inside = x.called[0]
         return [found for y in program.computations[inside] for found in products(program, y, inside)]
     if x.opcode not in PRODUCTS:
-        return []
+        # A kernel's are of the 16 bits that caches have.
+        return [("bf16", program.kernels[x.name].operations)] if x.name in program.kernels else []
     named = program.named(computation)
     left, right = (named[name].arrays[0] for name in x.operands[:2])
     count = _dot(x, left) if x.opcode == "dot" else _convolution(x, left, right)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from eval.arrays import Array, read_arrays
@@ -106,10 +106,17 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program's computations by name, and which of them is the program itself."""
+    """A compiled program.
+
+    Attributes:
+      computations: by name.
+      entry: name of the one that is the program itself.
+      kernels: what is known of kernels, by the names of their instructions; see `eval.kernel_calls`.
+    """
 
     computations: dict[str, list[Instruction]]
     entry: str
+    kernels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def read(cls, text: str) -> "Program":

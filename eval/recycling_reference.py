@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.cache import Block
-from jax_smash.draft.templates import recycling_template
+from jax_smash.draft.templates import published_recycling_tree
 from jax_smash.loading import Model
 from jax_smash.shapes import bucket
 
@@ -47,7 +47,7 @@ class ReferenceRecycling:
         """
         self.model, self.slots = model, slots
         self.matrix = np.zeros((model.vocab_size, SUCCESSORS), np.int64)
-        template = recycling_template()
+        template = published_recycling_tree()
         self._parent, self._rank = np.asarray(template.parent), np.asarray(template.rank)
         nodes = len(self._parent)
         self._depth = np.zeros(nodes, np.int64)

@@ -33,6 +33,7 @@ from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
 from jax_smash.sharding import add_virtual_devices, mesh_of
 from jax_smash.smash.options import SmashOptions
+from jax_smash.tracing import check_folder, traced
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
 BASELINE, HAMBURGER = "ar", "hamburger"
@@ -91,6 +92,7 @@ class Settings:
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
       peers: other programs to run on the same weights and prompts; transformers-lookup takes one prompt at a time.
       bandwidth_mebibytes: size of the array by which read bandwidth is measured; by default 1 GiB on a CPU.
+      profile: folder to write a trace of the measured runs to.
       json: file to write.
       overwrite: replace the file if it exists.
     """
@@ -127,6 +129,7 @@ class Settings:
     settle_seconds: float = 0.2
     peers: Peers = ()
     bandwidth_mebibytes: int | None = None
+    profile: Path | None = None
     json: Path | None = None
     overwrite: bool = False
 
@@ -173,6 +176,7 @@ class Settings:
             raise ValueError(f"batch_size must be 1 beside {', '.join(ONE_ROW)}; got {self.batch_size}")
         if self.peers:
             require_torch()
+        check_folder(self.profile)
         check_output(self.json, overwrite=self.overwrite)
 
     def draft(self, method: str) -> DraftOptions:
@@ -217,7 +221,8 @@ def measure(settings: Settings) -> dict[str, Any]:
         peer.warm_up(batches)
     contenders += peers
     before = _bandwidth(settings)
-    runs = take_turns(contenders, batches, repeats=settings.repeats, settle_seconds=settings.settle_seconds)
+    with traced(settings.profile):
+        runs = take_turns(contenders, batches, repeats=settings.repeats, settle_seconds=settings.settle_seconds)
     # The machine may be shared: the better of two measurements is nearer to what it can do.
     bandwidth = max(before, _bandwidth(settings), key=lambda b: b.bytes_per_second)
     speed = bandwidth.bytes_per_second

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.tree import DraftTree, all_ancestors, pack, unpack
 from jax_smash.methods import Method
-from jax_smash.protocols import Drafter, LogitsProcessor, Params
+from jax_smash.protocols import Drafter, LogitsProcessor, Params, learned_tokens, learned_totals
 from jax_smash.pytree import pytree, replace
 
 
@@ -24,6 +24,16 @@ class Tampered(abc.ABC):
     """
 
     drafter: Drafter
+
+    @property
+    def likeliest(self) -> int:
+        """Tokens of each node that the drafter learns from."""
+        return learned_tokens(self.drafter)
+
+    @property
+    def totals(self) -> bool:
+        """Whether it learns their probabilities, too."""
+        return learned_totals(self.drafter)
 
     def init(self, params: Params, batch: int, slots: int) -> Any:
         """Makes what the drafter keeps of rows."""

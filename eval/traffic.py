@@ -122,6 +122,8 @@ def traffic(program: Program, x: Instruction, computation: str) -> Traffic:
       x: the operation.
       computation: name of the one that it is a line of.
     """
+    if x.name in program.kernels:
+        return program.kernels[x.name].traffic
     named = program.named(computation)
     if x.opcode in FREE or x.opcode.endswith(("-done", "-update")) or any(f'"{name}"' in x.rest for name in NAMING):
         return Traffic()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
+from jax_smash import cpu
 from jax_smash.pytree import pytree, replace, static
 from jax_smash.shapes import round_up
 from jax_smash.sharding import on_each_device
@@ -18,9 +19,6 @@ EMPTY = 2**30
 FEW_WRITES = 8
 """Entries a layer up to which single writes beat one scatter."""
 
-SHORT_PATH = 16
-"""Entries of a path up to which a CPU writes as many of them as there are, one after another."""
-
 ROWS, HEADS = ("batch",), ("batch", "kv_heads")
 """Logical axes of the cache's arrays: of a kind's positions, and of a layer's keys or values."""
 
@@ -29,36 +27,68 @@ BlockKV = tuple[tuple[Any, Any], ...]
 
 
 @pytree
-class Block:
-    """How the T entries of one forward see each other.
+class Earlier:
+    """Entries of a block that earlier forwards have read, and that are in no cache yet.
 
     Attributes:
-      valid: False at padding, which nothing sees and nothing commits.
+      block_kv: keys and values of these entries, a pair a layer.
+      position: of each entry.
+    """
+
+    block_kv: BlockKV
+    position: Int[Array, "B E"]
+
+
+@pytree
+class Block:
+    """How the T entries of one forward see each other, and the E entries before them that are not in the cache.
+
+    Attributes:
+      valid: False at padding, which nothing sees and nothing commits; earlier entries first.
       ancestors: bit j of entry i is set where entry i sees entry j, itself included, packed 32 to a word; None means
         causal.
       segments: entries see only entries of their own segment (documents packed in a row); None where all are one.
+      earlier: what earlier forwards over the same block have read; None where E is 0.
     """
 
-    valid: Bool[Array, "B T"]
+    valid: Bool[Array, "B all"]
     ancestors: UInt32[Array, "B T W"] | None = None
-    segments: Int[Array, "B T"] | None = None
+    segments: Int[Array, "B all"] | None = None
+    earlier: Earlier | None = None
 
     @classmethod
     def causal(cls, valid: Bool[Array, "B T"], segments: Int[Array, "B T"] | None = None) -> "Block":
         """Makes a block in which each entry sees itself and the entries before it, in its own segment."""
         return cls(valid=valid, ancestors=None, segments=segments)
 
-    def mask(self) -> Bool[Array, "B T T"]:
-        """Returns which entry (last axis) each entry (middle axis) sees."""
+    def layer(self, layer: int) -> "Block":
+        """Returns the block as one layer sees it: of the earlier entries, only its own keys and values."""
+        if self.earlier is None:
+            return self
+        return replace(self, earlier=replace(self.earlier, block_kv=(self.earlier.block_kv[layer],)))
+
+    def behind_earlier(
+        self, key: Float[Array, "B T K H"], value: Float[Array, "B T K H"], position: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B all K H"], Float[Array, "B all K H"], Int[Array, "B all"]]:
+        """Returns one layer's keys, values and positions of the earlier entries and the new ones."""
+        if self.earlier is None:
+            return key, value, position
+        (before,), made = self.earlier.block_kv, (key, value)
+        keys, values = (jnp.concatenate(pair, axis=1) for pair in zip(before, made, strict=True))
+        return keys, values, jnp.concatenate([self.earlier.position, position], axis=1)
+
+    def mask(self) -> Bool[Array, "B T all"]:
+        """Returns which entry (last axis) each new entry (middle axis) sees."""
         width = self.valid.shape[1]
         if self.ancestors is None:
-            seen = jnp.tril(jnp.ones((width, width), bool))[None]
+            new = width if self.earlier is None else width - self.earlier.position.shape[1]
+            seen = jnp.tril(jnp.ones((width, width), bool))[None, width - new :]
         else:
             entry = jnp.arange(width, dtype=jnp.uint32)
             words = self.ancestors[:, :, entry // 32]
             seen = ((words >> (entry % 32)[None, None]) & 1).astype(bool)
         if self.segments is not None:
-            seen &= self.segments[:, :, None] == self.segments[:, None, :]
+            seen &= self.segments[:, -seen.shape[1] :, None] == self.segments[:, None, :]
         return seen & self.valid[:, None, :]
 
 
@@ -101,6 +131,7 @@ class KVCache:
             keys=self.keys[layer], values=self.values[layer], position=self.positions[self.kind_of_layer[layer]]
         )
 
+    @jax.named_scope("commit")
     def commit(
         self,
         block_kv: BlockKV,
@@ -151,6 +182,13 @@ class LayerCache:
     keys: Float[Array, "B K S H"]
     values: Float[Array, "B K S H"]
     position: Int[Array, "B S"]
+
+    def piece(self, start: Int[Array, ""], slots: int) -> "LayerCache":
+        """Returns some of the slots."""
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=slots)
+        return LayerCache(
+            keys=cut(self.keys, axis=2), values=cut(self.values, axis=2), position=cut(self.position, axis=1)
+        )
 
 
 def init_cache(
@@ -216,28 +254,10 @@ def _write(
     slot_length: Int[Array, "B"],
     count: Int[Array, "B"],
 ) -> tuple[Shaped[Array, "B _ _ _"], ...]:
-    ways = {"cpu": _write_by_entry, "tpu": _write_by_row, "default": _write_by_array}
-    return jax.lax.platform_dependent(arrays, entries, slot_length, count, **ways)
-
-
-def _write_by_entry(
-    arrays: tuple[Shaped[Array, "B _ _ _"], ...],
-    entries: tuple[Shaped[Array, "B P _ _"], ...],
-    slot_length: Int[Array, "B"],
-    count: Int[Array, "B"],
-) -> tuple[Shaped[Array, "B _ _ _"], ...]:
-    """Does what `_write_by_array` does for as many entries as the row with most has.
-
-    For a CPU: of the path that a draft may take, most is not taken, and each write of nothing takes as long as another.
-    """
-    if not 1 < entries[0].shape[1] <= SHORT_PATH:
-        return _write_by_array(arrays, entries, slot_length, count)
-
-    def write(i: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-        one = tuple(jax.lax.dynamic_slice_in_dim(new, i, 1, axis=1) for new in entries)
-        return _write_by_array(arrays, one, slot_length + i, jnp.clip(count - i, 0, 1))
-
-    return jax.lax.fori_loop(jnp.zeros((), jnp.int32), count.max(), write, tuple(arrays))
+    by_entry = functools.partial(cpu.write_by_entry, _write_by_array)
+    return jax.lax.platform_dependent(
+        arrays, entries, slot_length, count, cpu=by_entry, tpu=_write_by_row, default=_write_by_array
+    )
 
 
 def _write_by_array(

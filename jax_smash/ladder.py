@@ -13,15 +13,19 @@ from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, acceptance, prio
 from jax_smash.draft.sizing import Rates, best_tree, choose_budget, choose_ladder
 from jax_smash.draft.templates import named_tree, sized
 from jax_smash.draft.tree import Topology, chain
+from jax_smash.platform import target_platform
 from jax_smash.protocols import honours_trees
 
 if TYPE_CHECKING:
     from jax_smash.loading import Model
 
-MOST_NODES = 80
-"""Drafted nodes of an automatic tree, at most."""
+TILE = 8
+"""Rows that the units of a TPU or GPU multiply together: fewer take as long."""
 
-DEFAULT_NODES = 24
+MOST_ROWS = 80
+"""Rows of an automatic tree's forward, the root included, at most."""
+
+DEFAULT_NODES = 23
 """Drafted nodes where nothing is known of what a step costs."""
 
 
@@ -100,7 +104,7 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
     if cost is None:
         trees: tuple[Topology, ...] = (reach.tree(DEFAULT_NODES),)
         return Ladder(trees=trees, first=0, sizing=None, source="nothing is known of this device: jax-smash tune")
-    budgets = choose_ladder(rates, cost, most=min(MOST_NODES, cost.entries[-1] - 1))
+    budgets = choose_ladder(rates, cost, most=min(MOST_ROWS, cost.entries[-1]) - 1, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
     sizing = Sizing(
         known=acceptance(rates),
@@ -112,6 +116,11 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
     return Ladder(trees=trees, first=first, sizing=sizing, source=cost.source)
 
 
+def tile_rows() -> int:
+    """Returns the rows of which a tree's forward has a multiple on the platform that it is traced for."""
+    return 1 if target_platform() == "cpu" else TILE
+
+
 def _costs(model: Model, method: str, *, batch: int, slots: int) -> CostCurve | None:
     if model.config is None:
         return None
@@ -120,4 +129,4 @@ def _costs(model: Model, method: str, *, batch: int, slots: int) -> CostCurve | 
         stored = load_costs(model.config, params, batch=batch, method=name)
         if stored is not None:
             return stored
-    return estimate_costs(model.config, params, batch=batch, slots=slots, most=MOST_NODES + 1)
+    return estimate_costs(model.config, params, batch=batch, slots=slots, most=MOST_ROWS)

@@ -30,6 +30,19 @@ EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
 """The extra that brings the plug-in of a platform."""
 
 
+tracing_for = jax.make_user_context(default_value="")
+"""Used as `with tracing_for("tpu"):`, has programs traced there made for that platform, whatever devices JAX has."""
+
+
+def target_platform() -> str:
+    """Returns the platform that programs are traced for, as `jax.default_backend` names it.
+
+    What is right on every platform goes by `jax.lax.platform_dependent`. This is for what must be known earlier: which
+    kernels to import, and how large a tree is.
+    """
+    return tracing_for.value or jax.default_backend()
+
+
 def prepare_devices() -> None:
     """Lets JAX take its devices, for programs: skips an absent TPU, and refuses a platform that is not there.
 

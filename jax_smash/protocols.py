@@ -57,6 +57,12 @@ class CausalLM(Protocol):
     alone, may say so with an attribute `tree_blocks = True`: then draft trees are checked in one forward. A model that
     does not say is taken to read every block in order, each entry behind all before it, as a recurrent model does. It
     decodes all the same, with drafted chains too, but trees that branch are refused: see `honours_trees`.
+
+    A model that finds the likeliest tokens without all logits does so in a method `likeliest`, which
+    `sampling.likeliest_tokens` calls.
+
+    A model that also attends to `block.earlier` may say so with `continued_blocks = True`: as a draft model it then
+    reads each token of a draft once.
     """
 
     @property
@@ -91,6 +97,11 @@ class CausalLM(Protocol):
 def honours_trees(model: CausalLM) -> bool:
     """Returns whether a model says that it honours blocks that are trees; False where it says nothing."""
     return bool(getattr(model, "tree_blocks", False))
+
+
+def continues_blocks(model: CausalLM) -> bool:
+    """Returns whether a model says that it attends to what earlier forwards over a block have read."""
+    return bool(getattr(model, "continued_blocks", False))
 
 
 @runtime_checkable
@@ -143,6 +154,9 @@ class Drafter(Protocol):
 
     A drafter is static in the compiled program, so it is hashable and holds no arrays. What it keeps for each row is in
     `state.rows.draft.drafter`, and what the rows share is in `state.shared.memory.drafter`.
+
+    One that learns from the likeliest tokens at the nodes says how many by an attribute `likeliest`, and by `totals`
+    whether it needs the logarithm of the sum over all tokens.
     """
 
     def init(self, params: Params, batch: int, slots: int) -> Any:
@@ -164,6 +178,16 @@ class Drafter(Protocol):
     def observe(self, params: Params, state: State, verified: Any) -> State:
         """Learns from a verified tree. The state already contains the emitted tokens."""
         ...
+
+
+def learned_tokens(drafter: Drafter) -> int:
+    """Returns how many of the likeliest tokens at each node a drafter learns from; 0 where it says nothing."""
+    return int(getattr(drafter, "likeliest", 0))
+
+
+def learned_totals(drafter: Drafter) -> bool:
+    """Returns whether a drafter learns their probabilities."""
+    return bool(getattr(drafter, "totals", False))
 
 
 @runtime_checkable

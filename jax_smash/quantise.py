@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Int8, Shaped
 from qwix import QArray
 
-from jax_smash.sharding import is_divided
+from jax_smash import cpu
 
 WEIGHTS = ("plain", "int8")
 """How weights may be held: as the model's floats, or as int8 with float32 scales."""
@@ -20,12 +20,6 @@ WEIGHTS = ("plain", "int8")
 UNIT_ROWS = 8
 """Rows that other devices always get. For a single one XLA leaves a TPU's matrix unit alone and multiplies many times
 slower, and to fetch a single row of a table it copies the table."""
-
-STRIPES = 16
-"""Terms of a sum that a CPU adds up before it writes anything; even, for they go in pairs."""
-
-TILE = 1 << 20
-"""Numbers of an int8 matrix that a CPU converts to floats at once: 4 MB of them stay in its cache."""
 
 LOW_UNITS = 254
 """Units in a row's scale of the second int8 term of a vector: half a unit of the first term is 127 of them."""
@@ -140,10 +134,10 @@ def gather(
     return vectors[: tokens.size].astype(dtype).reshape(*tokens.shape, -1)
 
 
-def multiply(x: Float[Array, "B T I"], weight: Float[QArray, "I *out"]) -> Float[Array, "B T *out"]:
+def multiply(x: Float[Array, "B T I"], weight: QArray, *, axis: int = 0) -> Float[Array, "B T *out"]:
     """Returns x · weight, contracted over I, in x's dtype. See `product`."""
-    flat = product(x.reshape(-1, x.shape[-1]), weight, axis=0)
-    return flat.astype(x.dtype).reshape(*x.shape[:2], *weight.shape[1:])
+    flat = product(x.reshape(-1, x.shape[-1]), weight, axis=axis)
+    return flat.astype(x.dtype).reshape(*x.shape[:2], *flat.shape[1:])
 
 
 def scores(hidden: Float[Array, "*batch D"], table: Float[QArray, "V D"]) -> Float[Array, "*batch V"]:
@@ -164,16 +158,14 @@ def product(x: Float[Array, "R I"], weight: QArray, *, axis: int) -> Float[Array
     Args:
       x: vectors.
       weight: the matrix, its scale of size 1 along `axis`.
-      axis: the weight's axis that is contracted with I: the first or the last.
+      axis: the weight's axis that is contracted with I: the first or the last, or the middle one of three.
     """
     high, low = _rounded(x)
-    # On a CPU, more rows than one are faster as floats, whose one conversion they share.
-    alone = x.shape[0] == 1 and x.shape[1] % STRIPES == 0 and not is_divided()
     totals = jax.lax.platform_dependent(
         high.qvalue,
         low,
         weight.qvalue,
-        cpu=functools.partial(_one_row if alone else _as_floats, axis=axis),
+        cpu=functools.partial(cpu.int8_product, axis=axis, unit=LOW_UNITS),
         default=functools.partial(_as_integers, axis=axis),
     )
     out = totals.shape[1:]
@@ -198,65 +190,6 @@ def _as_integers(
     totals = jax.lax.dot_general(both, w, dimensions, preferred_element_type=jnp.int32).astype(jnp.float32)
     rows = high.shape[0]
     return totals[:rows] + totals[rows : 2 * rows] / LOW_UNITS
-
-
-def _as_floats(
-    high: Int8[Array, "R I"], low: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int
-) -> Float[Array, "R *out"]:
-    """For a CPU, whose products of int8 matrices are many times slower than those of floats.
-
-    A matrix is converted a tile at a time, and a tile is multiplied while it is still in cache.
-    """
-    # Else XLA converts all weights before the decode loop, and keeps them.
-    high, low, w = jax.lax.optimization_barrier((high, low, w))
-    x = high.astype(jnp.float32) + low.astype(jnp.float32) / LOW_UNITS
-    rows, length = x.shape[0], w.shape[0]
-    tiles = 1 if is_divided() else _tiles(length, w.size)
-    by_tile = w.reshape(tiles, length // tiles, -1)
-    if axis == 0:
-        parts = x.reshape(rows, tiles, -1).swapaxes(0, 1)
-
-        def add(total: Array, tile: tuple[Array, Array]) -> tuple[Array, None]:
-            return total + tile[0] @ tile[1].astype(jnp.float32), None
-
-        total, _ = jax.lax.scan(add, jnp.zeros((rows, by_tile.shape[-1]), jnp.float32), (parts, by_tile))
-        return total.reshape(rows, *w.shape[1:])
-    columns = jax.lax.map(lambda tile: x @ tile.astype(jnp.float32).T, by_tile)
-    return columns.swapaxes(0, 1).reshape(rows, length)
-
-
-def _tiles(length: int, size: int) -> int:
-    """Returns into how many equal tiles of at most about `TILE` numbers an axis is cut."""
-    wanted = min(length, -(-size // TILE))
-    return next(n for n in range(wanted, length + 1) if length % n == 0)
-
-
-def _one_row(
-    high: Int8[Array, "1 I"], low: Int8[Array, "1 I"], w: Int8[Array, "..."], *, axis: int
-) -> Float[Array, "1 *out"]:
-    """For a CPU: one pass over the integers, in vector instructions, that writes a sum for every `STRIPES` of them.
-
-    The contracted axis is cut into stripes that lie side by side in one elementwise sum. Products go in pairs, in 16
-    bits. Written as a reduction, XLA would store every product, or go through memory across its rows; and it would
-    again merge a reduction over the few remaining sums with what makes them, so a product with ones adds those up.
-    """
-    high, low, w = jax.lax.optimization_barrier((high, low, w))  # As above.
-    size = high.shape[1] // STRIPES
-    ones = jnp.ones((size,), jnp.float32)
-    shape = (STRIPES, size, 1) if axis == 0 else (STRIPES, 1, size)
-    of_high, of_low = [x.astype(jnp.int16).reshape(shape) for x in (high, low)]
-    stripes = w.reshape(STRIPES, size, -1) if axis == 0 else w.reshape(-1, STRIPES, size)
-    ws = [jax.lax.index_in_dim(stripes, i, axis, keepdims=False) for i in range(STRIPES)]
-    sums = _sum_in_pairs(of_high, ws) + _sum_in_pairs(of_low, ws) / LOW_UNITS
-    if axis == 0:
-        return jnp.einsum("C,CO->O", ones, sums).reshape(1, *w.shape[1:])
-    return jnp.einsum("OC,C->O", sums, ones).reshape(1, *w.shape[:-1])
-
-
-def _sum_in_pairs(x: Array, w: list[Array]) -> Array:
-    products = [x[i] * w[i].astype(jnp.int16) for i in range(STRIPES)]
-    pairs = [(a + b).astype(jnp.int32) for a, b in zip(products[::2], products[1::2], strict=True)]
-    return functools.reduce(jnp.add, pairs).astype(jnp.float32)
 
 
 def _padded(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "padded *rest"]:

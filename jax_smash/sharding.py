@@ -160,7 +160,8 @@ def param_shardings(params: Tree, mesh: Mesh, *, rules: Rules = RULES) -> Tree:
 
     Axes are read from the `nnx` variables in the tree, so anything that mirrors parameters will do: parameters, their
     abstract shapes, gradients, an optimiser's state. A variable may hold several arrays (a quantised weight's values
-    and scales) of the declared rank; an axis of size 1 is never divided. Arrays that are no variable's are replicated.
+    and scales) of the declared rank; an axis of size 1 is never divided, and a last axis of `units` only between them.
+    Arrays that are no variable's are replicated.
 
     Raises:
       ValueError: an axis of a weight is not divisible by its mesh axes, or has no rule. Axes in
@@ -172,7 +173,13 @@ def param_shardings(params: Tree, mesh: Mesh, *, rules: Rules = RULES) -> Tree:
             return NamedSharding(mesh, PartitionSpec())
         axes = node.get_metadata().get("out_sharding") or ()
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return jax.tree.map(lambda x: NamedSharding(mesh, _weight_spec(name, x.shape, axes, mesh, rules)), node)
+        units = node.get_metadata().get("units")
+
+        def of_array(x: Any) -> NamedSharding:
+            shape = x.shape if units is None or x.shape[-1] == 1 else (*x.shape[:-1], units)
+            return NamedSharding(mesh, _weight_spec(name, shape, axes, mesh, rules))
+
+        return jax.tree.map(of_array, node)
 
     return jax.tree_util.tree_map_with_path(of_node, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
@@ -206,6 +213,12 @@ def constrain(x: Shaped[Array, "..."], *axes: str | EllipsisType | None) -> Shap
 def is_divided() -> bool:
     """Whether a traced function's arrays may be divided over an ambient mesh."""
     return bool(_free(jax.sharding.get_abstract_mesh()))
+
+
+def dividing_axis(axis: str, size: int) -> str | None:
+    """Returns the mesh axis that a logical axis of this size is divided over; None where there is none, or several."""
+    entries = tuple(_spec((size,), (axis,), jax.sharding.get_abstract_mesh(), RULES))
+    return entries[0] if entries and isinstance(entries[0], str) else None
 
 
 def on_each_device(

@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LAYERS = [
-    {"pytree", "shapes", "config", "sharding", "tasks", "platform"},
+    {"pytree", "shapes", "config", "sharding", "tasks", "platform", "tracing"},
+    {"cpu"},
     {"cache"},
     {"protocols"},
     {"automaton", "attention", "quantise"},

@@ -60,7 +60,9 @@ def look_back(graphdef: nnx.GraphDef, params: nnx.State, config: ModelConfig, se
     groups = config.num_heads // config.num_kv_heads
     heads = min(PREVIOUS_HEADS, config.num_kv_heads)
 
+    by_head = (config.d_model, config.num_kv_heads, groups + 2, config.head_width)
     w_qkv, b_qkv, w_o = (np.array(x[...]) for x in (first.w_qkv, first.b_qkv, first.w_o))
+    w_qkv = w_qkv.reshape(by_head)
     w_qkv[:, :heads, : groups + 1] *= CONTENT_SHARE
     # Key and query are the same vector, the query turned by one position: they agree most one position apart.
     ones = np.ones_like(turns)
@@ -71,17 +73,18 @@ def look_back(graphdef: nnx.GraphDef, params: nnx.State, config: ModelConfig, se
     w_o[:heads, 0] = WRITTEN * unit * rng.normal(size=w_o[:heads, 0].shape)
     values, written = w_qkv[:, :heads, -1], w_o[:heads, 0]
     for old, new in ((first.w_qkv, w_qkv), (first.b_qkv, b_qkv), (first.w_o, w_o)):
-        old[...] = jnp.asarray(new, jnp.float32)
+        old[...] = jnp.asarray(new.reshape(old.shape), jnp.float32)
 
     turns = frequencies(config.rope_of(config.layer_kinds[1]), config.head_width)
     slow = np.tile(turns * SPAN < TURN, 2)
     size = MATCH * slow * np.sqrt(len(slow) / max(1, slow.sum()))
-    w_qkv, w_o = np.array(second.w_qkv[...]), np.array(second.w_o[...])
+    w_qkv, w_o = np.array(second.w_qkv[...]).reshape(by_head), np.array(second.w_o[...])
     for head in range(config.num_kv_heads):
         source = head % heads
         read = written[source] / np.linalg.norm(written[source], axis=1, keepdims=True)
         w_qkv[:, head, :groups] = (values[:, source] * size)[:, None]
         w_qkv[:, head, groups] = read.T * size
         w_o[head] = COPIED * unit * w_qkv[:, head, -1].T
-    second.w_qkv[...], second.w_o[...] = jnp.asarray(w_qkv, jnp.float32), jnp.asarray(w_o, jnp.float32)
+    second.w_qkv[...] = jnp.asarray(w_qkv.reshape(config.d_model, -1), jnp.float32)
+    second.w_o[...] = jnp.asarray(w_o, jnp.float32)
     return nnx.state(model)

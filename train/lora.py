@@ -49,7 +49,9 @@ def merged(params: nnx.State, lora: Lora, scale: float) -> nnx.State:
             return variable
         weight, change = variable.get_value(), lora[dotted(path)]
         a, b = (change[side].astype(jnp.float32) for side in ("a", "b"))
-        product = (a @ b * jnp.float32(scale)).reshape(weight.shape)
+        contracted, others = _axes(variable)
+        product = (a @ b * jnp.float32(scale)).reshape([weight.shape[i] for i in (*contracted, *others)])
+        product = jnp.moveaxis(product, range(len(contracted)), contracted)
         return variable.replace((weight.astype(jnp.float32) + product).astype(weight.dtype))
 
     return nnx.from_flat_state([(path, with_change(path, v)) for path, v in nnx.to_flat_state(params)])
@@ -61,5 +63,11 @@ def _changes(path: tuple[Any, ...]) -> bool:
 
 def _sizes(variable: Any) -> tuple[int, int]:
     """Returns a matrix's inputs, the axes that its product sums over, and its outputs."""
-    contracted = len(variable.get_metadata()["contracted"])
-    return math.prod(variable.shape[:contracted]), math.prod(variable.shape[contracted:])
+    contracted, others = _axes(variable)
+    return math.prod(variable.shape[i] for i in contracted), math.prod(variable.shape[i] for i in others)
+
+
+def _axes(variable: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the axes of a matrix that its product sums over, and the others."""
+    contracted = variable.get_metadata()["contracted"]
+    return contracted, tuple(i for i in range(len(variable.shape)) if i not in contracted)

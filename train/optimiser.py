@@ -14,14 +14,14 @@ MATRICES = ("embedding", "head")
 """Matrices whose names do not begin with `w_`."""
 
 ORTHOGONAL = {
-    "w_qkv": MuonDimensionNumbers(0, (1, 2, 3)),
+    "w_qkv": MuonDimensionNumbers(0, 1),
     "w_o": MuonDimensionNumbers((0, 1, 2), 3),
-    "w_gate_up": MuonDimensionNumbers(0, 2),
+    "w_gate_up": MuonDimensionNumbers(1, 2),
     "w_down": MuonDimensionNumbers(0, 1),
 }
 """What Muon reads as rows and columns of each weight; gate and up are two matrices. Other parameters go to AdamW."""
 
-RANKS = {"w_qkv": 4, "w_o": 4, "w_gate_up": 3, "w_down": 2}
+RANKS = {"w_qkv": 2, "w_o": 4, "w_gate_up": 3, "w_down": 2}
 """Axes of each."""
 
 

@@ -7,6 +7,7 @@ column, so that the table of a vocabulary of 128,000 tokens has a few hundred to
 import dataclasses
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
@@ -59,17 +60,20 @@ class TokenAutomaton:
     def walk(self, state: Int[Array, "B"], path: Int[Array, "B M P"]) -> Int[Array, "B M"]:
         """Returns the state at each node: after the row's state and the node's path, padded with −1."""
         reached = jnp.broadcast_to(state[:, None], path.shape[:2])
-        for depth in range(path.shape[2]):
-            reached = self.step(reached, path[:, :, depth])
-        return reached
+
+        def step(state: Int[Array, "B M"], token: Int[Array, "B M"]) -> tuple[Array, None]:
+            return self.step(state, token), None
+
+        return jax.lax.scan(step, reached, jnp.moveaxis(path, 2, 0))[0]
 
     def trace(self, state: Int[Array, "B"], tokens: Int[Array, "B P"]) -> Int[Array, "B P"]:
         """Returns the state after each of a row's tokens, padded with −1."""
-        states = []
-        for place in range(tokens.shape[1]):
-            state = self.step(state, tokens[:, place])
-            states.append(state)
-        return jnp.stack(states, axis=1) if states else tokens
+
+        def step(state: Int[Array, "B"], token: Int[Array, "B"]) -> tuple[Array, Array]:
+            after = self.step(state, token)
+            return after, after
+
+        return jax.lax.scan(step, state, tokens.swapaxes(0, 1))[1].swapaxes(0, 1)
 
     def matched(self, state: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
         """Marks the states in which a stop string occurred, or the text is whole."""

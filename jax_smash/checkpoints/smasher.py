@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -192,6 +193,7 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
         raise ValueError(f"{COUNTS} in {folder / WEIGHTS} must be {[base.vocab_size]}, got {list(counts.shape)}")
     _, abstract = abstract_smasher(base, config)
     expected = {dotted(path): tuple(variable.shape) for path, variable in nnx.to_flat_state(abstract)}
+    tensors = {name: _as_held(array, expected.get(name, ())) for name, array in tensors.items()}
     check_fit(folder / WEIGHTS, expected, {name: array.shape for name, array in tensors.items()})
     made_of = _dtype(folder / WEIGHTS, tensors, dtype)
     for name, array in tensors.items():
@@ -207,6 +209,15 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
         options=described.options,
         base_fingerprint=described.base_fingerprint,
     )
+
+
+def _as_held(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns a tensor in the shape that it is held in. Earlier files have `w_qkv` by head, and gate beside up."""
+    if array.shape == shape:
+        return array
+    if array.ndim == 4 and array.size == math.prod(shape) and array.shape[:1] == shape[:1]:
+        return array.reshape(shape) if len(shape) == 2 else array
+    return array.swapaxes(0, 1) if array.ndim == 3 and array.swapaxes(0, 1).shape == shape else array
 
 
 def check_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str) -> SmashConfig:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jax_smash.session import TokenLogProb
 
 NO_PART_OF_IT = (
-    *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache"),
+    *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache", "profile"),
     *("json_schema", "save_warm_start"),
 )
 """Options that change no completion, or are compared by what they name."""
@@ -68,6 +68,8 @@ class Generate:
     """int8 holds matrices as 8-bit integers, a scale for each output channel; plain holds them in --dtype."""
     mesh: MeshText = None
     """Devices to divide model and rows over: data, fsdp and tp, as in fsdp=4,tp=2. A CPU makes as many as it needs."""
+    profile: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
+    """Write a trace of the run into this folder, to be looked at in TensorBoard or Perfetto."""
     compilation_cache: KeptPrograms = True
     """Keep compiled programs in the user's cache directory, so that the next start is faster."""
     stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
@@ -111,6 +113,7 @@ class Generate:
             got = "neither" if self.prompt is None else "both"
             raise UsageError(f"exactly one of --prompt and --prompts is needed; got {got}")
         at_least("--num-samples", self.num_samples, 1)
+        _check_profile(self.profile)
         at_least("--batch-size", self.batch_size, 1)
         check_mesh(self.mesh)
         self.stopping.check()
@@ -162,6 +165,7 @@ class Generate:
         from jax_smash.loading import load
         from jax_smash.platform import prepare_devices
         from jax_smash.sharding import add_virtual_devices
+        from jax_smash.tracing import traced
 
         use_compilation_cache(self.compilation_cache)
         add_virtual_devices(self.mesh)
@@ -190,7 +194,7 @@ class Generate:
             made.append(completion)
 
         began, compiled = time.perf_counter(), PROGRAMS.seconds
-        with interrupts:
+        with interrupts, traced(self.profile):
             generate(
                 model,
                 prompts,
@@ -215,6 +219,13 @@ class Generate:
             )
         took = time.perf_counter() - began, PROGRAMS.seconds - compiled
         screen.note(summary(made, *took, before=done, base=None if modules is None else model.source))
+
+
+def _check_profile(folder: Path | None) -> None:
+    if folder is not None:
+        from jax_smash.tracing import check_folder
+
+        check_folder(folder)
 
 
 def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[str, Any]:

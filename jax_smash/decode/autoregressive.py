@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -49,10 +50,11 @@ class Autoregressive:
         model = self.target.bind(params["target"])
         running = running_rows(state).astype(jnp.int32)
         position = rows.token_length[:, None] - 1
-        out = model.forward(
-            model.embed(rows.pending[:, None]), position, rows.cache, Block.causal(jnp.ones_like(position, bool))
-        )
-        emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
+        with jax.named_scope("forward"):
+            block = Block.causal(jnp.ones_like(position, bool))
+            out = model.forward(model.embed(rows.pending[:, None]), position, rows.cache, block)
+        with jax.named_scope("choose"):
+            emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
         cache = rows.cache.commit(out.block_kv, position, after(running, emitted.rows.pending))
         return replace(emitted, rows=replace(emitted.rows, cache=cache, forwards=rows.forwards + running))
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.acceptance import Acceptance, best_rung, likeliest_tree
-from jax_smash.draft.tree import DraftTree, Topology
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes
 from jax_smash.pytree import pytree
 
 Carried = TypeVar("Carried")
@@ -83,8 +83,8 @@ def seen_in_shadow(
     levels, ranks = known.hits.shape
     first = (tree.depth == 1) & running[:, None]
     agrees = first & tree.valid & (tree.token == target[:, None])
-    place = jnp.argmax(agrees, axis=1).astype(jnp.int32)[:, None]
-    hit = jnp.where(agrees.any(1), jnp.take_along_axis(rank, place, axis=1)[:, 0], -1)
+    place = jnp.argmax(agrees, axis=1).astype(jnp.int32)
+    hit = jnp.where(agrees.any(1), at_nodes(rank, place), -1)
     of_rank = rank[:, :, None] == jnp.arange(ranks, dtype=jnp.int32)[None, None]
     tried = jnp.zeros((target.shape[0], levels, ranks), bool).at[:, 0].set((of_rank & first[:, :, None]).any(1))
     return known.update(jnp.full((target.shape[0], levels), -1, jnp.int32).at[:, 0].set(hit), tried)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -53,15 +54,18 @@ class CheckedDecoding(FusedDecoding):
         rows = state.rows
         base, smasher = self._bound(params)
         running = running_rows(state)
-        group, micro_steps = drafted_group(
-            base, smasher, params, state, rows.draft.entry, limits=state.shared.memory, sampled=self.sampled
-        )
+        with jax.named_scope("draft"):
+            group, micro_steps = drafted_group(
+                base, smasher, params, state, rows.draft.entry, limits=state.shared.memory, sampled=self.sampled
+            )
         steps = self.longest
         group = replace(group, tokens=group.tokens[:, :steps])
         inputs, position, block = group_block(base, smasher, group, rows.token_length - 1)
-        out = base.forward(inputs, position, rows.cache, block)
-        logits = constrain(base.unembed(out.hidden[:, :steps]), "batch")
-        choice = self._choice(state, logits, paths(group))
+        with jax.named_scope("verify"):
+            out = base.forward(inputs, position, rows.cache, block)
+        with jax.named_scope("choose"):
+            logits = constrain(base.unembed(out.hidden[:, :steps]), "batch")
+            choice = self._choice(state, logits, paths(group))
         valid = block.valid[:, 1:steps]
         agrees = (choice[:, :-1] == group.tokens[:, 1:]) & valid
         agreed = 1 + jnp.cumprod(agrees, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)

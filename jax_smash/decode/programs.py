@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jax_smash.platform import target_platform
 from jax_smash.sharding import mesh_of, on_mesh
 
 COMPILATION = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
@@ -26,8 +27,17 @@ def compile_lowered(lowered: Any, device_kind: str) -> Any:
         return lowered.compile()  # Another version of the compiler: slower, but right.
 
 
+CONTEXT = ("jax_default_matmul_precision", "jax_enable_x64", "jax_debug_nans", "jax_threefry_partitionable")
+"""Settings of JAX that change what a traced function computes."""
+
+
+def _context() -> tuple[Any, ...]:
+    return (*(getattr(jax.config, name) for name in CONTEXT), target_platform())
+
+
 class Programs:
-    """Compiles each function ahead of the call, once for each combination of argument shapes, dtypes and shardings.
+    """Compiles each function ahead of the call, once for each combination of argument shapes, dtypes, shardings and
+    settings of JAX.
 
     Attributes:
       seconds: time spent on tracing and compiling so far, including single operations outside any program. A caller
@@ -49,7 +59,7 @@ class Programs:
     def program(self, function: Any, strategy: Any, *args: Any) -> Any:
         """Returns the compiled program for these arguments."""
         leaves, structure = jax.tree.flatten(args)
-        key = (function, strategy, structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves))
+        key = (function, strategy, structure, tuple((x.shape, x.dtype, x.sharding) for x in leaves), _context())
         # Look up only once: comparing a key takes as long as making it.
         program = self._programs.get(key)
         if program is None:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -44,7 +45,8 @@ class SmashedDecoding(FusedDecoding):
         inputs = smasher.fuse_some(base.embed(group.tokens), group.count)[:, None]
         # The position of the group's last token, however many slots lie before it.
         position = rows.token_length[:, None] - 1
-        out = base.forward(inputs, position, rows.cache, Block.causal(jnp.ones_like(position, bool)))
+        with jax.named_scope("forward"):
+            out = base.forward(inputs, position, rows.cache, Block.causal(jnp.ones_like(position, bool)))
         said = self._said(params, state, entry_at(smasher, out.taps, out.hidden, jnp.zeros_like(running)))
         cache = rows.cache.commit(out.block_kv, position, after(running, said.rows.pending))
         return replace(said, rows=replace(said.rows, cache=cache, forwards=rows.forwards + running))

@@ -13,12 +13,13 @@ from jax_smash.cache import after
 from jax_smash.decode.budget import ROUND_STEPS, Sizing, once, resized, seen_in_shadow
 from jax_smash.decode.state import DecodeState, Shared, emit, lay_out, processed_logits, running_rows
 from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
-from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.draft.verification import COUPLING, Verification
-from jax_smash.draft.verify import Accepted
-from jax_smash.protocols import Drafter, LateLearner, ModelDef, Params
+from jax_smash.draft.verify import Accepted, accept
+from jax_smash.draft.walk import NodeLogits
+from jax_smash.protocols import CausalLM, Drafter, LateLearner, ModelDef, Params, learned_tokens, learned_totals
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import choose, log_probabilities
+from jax_smash.sampling import Likeliest, choose, likeliest_tokens, log_probabilities
 from jax_smash.sharding import constrain
 
 NOTHING = -1
@@ -70,14 +71,15 @@ class Checked:
     Attributes:
       tree: what was proposed.
       made: what the drafter returned beside the tree.
-      logits: the target's at each node, before any processor.
+      likeliest: the target's likeliest tokens at each node, before any processor, as many as the drafter asks for or
+        more; None where it asks for none.
       hidden: its final hidden state at each node.
       taps: the residual that entered each layer, at each node.
     """
 
     tree: DraftTree
     made: Any
-    logits: Float[Array, "B M V"]
+    likeliest: Likeliest | None
     hidden: Float[Array, "B M D"]
     taps: tuple[Float[Array, "B M D"], ...]
 
@@ -88,7 +90,7 @@ class Verified:
 
     Attributes:
       tree: what was proposed.
-      target: the token that the target chose at each node; as `Verification.check` returns it.
+      target: the token that the target chose at each kept node; at others its likeliest or the one it would choose.
       accepted: the path that was kept, before a stop cuts it.
       lesson: what the drafter kept of `Checked`.
       count: number of tokens emitted; 0 for a row that had ended.
@@ -103,6 +105,29 @@ class Verified:
     running: Bool[Array, "B"]
 
 
+LogProbsOf = tuple[Float[Array, "B P"], Float[Array, "B P n"], Int[Array, "B P n"]]
+"""Log-probabilities as `sampling.log_probabilities` returns them."""
+
+
+@pytree
+class _Choice:
+    """What the target says of a tree.
+
+    Attributes:
+      accepted: the path that is kept.
+      target: the token chosen at each node; the likeliest at those that nobody looked at.
+      logit: of the tokens chosen on the path.
+      likeliest: as in `Checked`.
+      log_probs: of the tokens chosen on the path; None where they are not recorded.
+    """
+
+    accepted: Accepted
+    target: Int[Array, "B M"]
+    logit: Float[Array, "B P"]
+    likeliest: Likeliest | None
+    log_probs: LogProbsOf | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Speculative:
     """The strategy of drafted decoding. It emits what plain decoding emits, unless `verification` promises less.
@@ -114,6 +139,7 @@ class Speculative:
       verification: how proposals are checked.
       sampled: some row may sample; False compiles a loop without noise.
       log_probs: how many likeliest tokens to record beside each emitted one; None records nothing.
+      tile: a tree's forward has a multiple of so many entries; plain steps have one.
     """
 
     target: ModelDef
@@ -122,6 +148,7 @@ class Speculative:
     verification: Verification = COUPLING
     sampled: bool = False
     log_probs: int | None = None
+    tile: int = 1
 
     @property
     def block(self) -> int:
@@ -153,7 +180,8 @@ class Speculative:
         target = choose(
             processed_logits(state, logits, path), rows.key, rows.token_length[:, None], sampled=self.sampled
         )
-        return self._emit(state, target, logits)
+        logit, log_probs = self._told(logits, target, jnp.zeros_like(target))
+        return emit(state, target, logit, log_probs=log_probs)
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
         """Drafts the first tree of the ladder, checks it, and emits the accepted tokens and one more."""
@@ -197,38 +225,62 @@ class Speculative:
         if quiet:
             tree, made = grow(topology, rows.pending[:, None]), None
         else:
-            tree, made = self.drafter.propose(params, state, topology)
+            with jax.named_scope("draft"):
+                tree, made = self.drafter.propose(params, state, topology)
+        read, nodes = tree.padded(self.tile), tree.token.shape[1]
         model = self.target.bind(params["target"])
-        position = rows.token_length[:, None] - 1 + tree.depth
-        out = model.forward(model.embed(tree.token), position, rows.cache, tree.block)
-        # Gather the vocabulary: what follows is separate for each row.
-        logits = constrain(model.unembed(out.hidden), "batch")
-        processed = processed_logits(state, logits, tree.paths())
-        accepted, target = self.verification.check(tree, processed, rows.key, rows.token_length, sampled=self.sampled)
-        path = accepted.path
-        emitted = self._emit(
-            state,
-            jnp.take_along_axis(target, path, axis=1),
-            jnp.take_along_axis(logits, path[:, :, None], axis=1),
-            accepted.count,
-        )
+        position = rows.token_length[:, None] - 1 + read.depth
+        with jax.named_scope("verify"):
+            out = model.forward(model.embed(read.token), position, rows.cache, read.block)
+        with jax.named_scope("choose"):
+            choice = self._choice(state, model, read, out.hidden)
+        emitted = self._emit(state, choice)
         count = emitted.rows.output_length - rows.output_length
         written = after(count, emitted.rows.pending)
+        path = None if nodes == 1 else choice.accepted.path
         kept = replace(
             emitted.rows,
-            cache=rows.cache.commit(out.block_kv, position, written, None if tree.token.shape[1] == 1 else path),
+            cache=rows.cache.commit(out.block_kv, position, written, path),
             forwards=rows.forwards + running.astype(jnp.int32),
         )
         emitted = replace(emitted, rows=kept)
         if quiet:
             return emitted
-        checked = Checked(tree=tree, made=made, logits=logits, hidden=out.hidden, taps=out.taps)
-        lesson = self.drafter.lesson(params, state, checked)
-        return self._learned(
-            params,
-            emitted,
-            Verified(tree=tree, target=target, accepted=accepted, lesson=lesson, count=count, running=running),
+        # The drafter knows nothing of padding.
+        target, likeliest, hidden, taps = jax.tree.map(
+            lambda x: x[:, :nodes], (choice.target, choice.likeliest, out.hidden, out.taps)
         )
+        checked = Checked(tree=tree, made=made, likeliest=likeliest, hidden=hidden, taps=taps)
+        with jax.named_scope("learn"):
+            lesson = self.drafter.lesson(params, state, checked)
+            verified = Verified(
+                tree=tree, target=target, accepted=choice.accepted, lesson=lesson, count=count, running=running
+            )
+            return self._learned(params, emitted, verified)
+
+    def _choice(self, state: DecodeState, model: CausalLM, tree: DraftTree, hidden: Float[Array, "B M D"]) -> "_Choice":
+        """Returns what the target says of a tree. Greedy choices need no logits but the highest."""
+        learned, totals = learned_tokens(self.drafter), learned_totals(self.drafter)
+        if not (self.sampled or state.shared.processors) and self.log_probs is None:
+            found = likeliest_tokens(model, hidden, max(learned, 1), total=totals)
+            accepted = accept(tree, found.tokens[..., 0])
+            chosen = at_nodes(found.values[..., 0], accepted.path)
+            return _Choice(
+                accepted=accepted, target=found.tokens[..., 0], logit=chosen, likeliest=found if learned else None
+            )
+        found = likeliest_tokens(model, hidden, max(learned, 1), total=totals, keep=True)
+        logits: Any = found.logits
+        node_logits = NodeLogits(logits, tree.paths(), functools.partial(_processed, state))
+        keys, length = state.rows.key, state.rows.token_length
+        accepted, token = self.verification.check(tree, node_logits, keys, length, sampled=self.sampled)
+        chosen, log_probs = self._told(logits, token, accepted.path)
+        # Where nobody looked, the target would have chosen this or another likely one.
+        target = found.tokens[..., 0]
+        row = jnp.arange(len(token), dtype=jnp.int32)[:, None]
+        kept = jnp.arange(token.shape[1], dtype=jnp.int32)[None] < accepted.count[:, None]
+        target = target.at[row, jnp.where(kept, accepted.path, target.shape[1])].set(token, mode="drop")
+        learnt = replace(found, logits=None) if learned else None
+        return _Choice(accepted=accepted, target=target, logit=chosen, likeliest=learnt, log_probs=log_probs)
 
     def _learned(self, params: Params, state: DecodeState, verified: Verified) -> DecodeState:
         memory, tree = state.shared.memory, verified.tree
@@ -272,16 +324,25 @@ class Speculative:
         draft = replace(state.rows.draft, missed=jnp.full_like(missed, NOTHING))
         return replace(state, rows=replace(state.rows, draft=draft))
 
-    def _emit(
-        self,
-        state: DecodeState,
-        token: Int[Array, "B P"],
-        logits: Float[Array, "B P V"],
-        count: Int[Array, "B"] | None = None,
-    ) -> DecodeState:
-        chosen = jnp.take_along_axis(logits, token[:, :, None], axis=2)[:, :, 0]
-        log_probs = None if self.log_probs is None else log_probabilities(logits, token, self.log_probs)
-        return emit(state, token, chosen, count, log_probs=log_probs)
+    def _emit(self, state: DecodeState, choice: "_Choice") -> DecodeState:
+        """Emits what the target chose on the accepted path."""
+        token = at_nodes(choice.target, choice.accepted.path)
+        return emit(state, token, choice.logit, choice.accepted.count, log_probs=choice.log_probs)
+
+    def _told(
+        self, logits: Float[Array, "B M V"], token: Int[Array, "B P"], node: Int[Array, "B P"]
+    ) -> tuple[Float[Array, "B P"], LogProbsOf | None]:
+        """Returns the logits of tokens that were chosen at these nodes, and their log-probabilities if asked for."""
+        row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
+        log_probs = None if self.log_probs is None else log_probabilities(logits[row, node], token, self.log_probs)
+        return logits[row, node, token], log_probs
+
+
+def _processed(
+    state: DecodeState, logits: Float[Array, "B M V"], path: Int[Array, "B M levels"]
+) -> Float[Array, "B M V"]:
+    # Gather the vocabulary: what follows is separate for each row.
+    return processed_logits(state, constrain(logits, "batch"), path)
 
 
 def _used(shared: Shared, made: Int[Array, ""]) -> Shared:

@@ -139,11 +139,14 @@ def emit(
     last = jnp.maximum(emitted - 1, 0)[:, None]
     # Writes past the end are dropped, so a finished row writes nothing.
     slot = jnp.where(place < emitted[:, None], rows.output_length[:, None] + place, rows.output.shape[1])
-    processors = rows.processors
-    for i in range(width):
-        processors = tuple(
-            p.advance(s, token[:, i], emitted > i) for p, s in zip(shared.processors, processors, strict=True)
-        )
+
+    def advance(i: Array, memory: tuple[Any, ...]) -> tuple[Any, ...]:
+        one = jax.lax.dynamic_index_in_dim(token, i, axis=1, keepdims=False)
+        return tuple(p.advance(s, one, emitted > i) for p, s in zip(shared.processors, memory, strict=True))
+
+    processors = advance(jnp.int32(0), rows.processors) if width == 1 else rows.processors
+    if width > 1 and processors:
+        processors = jax.lax.fori_loop(jnp.int32(0), emitted.max(), advance, processors)
     rows = replace(
         rows,
         pending=jnp.where(running, _at(token, last), rows.pending),

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.sizing import places
-from jax_smash.draft.tree import DraftTree, Topology, pack, unpack
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, pack, unpack
 from jax_smash.draft.verify import Accepted
 from jax_smash.pytree import pytree, replace, static
 
@@ -105,7 +105,7 @@ def observe(
     path = jnp.pad(accepted.path, ((0, 0), (0, room)))
     reached = (depth < accepted.count[:, None]) & running[:, None]
     kept = (depth + 1 < accepted.count[:, None]) & reached
-    hit = jnp.where(kept, jnp.take_along_axis(rank, path[:, 1 : levels + 1], axis=1), -1)
+    hit = jnp.where(kept, at_nodes(rank, path[:, 1 : levels + 1]), -1)
     below = (tree.parent[:, None] == path[:, :levels, None]) & reached[:, :, None]
     below &= (jnp.arange(tree.parent.shape[1], dtype=jnp.int32) > 0)[None, None]
     of_rank = rank[:, None, :, None] == jnp.arange(ranks, dtype=jnp.int32)[None, None, None]

@@ -36,26 +36,37 @@ def grow_best_first(
       levels: no node is deeper.
       most_rank: children of a higher rank are not proposed; 0 makes a chain.
     """
-    batch = root.shape[0]
+    batch, width = root.shape[0], max(min(BEAM, nodes - 1), 1)
+    Beam = tuple[Array, Array, Array]  # Token, score and candidate number of each node.
+
+    def level(beam: Beam, number: Array) -> tuple[Beam, tuple[Array, ...]]:
+        """Gives children to the nodes of a level."""
+        token, score, above = beam
+        found, probability = children(token)
+        order = jnp.broadcast_to(jnp.arange(found.shape[2], dtype=jnp.int32), found.shape)
+        there = (found >= 0) & (order <= most_rank) & (score >= 0)[:, :, None]
+        product = jnp.where(there, score[:, :, None] * jnp.clip(probability, 0.0, 1.0), ABSENT)
+        parts = (found, product, jnp.broadcast_to(above[:, :, None], found.shape), order)
+        made = tuple(part.reshape(batch, -1) for part in parts)
+        best, place = jax.lax.top_k(made[1], width)
+        following = jnp.take_along_axis(made[0], place, axis=1)
+        # The root is candidate 0.
+        return (following, best, 1 + number * made[0].shape[1] + place.astype(jnp.int32)), made
+
+    alone = jnp.arange(width, dtype=jnp.int32)[None] == 0
+    beam = (
+        jnp.broadcast_to(root[:, None], (batch, width)),
+        jnp.broadcast_to(jnp.where(alone, 1.0, ABSENT).astype(jnp.float32), (batch, width)),
+        jnp.zeros((batch, width), jnp.int32),
+    )
+    _, made = jax.lax.scan(level, beam, jnp.arange(min(levels, nodes - 1), dtype=jnp.int32))
     zeros = jnp.zeros((batch, 1), jnp.int32)
     # The root has the highest score of all, so that it becomes node 0.
-    token, score, above, rank = [root[:, None]], [jnp.full((batch, 1), 2.0, jnp.float32)], [zeros], [zeros]
-    beam_token, beam_score, beam = root[:, None], jnp.ones((batch, 1), jnp.float32), zeros
-    seen = 1
-    for level in range(1, min(levels, nodes - 1) + 1):
-        found, probability = children(beam_token)
-        order = jnp.broadcast_to(jnp.arange(found.shape[2], dtype=jnp.int32), found.shape)
-        there = (found >= 0) & (order <= most_rank) & (beam_score >= 0)[:, :, None]
-        product = jnp.where(there, beam_score[:, :, None] * jnp.clip(probability, 0.0, 1.0), ABSENT)
-        token.append(found.reshape(batch, -1))
-        score.append(product.reshape(batch, -1))
-        above.append(jnp.broadcast_to(beam[:, :, None], found.shape).reshape(batch, -1))
-        rank.append(order.reshape(batch, -1))
-        if level < levels:
-            beam_score, place = jax.lax.top_k(score[-1], min(score[-1].shape[1], nodes - 1, BEAM))
-            beam_token, beam = jnp.take_along_axis(token[-1], place, axis=1), seen + place.astype(jnp.int32)
-        seen += score[-1].shape[1]
-    tokens, scores, parents, ranks = (jnp.concatenate(part, axis=1) for part in (token, score, above, rank))
+    first = (root[:, None], jnp.full((batch, 1), 2.0, jnp.float32), zeros, zeros)
+    tokens, scores, parents, ranks = (
+        jnp.concatenate([one, part.swapaxes(0, 1).reshape(batch, -1)], axis=1)
+        for one, part in zip(first, made, strict=True)
+    )
     return _likeliest(tokens, scores, parents, ranks, nodes, levels)
 
 
@@ -69,13 +80,11 @@ def _likeliest(
 ) -> DraftTree:
     """Returns the tree of the candidates of the highest scores, the highest first."""
     room = max(0, nodes - score.shape[1])
-    token, above, rank = (jnp.pad(part, ((0, 0), (0, room))) for part in (token, above, rank))
     kept, chosen = jax.lax.top_k(jnp.pad(score, ((0, 0), (0, room)), constant_values=ABSENT), nodes)
     valid = kept >= 0
-    row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
-    node = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), chosen.shape)
-    node_of = jnp.zeros_like(token).at[row, chosen].set(node)
-    parent = jnp.take_along_axis(node_of, jnp.take_along_axis(above, chosen, axis=1), axis=1)
-    tree = tree_of(jnp.take_along_axis(token, chosen, axis=1), jnp.where(valid, parent, 0), valid, levels=levels)
+    facts = jnp.pad(jnp.stack([token, above, rank], axis=2), ((0, 0), (0, room), (0, 0)))
+    facts = jnp.take_along_axis(facts, chosen[:, :, None], axis=1)
+    parent = jnp.argmax(facts[:, :, 1, None] == chosen[:, None].astype(jnp.int32), axis=2).astype(jnp.int32)
+    tree = tree_of(facts[:, :, 0], jnp.where(valid, parent, 0), valid, levels=levels)
     # Where nothing is proposed there is no trial of any rank.
-    return replace(tree, rank=jnp.where(valid, jnp.take_along_axis(rank, chosen, axis=1), -1))
+    return replace(tree, rank=jnp.where(valid, facts[:, :, 2], -1))

@@ -1,10 +1,11 @@
 """Continuations that were found somewhere, merged into one tree."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jax_smash.draft.text import NOTHING
-from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.draft.tree import DraftTree, Topology, along_paths, grow
 
 
 def tree_of_continuations(
@@ -25,7 +26,8 @@ def tree_of_continuations(
         return grow(topology, pending[:, None])
     token = jnp.where(weight[:, :, None] > 0, token, NOTHING)
     ranks, read = _ranks(token, weight)
-    wanted = _rank_paths(topology)
+    one = (topology.ancestors[None], topology.depth[None], topology.rank[None])
+    wanted = along_paths(*one, levels=topology.levels)[0]
     # A node is the first continuation whose ranks are those that lead from the root to it.
     agrees = (wanted[None, :, None] == ranks[:, None]) | (wanted[None, :, None] < 0)
     level = jnp.maximum(topology.depth - 1, 0)
@@ -43,10 +45,8 @@ def _ranks(
     """Returns each continuation's rank among its siblings at every level, and whether it reaches that far."""
     count = token.shape[1]
     order = jnp.arange(count, dtype=jnp.int32)[None]
-    share = jnp.ones((token.shape[0], count, count), bool)
-    ranks, reaches = [], []
-    for level in range(token.shape[2]):
-        here = token[:, :, level]
+
+    def level(share: Bool[Array, "B R R"], here: Int[Array, "B R"]) -> tuple[Array, Array]:
         siblings = share
         share = share & (here[:, :, None] == here[:, None]) & (here >= 0)[:, :, None]
         # Of those that share a path, the first stands for all.
@@ -55,18 +55,7 @@ def _ranks(
         heavier = mass[:, None] > mass[:, :, None]
         earlier = (mass[:, None] == mass[:, :, None]) & (first[:, None] < first[:, :, None])
         ahead = siblings & (first == order)[:, None] & (heavier | earlier)
-        ranks.append(ahead.sum(-1, dtype=jnp.int32))
-        reaches.append(here >= 0)
-    reached = jnp.cumprod(jnp.stack(reaches, axis=2), axis=2).astype(bool)
-    return jnp.stack(ranks, axis=2), reached
+        return share, ahead.sum(-1, dtype=jnp.int32)
 
-
-def _rank_paths(topology: Topology) -> Int[Array, "M levels"]:
-    """Returns the ranks that lead from the root to each node, padded with −1."""
-    level = jnp.arange(1, topology.levels + 1, dtype=jnp.int32)[None]
-    path = jnp.full((topology.nodes, topology.levels), -1, jnp.int32)
-    node = jnp.arange(topology.nodes, dtype=jnp.int32)
-    for _ in range(topology.levels):
-        path = jnp.where(topology.depth[node][:, None] == level, topology.rank[node][:, None], path)
-        node = topology.parent[node]
-    return path
+    _, ranks = jax.lax.scan(level, jnp.ones((token.shape[0], count, count), bool), jnp.moveaxis(token, 2, 0))
+    return jnp.moveaxis(ranks, 0, 2), jnp.cumprod(token >= 0, axis=2).astype(bool)

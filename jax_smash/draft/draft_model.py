@@ -4,14 +4,15 @@ import dataclasses
 import enum
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.cache import Block, after
+from jax_smash.cache import Block, Earlier, after
 from jax_smash.draft.children import Children, draw_independent, draw_without_replacement
-from jax_smash.draft.tree import DraftTree, Topology, grow, pack, unpack
-from jax_smash.protocols import ModelDef, Params
-from jax_smash.pytree import pytree, replace
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow, pack, unpack
+from jax_smash.protocols import CausalLM, ModelDef, Params, continues_blocks
+from jax_smash.pytree import pytree, replace, static
 from jax_smash.sampling import gumbel_noise, likeliest
 
 
@@ -44,6 +45,55 @@ class DraftModelRows:
     behind: Bool[Array, "B"]
 
 
+@pytree
+class Levels:
+    """A tree's nodes in the order of their depth, in which a draft model reads them.
+
+    Attributes:
+      order: the nodes; behind the last, the root again for as many as a level has room for.
+      place: of each node in this order.
+      first: place of each depth's first node, and the number of nodes.
+      room: nodes of the widest level that is read, or more.
+    """
+
+    order: Int[Array, "all"]
+    place: Int[Array, "M"]
+    first: Int[Array, "depths"]
+    room: int = static()
+
+    @classmethod
+    def of(cls, topology: Topology, room: int) -> "Levels":
+        """Orders a tree's nodes."""
+        nodes = topology.nodes
+        before = topology.depth[None] < jnp.arange(topology.levels + 2, dtype=jnp.int32)[:, None]
+        order = jnp.argsort(topology.depth, stable=True).astype(jnp.int32)
+        place = jnp.zeros((nodes,), jnp.int32).at[order].set(jnp.arange(nodes, dtype=jnp.int32))
+        first = before.sum(1, dtype=jnp.int32)
+        return cls(order=jnp.pad(order, (0, room)), place=place, first=first, room=room)
+
+    def at(self, depth: Int[Array, ""]) -> tuple[Int[Array, "room"], Bool[Array, "room"]]:
+        """Returns the nodes of a depth, and which of as many as there is room for there are."""
+        first = self.first[depth]
+        there = jnp.arange(self.room, dtype=jnp.int32) < self.first[depth + 1] - first
+        return jax.lax.dynamic_slice_in_dim(self.order, first, self.room), there
+
+
+@pytree
+class Growing:
+    """A tree while it is drafted.
+
+    Attributes:
+      token: of each node; −1 where nothing is drafted yet.
+      proposal: as in `DraftTree`.
+      read: what the model made of the missed token, entry 0, and of the nodes behind it, by `Levels.place`; None
+        before the root was read.
+    """
+
+    token: Int[Array, "B M"]
+    proposal: Float[Array, "B M V"] | None
+    read: Earlier | None
+
+
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
     """Drafts with another model, which has a cache of its own.
@@ -56,12 +106,14 @@ class DraftModel:
     Attributes:
       model: that drafts; its parameters stand under `drafter`.
       width: children that a node has at most; 1 is a chain.
+      room: nodes of one depth at most, the deepest left out; None leaves room for all.
       draws: how children are drawn; another way than `COUPLED` is for another verification.
       sampled: some row may sample.
     """
 
     model: ModelDef
     width: int = 1
+    room: int | None = None
     draws: Draws = Draws.COUPLED
     sampled: bool = False
 
@@ -90,55 +142,76 @@ class DraftModel:
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree that the model continues the pending token with, level by level.
 
-        Each forward reads the tree so far again, its keys and values being in no cache yet. A chain's forward grows
-        with it; in other trees it is traced which nodes make a level, so each forward has room for all.
+        A forward reads one level's nodes; those before it are in no cache yet, and are told it as earlier entries. A
+        model that cannot be told of them reads the whole tree at every level.
         """
         rows, nodes = state.rows.draft.drafter, topology.nodes
         model = self.model.bind(params["drafter"])
-        token = jnp.broadcast_to(state.rows.pending[:, None], (rows.missed.shape[0], nodes))
-        token = jnp.where((topology.depth > 0)[None], -1, token)
         forwards = _forwards(topology.levels, nodes)
         if not forwards:
             raise ValueError("a draft model must draft at least one token a step: give it a tree of some levels")
-        proposal, made = None, None
-        for depth in range(forwards):
-            # A chain's nodes stand by depth.
-            asked = slice(depth, depth + 1) if self.width == 1 else slice(0, nodes)
-            tree = grow(topology, token)
-            block, position = _entries(tree, state.rows.token_length, rows.behind, asked.stop, chain=self.width == 1)
-            tokens = jnp.concatenate([rows.missed[:, None], tree.token[:, : asked.stop]], axis=1)
-            out = model.forward(model.embed(tokens), jnp.maximum(position, 0), rows.cache, block)
-            logits = model.unembed(out.hidden[:, 1:][:, asked])
-            children = self._children(state, self._processed(state, logits, tree.paths()[:, asked]), tree, asked)
-            place = topology.parent - asked.start
-            inside = (topology.depth == depth + 1) & (topology.rank < self.width)
-            drawn = children.token[:, jnp.clip(place, 0, asked.stop - asked.start - 1), topology.rank % self.width]
-            token = jnp.where(inside[None], drawn, token)
-            if children.proposal is not None:
-                if proposal is None:
-                    proposal = jnp.zeros((*token.shape, logits.shape[-1]), jnp.float32)
-                at_depth = (topology.depth[asked] == depth)[None, :, None]
-                proposal = proposal.at[:, asked].set(jnp.where(at_depth, children.proposal, proposal[:, asked]))
-            made = (out.block_kv, position)
-        return replace(grow(topology, token), proposal=proposal), made
+        levels = Levels.of(topology, 1 if self.width == 1 else min(self.room or nodes, nodes))
+        continues = continues_blocks(model)
+
+        def grown(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
+            tree = grow(topology, growing.token)
+            if not continues:
+                hidden, read = _read_all(model, state, rows, tree, levels, depth)
+            elif growing.read is None:
+                hidden, read = _read_root(model, state, rows, tree, levels)
+            else:
+                hidden, read = _read_level(model, state, rows, tree, levels, depth, growing.read)
+            logits = model.unembed(hidden)
+            return self._with_children(state, topology, levels, depth, logits, replace(growing, read=read)), None
+
+        token = jnp.broadcast_to(state.rows.pending[:, None], (rows.missed.shape[0], nodes))
+        token = jnp.where((topology.depth > 0)[None], -1, token)
+        root, _ = grown(Growing(token=token, proposal=None, read=None), jnp.int32(0))
+        whole, _ = jax.lax.scan(grown, root, jnp.arange(1, forwards, dtype=jnp.int32))
+        place = jnp.broadcast_to(levels.place, token.shape)
+        return replace(grow(topology, whole.token), proposal=whole.proposal), (whole.read, place)
+
+    def _with_children(
+        self,
+        state: Any,
+        topology: Topology,
+        levels: Levels,
+        depth: Int[Array, ""],
+        logits: Float[Array, "B A V"],
+        growing: Growing,
+    ) -> Growing:
+        """Returns the tree with the children of a depth's nodes, from the logits at these."""
+        tree = grow(topology, growing.token)
+        node, there = levels.at(depth)
+        node, there = node[: logits.shape[1]], there[: logits.shape[1]]
+        children = self._children(state, self._processed(state, logits, tree.paths()[:, node]), node, depth)
+        of_level = jnp.clip(levels.place[topology.parent] - levels.first[depth], 0, len(node) - 1)
+        below = (topology.depth == depth + 1) & (topology.rank < self.width)
+        drawn = children.token[:, of_level, topology.rank % self.width]
+        proposal = growing.proposal
+        if children.proposal is not None:
+            if proposal is None:
+                proposal = jnp.zeros((*tree.token.shape, logits.shape[-1]), jnp.float32)
+            proposal = proposal.at[:, jnp.where(there, node, topology.nodes)].set(children.proposal, mode="drop")
+        return replace(growing, token=jnp.where(below[None], drawn, growing.token), proposal=proposal)
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns the entries' keys and values, not yet in the model's cache, and their positions."""
+        """Returns the entries that the model has read and that are not in its cache, and which of them each node is."""
         return checked.made
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Commits what was emitted of the tree."""
-        rows, (block_kv, position) = state.rows.draft.drafter, verified.lesson
+        rows, (entries, place) = state.rows.draft.drafter, verified.lesson
         path = verified.accepted.path
         read = _forwards(verified.tree.levels, verified.tree.token.shape[1]) - 1
         drafted = jnp.maximum(verified.count - 1, 0)
         running = verified.count > 0
         behind = rows.behind & running
         count = jnp.where(running, 1 + jnp.minimum(drafted, read), 0)
-        rows = self._committed(rows, block_kv, position, path + 1, behind, count, state.rows.pending)
+        entry = 1 + at_nodes(place, path)
+        rows = self._committed(rows, entries.block_kv, entries.position, entry, behind, count, state.rows.pending)
         # The last drafted token was never read; if it was kept, the pending token stands behind it.
-        last = jnp.take_along_axis(path, drafted[:, None], axis=1)
-        missed = jnp.take_along_axis(verified.tree.token, last, axis=1)[:, 0]
+        missed = at_nodes(verified.tree.token, at_nodes(path, drafted))
         return _with(
             state,
             replace(
@@ -148,14 +221,14 @@ class DraftModel:
             ),
         )
 
-    def _children(self, state: Any, logits: Float[Array, "B A V"], tree: DraftTree, asked: slice) -> Children:
-        """Returns the children of some of the nodes."""
-        depth = tree.depth[:, asked]
-        position = state.rows.token_length[:, None] + depth
+    def _children(
+        self, state: Any, logits: Float[Array, "B A V"], node: Int[Array, "A"], depth: Int[Array, ""]
+    ) -> Children:
+        """Returns the children of nodes of one depth."""
+        position = jnp.broadcast_to(state.rows.token_length[:, None] + depth, logits.shape[:2])
         if self.sampled and self.draws in (Draws.INDEPENDENT, Draws.DIFFERENT):
             draw = draw_independent if self.draws is Draws.INDEPENDENT else draw_without_replacement
-            node = jnp.broadcast_to(jnp.arange(tree.token.shape[1], dtype=jnp.int32)[asked], depth.shape)
-            return draw(logits, state.rows.key, position, node, count=self.width)
+            return draw(logits, state.rows.key, position, jnp.broadcast_to(node, position.shape), count=self.width)
         if self.sampled and self.draws is Draws.COUPLED:
             logits = logits.astype(jnp.float32) + gumbel_noise(state.rows.key, position, logits.shape[-1])
         values, token = likeliest(logits, self.width)
@@ -190,18 +263,57 @@ def _forwards(levels: int, nodes: int) -> int:
     return min(levels, nodes - 1)
 
 
-def _entries(
-    tree: DraftTree, token_length: Int[Array, "B"], behind: Bool[Array, "B"], nodes: int, *, chain: bool
-) -> tuple[Block, Int[Array, "B E"]]:
-    """Returns how a missed token and the first nodes behind it see each other, and their positions."""
-    valid = jnp.concatenate([behind[:, None], tree.valid[:, :nodes]], axis=1)
-    depth = jnp.concatenate([jnp.full_like(tree.depth[:, :1], -1), tree.depth[:, :nodes]], axis=1)
-    position = token_length[:, None] - 1 + depth
-    if chain:
-        return Block.causal(valid), position
-    # Every entry sees the missed one, which stands before all others.
-    seen = jnp.pad(unpack(tree.ancestors, nodes), ((0, 0), (1, 0), (1, 0))).at[:, :, 0].set(True)
-    return Block(valid=valid, ancestors=pack(seen)), position
+def _read_root(
+    model: CausalLM, state: Any, rows: DraftModelRows, tree: DraftTree, levels: Levels
+) -> tuple[Float[Array, "B 1 D"], Earlier]:
+    """Reads the missed token and the root. Returns the hidden state behind the root, and room for all entries."""
+    tokens = jnp.concatenate([rows.missed[:, None], tree.token[:, :1]], axis=1)
+    valid = jnp.concatenate([rows.behind[:, None], tree.valid[:, :1]], axis=1)
+    position = state.rows.token_length[:, None] + jnp.arange(-2, 0, dtype=jnp.int32)[None]
+    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), rows.cache, Block.causal(valid))
+    room = len(levels.order) - 1
+    read = Earlier(block_kv=out.block_kv, position=position)
+    return out.hidden[:, 1:], jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, room)] + [(0, 0)] * (x.ndim - 2)), read)
+
+
+def _read_level(
+    model: CausalLM,
+    state: Any,
+    rows: DraftModelRows,
+    tree: DraftTree,
+    levels: Levels,
+    depth: Int[Array, ""],
+    read: Earlier,
+) -> tuple[Float[Array, "B room D"], Earlier]:
+    """Reads one depth's nodes. Returns the hidden states behind them, and all entries."""
+    node, there = levels.at(depth)
+    first = levels.first[depth]
+    # The nodes before, behind the missed token; from this depth on there is only room.
+    before = levels.order
+    known = (jnp.arange(len(before), dtype=jnp.int32) < first)[None] & tree.valid[:, before]
+    valid = jnp.concatenate([rows.behind[:, None], known, tree.valid[:, node] & there[None]], axis=1)
+    ancestor = unpack(tree.ancestors, tree.token.shape[1])[:, node][:, :, before]
+    itself = jnp.broadcast_to(jnp.eye(levels.room, dtype=bool), (valid.shape[0], levels.room, levels.room))
+    missed = jnp.ones((valid.shape[0], levels.room, 1), bool)
+    block = Block(valid=valid, ancestors=pack(jnp.concatenate([missed, ancestor, itself], axis=2)), earlier=read)
+    position = jnp.broadcast_to(state.rows.token_length[:, None] - 1 + depth, (valid.shape[0], levels.room))
+    out = model.forward(model.embed(tree.token[:, node]), position, rows.cache, block)
+    new = Earlier(block_kv=out.block_kv, position=position)
+    written = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, 1 + first, axis=1), read, new)
+    return out.hidden, written
+
+
+def _read_all(
+    model: CausalLM, state: Any, rows: DraftModelRows, tree: DraftTree, levels: Levels, depth: Int[Array, ""]
+) -> tuple[Float[Array, "B room D"], Earlier]:
+    """Does what `_read_level` does for a model that reads every block in order: reads the whole chain again."""
+    tokens = jnp.concatenate([rows.missed[:, None], tree.token[:, levels.order]], axis=1)
+    drafted = jnp.arange(len(levels.order), dtype=jnp.int32) < tree.token.shape[1]
+    valid = jnp.concatenate([rows.behind[:, None], tree.valid[:, levels.order] & drafted[None]], axis=1)
+    position = state.rows.token_length[:, None] - 2 + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), rows.cache, Block.causal(valid))
+    hidden = jax.lax.dynamic_slice_in_dim(out.hidden, 1 + levels.first[depth], levels.room, axis=1)
+    return hidden, Earlier(block_kv=out.block_kv, position=position)
 
 
 def _with(state: Any, rows: DraftModelRows) -> Any:

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jax_smash.draft.tree import DraftTree, Topology, chain, pack, tree_of, unpack
-from jax_smash.protocols import LateLearner, Params
+from jax_smash.protocols import LateLearner, Params, learned_tokens, learned_totals
 from jax_smash.pytree import replace
 
 
@@ -33,6 +34,16 @@ class Hybrid:
 
     branches = True
     """Drafts branch, whatever the topology."""
+
+    @property
+    def likeliest(self) -> int:
+        """Tokens of each node that the two learn from."""
+        return max(learned_tokens(self.tree), learned_tokens(self.line))
+
+    @property
+    def totals(self) -> bool:
+        """Whether one of them learns their probabilities, too."""
+        return learned_totals(self.tree) or learned_totals(self.line)
 
     def init(self, params: Params, batch: int, slots: int) -> tuple[Any, Any]:
         """Makes what each of the two keeps of rows."""
@@ -91,22 +102,24 @@ def _first_nodes(topology: Topology, nodes: int) -> Topology:
 def _joined(tree: DraftTree, line: DraftTree, levels: int) -> DraftTree:
     """Returns a tree with a chain's nodes behind its own, those that it has already marked invalid."""
     nodes = tree.token.shape[1]
-    token = jnp.concatenate([tree.token, line.token[:, 1:]], axis=1)
-    parent, valid = [], []
-    above = jnp.zeros_like(tree.token[:, 0])
-    for i in range(1, line.token.shape[1]):
-        own = jnp.full_like(above, nodes + i - 1)
+    Above = Int[Array, "B"]  # The node that the chain has come to.
+
+    def hang(above: Above, entry: tuple[Array, Array, Array]) -> tuple[Above, tuple[Array, Array]]:
+        own, token, there = entry
         # A child of the node before with the same token: the chain goes on from there.
-        same = (tree.parent == above[:, None]) & (tree.token == line.token[:, i : i + 1]) & tree.valid
+        same = (tree.parent == above[:, None]) & (tree.token == token[:, None]) & tree.valid
         same = same.at[:, 0].set(False)
         found = same.any(1)
-        parent.append(above)
-        valid.append(line.valid[:, i] & ~found)
-        above = jnp.where(found, jnp.argmax(same, axis=1).astype(jnp.int32), own)
+        return jnp.where(found, jnp.argmax(same, axis=1).astype(jnp.int32), own), (above, there & ~found)
+
+    behind = jnp.arange(nodes, nodes + line.token.shape[1] - 1, dtype=jnp.int32)
+    entries = (behind, line.token[:, 1:].swapaxes(0, 1), line.valid[:, 1:].swapaxes(0, 1))
+    _, (parent, valid) = jax.lax.scan(hang, jnp.zeros_like(tree.token[:, 0]), entries)
+    token = jnp.concatenate([tree.token, line.token[:, 1:]], axis=1)
     joined = tree_of(
         token,
-        jnp.concatenate([tree.parent, jnp.stack(parent, axis=1)], axis=1),
-        jnp.concatenate([tree.valid, jnp.stack(valid, axis=1)], axis=1),
+        jnp.concatenate([tree.parent, parent.swapaxes(0, 1)], axis=1),
+        jnp.concatenate([tree.valid, valid.swapaxes(0, 1)], axis=1),
         levels=levels,
     )
     if tree.rank is None:

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_smash import cpu
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.best_first import grow_best_first
-from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.protocols import ModelDef, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import likeliest
+from jax_smash.sampling import Likeliest, likeliest_tokens
 
 UNKNOWN = -1
 """Successor of a token that was never read."""
@@ -91,6 +92,16 @@ class Recycling:
     learn_prompt: bool = True
     probabilities: bool = False
 
+    @property
+    def likeliest(self) -> int:
+        """Tokens of each node that it learns from."""
+        return self.width
+
+    @property
+    def totals(self) -> bool:
+        """Whether it learns their probabilities, too."""
+        return self.probabilities
+
     def init(self, params: Params, batch: int, slots: int) -> Successors | None:
         """Makes what is known of each row; None where the rows share it."""
         return self.empty(params, batch) if self.own else None
@@ -130,7 +141,7 @@ class Recycling:
         for start in range(0, chunk.tokens.shape[1], PROMPT_ENTRIES):
             piece = slice(start, start + PROMPT_ENTRIES)
             token, valid = chunk.tokens[:, piece], chunk.valid[:, piece]
-            lesson = self._lesson(model.unembed(hidden[:, piece]))
+            lesson = self._lesson(likeliest_tokens(model, hidden[:, piece], self.likeliest, total=self.probabilities))
             known = self._each(_written, known, token, lesson, valid)
         return self._with(state, known)
 
@@ -146,21 +157,26 @@ class Recycling:
                 most_rank=topology.rank.max(),
             )
             return tree, None
-        token = jnp.broadcast_to(pending[:, None], (pending.shape[0], topology.nodes))
-        for depth in range(1, topology.levels + 1):
-            above = jnp.maximum(token[:, topology.parent], 0)
-            token = jnp.where((topology.depth == depth)[None], self._successor(known, above, topology.rank), token)
+        parent = jnp.broadcast_to(topology.parent, (pending.shape[0], topology.nodes))
+
+        def level(token: Int[Array, "B M"], depth: Int[Array, ""]) -> tuple[Array, None]:
+            above = jnp.maximum(at_nodes(token, parent), 0)
+            found = self._successor(known, above, topology.rank)
+            return jnp.where((topology.depth == depth)[None], found, token), None
+
+        token = jnp.broadcast_to(pending[:, None], parent.shape)
+        token, _ = jax.lax.scan(level, token, jnp.arange(1, topology.levels + 1, dtype=jnp.int32))
         return grow(topology, token), None
 
     def lesson(self, params: Params, state: Any, checked: Any) -> Lesson:
         """Returns the successors of every checked node's token, rejected nodes included."""
-        return self._lesson(checked.logits)
+        return self._lesson(checked.likeliest)
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Writes them into the matrix, and counts what was emitted."""
         tree, path = verified.tree, verified.accepted.path
         seen = tree.valid & verified.running[:, None]
-        emitted = jnp.take_along_axis(verified.target, path, axis=1)
+        emitted = at_nodes(verified.target, path)
         kept = jnp.arange(path.shape[1], dtype=jnp.int32)[None] < verified.count[:, None]
         known = self._each(_written, self._known(state), tree.token, verified.lesson, seen)
         return self._with(state, self._each(_counted, known, emitted, kept))
@@ -206,12 +222,12 @@ class Recycling:
         likelihood = jnp.where(unknown, often, probability) ** TRUST * kept ** (1 - TRUST)
         return jnp.where(unknown, common, found), likelihood
 
-    def _lesson(self, logits: Float[Array, "B M V"]) -> Lesson:
-        values, token = likeliest(logits, self.width)
-        if not self.probabilities:
+    def _lesson(self, found: Likeliest) -> Lesson:
+        token = found.tokens[..., : self.width]
+        if found.total is None:
             return Lesson(token=token)
-        total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
-        return Lesson(token=token, probability=jnp.exp(values.astype(jnp.float32) - total))
+        values = found.values[..., : self.width].astype(jnp.float32)
+        return Lesson(token=token, probability=jnp.exp(values - found.total[..., None]))
 
     def _each(self, change: Any, known: Successors, *entries: Any) -> Successors:
         """Returns what is known after a change: by a row's own entries where each has its own, else by all entries."""
@@ -231,8 +247,9 @@ class Recycling:
 def _written(known: Successors, token: Int[Array, "n"], lesson: Lesson, seen: Bool[Array, "n"]) -> Successors:
     """Writes the successors of each seen token; of several entries for one token the last is written."""
     tables, rows = (known.matrix, known.probability), (lesson.token, lesson.probability)
-    # Most entries are a budget's padding: a CPU takes less time over the few others than over finding the last of each.
-    matrix, probability = jax.lax.platform_dependent(tables, rows, token, seen, cpu=_in_order, default=_last_ones)
+    matrix, probability = jax.lax.platform_dependent(
+        tables, rows, token, seen, cpu=cpu.set_in_order, default=_last_ones
+    )
     return replace(known, matrix=matrix, probability=probability)
 
 
@@ -255,16 +272,6 @@ def _followed(known: Successors, token: Int[Array, "n"], then: Int[Array, "n"], 
         probability = jnp.where(place == 0, first, jnp.take_along_axis(old, source, axis=1))
     matrix, probability = _last_ones((known.matrix, known.probability), (moved, probability), token, seen)
     return replace(known, matrix=matrix, probability=probability)
-
-
-def _in_order(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
-    """Writes the rows of seen tokens one after the other."""
-    order = jnp.argsort(~seen, stable=True)
-
-    def write(i: Array, tables: Any) -> Any:
-        return jax.tree.map(lambda table, row: table.at[token[order[i]]].set(row[order[i]]), tables, rows)
-
-    return jax.lax.fori_loop(jnp.int32(0), seen.sum(dtype=jnp.int32), write, tables)
 
 
 def _last_ones(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:

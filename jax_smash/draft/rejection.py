@@ -8,6 +8,7 @@ from jax_smash.draft.noise import Purpose, gumbel, place_key
 from jax_smash.draft.rules import Independent, Rule, Trial, accepts
 from jax_smash.draft.tree import DraftTree
 from jax_smash.draft.verify import Accepted, path_to
+from jax_smash.draft.walk import NodeLogits
 from jax_smash.pytree import pytree
 from jax_smash.sampling import highest
 
@@ -29,7 +30,7 @@ class _Walk:
 
 def reject(
     tree: DraftTree,
-    logits: Float[Array, "B M V"],
+    logits: NodeLogits | Float[Array, "B M V"],
     key: Key[Array, "B"],
     token_length: Int[Array, "B"],
     *,
@@ -45,7 +46,8 @@ def reject(
       tree: the drafted nodes, with `proposal`: of each node, the distribution that its children were drawn from, in
         node order and as the rule says. Which nodes are valid must not depend on the tokens drawn for them or beside
         them, save that a child without probability is invalid; where siblings differ, the valid ones come first.
-      logits: of the target at each node, processed: what it can not emit is −inf.
+      logits: of the target at each node, processed: what it can not emit is −inf. `NodeLogits` are made where they are
+        needed.
       key: of each row.
       token_length: tokens of the sequence, the root's included; the root's children propose the token of this index.
       rule: how the children were drawn and are tried; by default `Independent`.
@@ -61,14 +63,16 @@ def reject(
         raise ValueError(
             "a tree must hold the proposal its nodes were drawn from to be verified by rejection; got None"
         )
-    if proposal.shape != logits.shape:
-        raise ValueError(f"the proposal must be of the logits' shape {logits.shape}; got {proposal.shape}")
+    shape = logits.logits.shape if isinstance(logits, NodeLogits) else logits.shape
+    if proposal.shape != shape:
+        raise ValueError(f"the proposal must be of the logits' shape {shape}; got {proposal.shape}")
     rule = Independent() if rule is None else rule
     root = jnp.zeros_like(token_length)
 
     def arrive(node: Int[Array, "B"]) -> Trial:
         children = (tree.valid & (tree.parent == node[:, None])).at[:, 0].set(False)
-        target = jax.nn.softmax(_at(logits, node).astype(jnp.float32), axis=-1)
+        there = logits.at(node) if isinstance(logits, NodeLogits) else _at(logits, node)
+        target = jax.nn.softmax(there.astype(jnp.float32), axis=-1)
         return rule.arrive(target, _at(proposal, node), children.sum(1, dtype=jnp.int32))
 
     def try_child(walk: _Walk) -> _Walk:
@@ -94,7 +98,7 @@ def reject(
     depth = _at(tree.depth, walk.node)
     # No node: a row draws this once a position, whichever node it stands at.
     after = place_key(key, Purpose.AFTER, (token_length + depth)[:, None], root[:, None])[:, 0]
-    noise = gumbel(after, logits.shape[-1])
+    noise = gumbel(after, shape[-1])
     token = highest(jnp.log(rule.rest(walk.trial)) + noise)
     return Accepted(path=path_to(tree, walk.node), count=depth + 1), token
 

@@ -173,7 +173,7 @@ def choose_budget(p: Rates, cost: CostCurve, ladder: Sequence[int], *, drafting_
 
 
 def choose_ladder(
-    p: Rates, cost: CostCurve, *, most: int | None = None, rungs: int = 3, drafting_s: float = 0.0
+    p: Rates, cost: CostCurve, *, most: int | None = None, rungs: int = 3, drafting_s: float = 0.0, tile: int = 1
 ) -> tuple[int, ...]:
     """Returns the budgets to compile: 0, and those that together lose least where acceptance is not what was expected.
 
@@ -184,6 +184,7 @@ def choose_ladder(
       p, cost, drafting_s: as in `weigh`.
       most: no budget is larger; None for as large as the curve and the rates allow.
       rungs: budgets at most, 0 included.
+      tile: a tree's forward has a multiple of so many entries, the root included.
 
     Raises:
       ValueError: `rungs` is less than 1, or as `weigh` says.
@@ -191,7 +192,7 @@ def choose_ladder(
     if rungs < 1:
         raise ValueError(f"rungs must be at least 1; got {rungs}")
     room = places(*p.shape) if most is None else min(most, places(*p.shape))
-    budgets = [0, *(n - 1 for n in cost.entries if 1 < n <= room + 1)]
+    budgets = [0, *(n - 1 for n in cost.entries if 1 < n <= room + 1 and not n % tile)]
     speed = np.array(
         [
             [rung.tokens_per_second for rung in weigh(_scaled(p, scale), cost, budgets, drafting_s=drafting_s)]

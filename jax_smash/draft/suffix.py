@@ -12,13 +12,12 @@ from jax_smash.draft.text import Text, kept_tokens, with_rows
 from jax_smash.draft.tree import DraftTree, Topology
 from jax_smash.protocols import Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.shapes import round_up
 
 HEAVIEST = 16
 """Agreeing tokens from which on a place weighs no more."""
 
 PIECE = 16
-"""Prompt tokens that are read at once."""
+"""Tokens that are read at once."""
 
 
 @pytree
@@ -35,7 +34,18 @@ class SuffixIndex:
     agreeing: Int[Array, "B S"]
 
     def then(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "SuffixIndex":
-        """Returns the index of the text with the first `count` tokens behind it."""
+        """Returns the index of the text with the first `count` tokens behind it, read `PIECE` at a time."""
+        if token.shape[1] <= PIECE:
+            return self._with_piece(token, count)
+        padded = jnp.pad(token, ((0, 0), (0, -token.shape[1] % PIECE)))
+
+        def read(i: Array, index: SuffixIndex) -> SuffixIndex:
+            piece = jax.lax.dynamic_slice_in_dim(padded, i * PIECE, PIECE, axis=1)
+            return index._with_piece(piece, jnp.clip(count - i * PIECE, 0, PIECE))
+
+        return jax.lax.fori_loop(jnp.int32(0), (count.max() + PIECE - 1) // PIECE, read, self)
+
+    def _with_piece(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "SuffixIndex":
         text = self.text.then(token, count)
         # Where all the new tokens agree, the tokens before them agree as far as they did.
         new = jnp.minimum(text.matches(token.shape[1]), count[:, None])
@@ -73,18 +83,9 @@ class Suffix:
         return SuffixIndex(text=Text.empty(batch, slots), agreeing=jnp.zeros((batch, slots), jnp.int32))
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
-        """Reads the prompt's tokens, some at a time."""
-        width = round_up(chunk.tokens.shape[1], PIECE)
-        tokens = jnp.pad(chunk.tokens, ((0, 0), (0, width - chunk.tokens.shape[1])))
+        """Reads the prompt's tokens."""
         count = chunk.valid.sum(1, dtype=jnp.int32)
-
-        def read(i: Array, index: SuffixIndex) -> SuffixIndex:
-            piece = jax.lax.dynamic_slice_in_dim(tokens, i * PIECE, PIECE, axis=1)
-            return index.then(piece, jnp.clip(count - i * PIECE, 0, PIECE))
-
-        return with_rows(
-            state, jax.lax.fori_loop(jnp.int32(0), jnp.int32(width // PIECE), read, state.rows.draft.drafter)
-        )
+        return with_rows(state, state.rows.draft.drafter.then(chunk.tokens, count))
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree of what followed the longest endings."""

@@ -19,17 +19,34 @@ RECYCLING_CHILDREN = (
 """The template: how many children the node has that these ranks lead to."""
 
 
-def recycling_template() -> Topology:
+SELDOM_KEPT = (0, 7, 0)
+"""The ranks that lead to the node of the template that is kept least often."""
+
+
+def published_recycling_tree() -> Topology:
     """Returns the static tree that Token Recycling was published with: 80 nodes below the root, 6 levels.
 
     Source: Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
     Recycling", appendix; the counts are those of the authors' program.
     """
+    return tree_from_ranks(_published_ranks())
+
+
+def recycling_tree() -> Topology:
+    """Returns Token Recycling's tree with 80 nodes, the root among them.
+
+    Differs from `published_recycling_tree`: the node that is kept least often is left out, so that a forward has ten
+    tiles of eight entries.
+    """
+    return tree_from_ranks([ranks for ranks in _published_ranks() if tuple(ranks) != SELDOM_KEPT])
+
+
+def _published_ranks() -> list[list[int]]:
     parents = (node.split(":") for node in RECYCLING_CHILDREN.split())
-    return tree_from_ranks([[*map(int, ranks), child] for ranks, children in parents for child in range(int(children))])
+    return [[*map(int, ranks), child] for ranks, children in parents for child in range(int(children))]
 
 
-TEMPLATES = {"recycling-80": recycling_template}
+TEMPLATES = {"recycling-80": recycling_tree}
 
 
 def named_tree(name: str) -> Topology:

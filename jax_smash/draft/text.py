@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jax_smash.draft.tree import at_nodes
 from jax_smash.pytree import pytree, replace
 
 NOTHING = -1
@@ -110,7 +111,7 @@ def largest(key: Int[Array, "B S"], count: int) -> Int[Array, "B {count}"]:
 
 def kept_tokens(verified: Any) -> Int[Array, "B P"]:
     """Returns the tokens on the kept path, the step's pending token first: what the cache was given."""
-    return jnp.take_along_axis(verified.tree.token, verified.accepted.path, axis=1)
+    return at_nodes(verified.tree.token, verified.accepted.path)
 
 
 def with_rows(state: Any, drafter: Any) -> Any:

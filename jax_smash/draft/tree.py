@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from jax_smash.cache import Block
 from jax_smash.pytree import pytree, replace, static
@@ -70,15 +71,31 @@ class DraftTree:
 
     def paths(self) -> Int[Array, "B M levels"]:
         """Returns the tokens on the path from the root (left out) to each node (included), padded with −1."""
-        node = jnp.broadcast_to(jnp.arange(self.token.shape[1], dtype=jnp.int32), self.token.shape)
-        columns = [jnp.full_like(self.token, -1)] * self.levels
-        # Walk up from each node. The token met on the way goes into the column of its own depth.
-        for _ in range(self.levels):
-            depth = jnp.take_along_axis(self.depth, node, axis=1)
-            token = jnp.take_along_axis(self.token, node, axis=1)
-            columns = [jnp.where(depth == i + 1, token, column) for i, column in enumerate(columns)]
-            node = jnp.take_along_axis(self.parent, node, axis=1)
-        return jnp.stack(columns, axis=2) if columns else jnp.zeros((*self.token.shape, 0), jnp.int32)
+        return along_paths(self.ancestors, self.depth, self.token, levels=self.levels)
+
+    def padded(self, multiple: int) -> "DraftTree":
+        """Returns the tree with invalid nodes behind its own, up to a multiple of this many; a root stays alone."""
+        nodes = self.token.shape[1]
+        room = -nodes % multiple if nodes > 1 else 0
+        if not room:
+            return self
+
+        def pad(values: Array) -> Array:
+            return jnp.pad(values, [(0, 0), (0, room)] + [(0, 0)] * (values.ndim - 2))
+
+        own = jnp.broadcast_to(jnp.arange(nodes, nodes + room, dtype=jnp.int32), (self.token.shape[0], room))
+        words = -(-(nodes + room) // WORD)
+        seen = jnp.pad(self.ancestors, ((0, 0), (0, 0), (0, words - self.ancestors.shape[2])))
+        return DraftTree(
+            token=pad(self.token),
+            parent=pad(self.parent),
+            depth=pad(self.depth),
+            valid=pad(self.valid),
+            ancestors=jnp.concatenate([seen, _bits(own, nodes + room)], axis=1),
+            proposal=None if self.proposal is None else pad(self.proposal),
+            rank=None if self.rank is None else jnp.pad(self.rank, ((0, 0), (0, room)), constant_values=-1),
+            levels=self.levels,
+        )
 
 
 def grow(topology: Topology, token: Int[Array, "B M"]) -> DraftTree:
@@ -108,17 +125,50 @@ def tree_of(
       levels: an upper bound on the depth of a node.
     """
     nodes = token.shape[1]
-    node = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), token.shape)
-    own = _bits(node, nodes)
-    ancestors, depth, above = own, jnp.zeros_like(token), node
-    for _ in range(levels):
-        depth += (above > 0).astype(jnp.int32)
-        above = jnp.take_along_axis(parent, above, axis=1)
-        ancestors |= _bits(above, nodes)
+    node = jnp.arange(nodes, dtype=jnp.int32)[None, None]
+    seen = (parent[:, :, None] == node) | (node == node.swapaxes(1, 2))
+    # What is reached in up to n steps, taken twice, is what is reached in up to 2n.
+    for _ in range(levels.bit_length()):
+        reached = seen.astype(jnp.float32)
+        seen = jnp.einsum("BMI,BIN->BMN", reached, reached) > 0
     tree = DraftTree(
-        token=jnp.maximum(token, 0), parent=parent, depth=depth, valid=valid, ancestors=ancestors, levels=levels
+        token=jnp.maximum(token, 0),
+        parent=parent,
+        depth=seen.sum(-1, dtype=jnp.int32) - 1,
+        valid=valid,
+        ancestors=pack(seen),
+        levels=levels,
     )
-    return replace(tree, valid=all_ancestors(valid.at[:, 0].set(True), ancestors))
+    return replace(tree, valid=all_ancestors(valid.at[:, 0].set(True), tree.ancestors))
+
+
+def along_paths(
+    ancestors: UInt32[Array, "B M W"], depth: Int[Array, "B M"], values: Int[Array, "B M"], *, levels: int
+) -> Int[Array, "B M levels"]:
+    """Returns the values of the nodes on the path from the root (left out) to each node (included), padded with −1.
+
+    Args:
+      ancestors, depth: as in `DraftTree`.
+      values: of each node, from 0 to 2²⁴ − 2.
+      levels: an upper bound on the depth of a node.
+    """
+    level = jnp.arange(1, levels + 1, dtype=jnp.int32)[None, None]
+    at_level = jnp.where(depth[:, :, None] == level, values[:, :, None] + 1, 0).astype(jnp.float32)
+    on_path = unpack(ancestors, depth.shape[1]).astype(jnp.float32)
+    # A path has one node a level, so a sum has one term, which float32 holds exactly.
+    found = jnp.einsum("BMN,BNL->BML", on_path, at_level, precision=jax.lax.Precision.HIGHEST)
+    return found.astype(jnp.int32) - 1
+
+
+def at_nodes(values: Shaped[Array, "B M"], node: Int[Array, "B *n"]) -> Shaped[Array, "B *n"]:
+    """Returns each row's values at its nodes.
+
+    They are compared and summed, not gathered: of arrays as small as a tree's a TPU takes longer over a gather.
+    """
+    ones = [1] * (node.ndim - 1)
+    index = jnp.arange(values.shape[1], dtype=jnp.int32).reshape(1, *ones, -1)
+    every = values.reshape(values.shape[0], *ones, -1)
+    return jnp.where(node[..., None] == index, every, 0).sum(-1, dtype=values.dtype)
 
 
 def all_ancestors(marked: Bool[Array, "B M"], ancestors: UInt32[Array, "B M W"]) -> Bool[Array, "B M"]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.draft.tree import DraftTree, all_ancestors, unpack
+from jax_smash.draft.tree import DraftTree, all_ancestors, at_nodes, unpack
 from jax_smash.draft.verify import Accepted, path_to
 from jax_smash.sampling import highest
 
@@ -41,7 +41,7 @@ def accept_typical_lossy(
     surprise = jnp.where(likelihood > -jnp.inf, jnp.exp(likelihood) * likelihood, 0)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(surprise.sum(-1)))
     own = likelihood[jnp.arange(tree.token.shape[0], dtype=jnp.int32)[:, None], tree.parent, tree.token]
-    likely = jnp.exp(own) > jnp.take_along_axis(threshold, tree.parent, axis=1)
+    likely = jnp.exp(own) > at_nodes(threshold, tree.parent)
     kept = all_ancestors((tree.valid & likely).at[:, 0].set(True), tree.ancestors)
 
     on_path = unpack(tree.ancestors, tree.token.shape[1]).at[:, :, 0].set(False)
@@ -49,6 +49,4 @@ def accept_typical_lossy(
     deepest = kept & (tree.depth == jnp.where(kept, tree.depth, 0).max(1, keepdims=True))
     node = jnp.argmax(jnp.where(deepest, score, -jnp.inf), axis=1).astype(jnp.int32)[:, None]
     token = highest(jnp.take_along_axis(logits, node[..., None], axis=1)[:, 0])
-    return Accepted(
-        path=path_to(tree, node[:, 0]), count=jnp.take_along_axis(tree.depth, node, axis=1)[:, 0] + 1
-    ), token
+    return Accepted(path=path_to(tree, node[:, 0]), count=at_nodes(tree.depth, node[:, 0]) + 1), token

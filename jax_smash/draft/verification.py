@@ -2,17 +2,18 @@
 
 import abc
 import dataclasses
+import functools
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Int, Key
 
 from jax_smash.draft.k_seq import KSeq
 from jax_smash.draft.rejection import reject
 from jax_smash.draft.rules import Independent, Rule, WithoutReplacement
-from jax_smash.draft.tree import DraftTree
+from jax_smash.draft.tree import DraftTree, at_nodes
 from jax_smash.draft.typical import accept_typical_lossy
-from jax_smash.draft.verify import Accepted, accept
-from jax_smash.sampling import choose, highest
+from jax_smash.draft.verify import Accepted
+from jax_smash.draft.walk import NodeLogits, walk_down
 
 
 class Verification(abc.ABC):
@@ -24,33 +25,28 @@ class Verification(abc.ABC):
     def check(
         self,
         tree: DraftTree,
-        logits: Float[Array, "B M V"],
+        logits: NodeLogits,
         key: Key[Array, "B"],
         token_length: Int[Array, "B"],
         *,
         sampled: bool,
-    ) -> tuple[Accepted, Int[Array, "B M"]]:
+    ) -> tuple[Accepted, Int[Array, "B P"]]:
         """Returns the path that is kept, and the token that is emitted behind each of its nodes.
 
         Args:
           tree: the drafted nodes.
-          logits: of the target at each node, processed.
+          logits: of the target, processed.
           key: of each row.
           token_length: tokens of each row's sequence, the root's included.
           sampled: some row samples.
-
-        Returns:
-          The path; and a token a node, behind nodes off the path one that the target might have chosen there.
         """
-        if sampled:
-            return self._check_samples(tree, logits, key, token_length)
-        target = highest(logits)
-        return accept(tree, target), target
+        check = self._check_samples if sampled else functools.partial(walk_down, sampled=False)
+        return check(tree, logits, key, token_length)
 
     @abc.abstractmethod
     def _check_samples(
-        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
-    ) -> tuple[Accepted, Int[Array, "B M"]]:
+        self, tree: DraftTree, logits: NodeLogits, key: Key[Array, "B"], token_length: Int[Array, "B"]
+    ) -> tuple[Accepted, Int[Array, "B P"]]:
         """Does what `check` says where some row samples."""
 
 
@@ -59,13 +55,10 @@ class Coupling(Verification):
     """Keeps what plain decoding would have emitted: the text is the same, token for token, whatever was drafted."""
 
     def _check_samples(
-        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
-    ) -> tuple[Accepted, Int[Array, "B M"]]:
+        self, tree: DraftTree, logits: NodeLogits, key: Key[Array, "B"], token_length: Int[Array, "B"]
+    ) -> tuple[Accepted, Int[Array, "B P"]]:
         """Compares each node with the target's choice at its parent, made with the noise of plain decoding."""
-        # A node's noise is that of the place behind it, so nodes of one depth share it.
-        depth = jnp.arange(tree.levels + 1, dtype=jnp.int32)[None]
-        target = choose(logits, key, token_length[:, None] + depth, sampled=True, place=tree.depth)
-        return accept(tree, target), target
+        return walk_down(tree, logits, key, token_length, sampled=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +72,11 @@ class Rejection(Verification):
     rule: Rule
 
     def _check_samples(
-        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
-    ) -> tuple[Accepted, Int[Array, "B M"]]:
+        self, tree: DraftTree, logits: NodeLogits, key: Key[Array, "B"], token_length: Int[Array, "B"]
+    ) -> tuple[Accepted, Int[Array, "B P"]]:
         """Accepts and refuses drawn tokens by the rule; a tree without their distribution is an error."""
         accepted, last = reject(tree, logits, key, token_length, rule=self.rule)
-        return accepted, _behind(tree, logits, accepted, last)
+        return accepted, _behind(tree, accepted, last)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,24 +84,18 @@ class TypicalLossy(Verification):
     """Keeps what the target finds likely enough. LOSSY: sampled text does not follow the target's distribution."""
 
     def _check_samples(
-        self, tree: DraftTree, logits: Float[Array, "B M V"], key: Key[Array, "B"], token_length: Int[Array, "B"]
-    ) -> tuple[Accepted, Int[Array, "B M"]]:
+        self, tree: DraftTree, logits: NodeLogits, key: Key[Array, "B"], token_length: Int[Array, "B"]
+    ) -> tuple[Accepted, Int[Array, "B P"]]:
         """Compares each node's probability with a threshold that falls with the entropy."""
-        accepted, last = accept_typical_lossy(tree, logits)
-        return accepted, _behind(tree, logits, accepted, last)
+        accepted, last = accept_typical_lossy(tree, logits.everywhere())
+        return accepted, _behind(tree, accepted, last)
 
 
-def _behind(
-    tree: DraftTree, logits: Float[Array, "B M V"], accepted: Accepted, last: Int[Array, "B"]
-) -> Int[Array, "B M"]:
-    """Returns the token behind each node: the next one's on the path, `last` at its end, the likeliest elsewhere."""
-    path, count = accepted.path, accepted.count[:, None]
-    place = jnp.arange(path.shape[1], dtype=jnp.int32)[None]
-    follower = jnp.concatenate([path[:, 1:], jnp.zeros_like(path[:, :1])], axis=1)
-    token = jnp.where(place + 1 < count, jnp.take_along_axis(tree.token, follower, axis=1), last[:, None])
-    target = highest(logits)
-    row = jnp.arange(path.shape[0], dtype=jnp.int32)[:, None]
-    return target.at[row, jnp.where(place < count, path, target.shape[1])].set(token, mode="drop")
+def _behind(tree: DraftTree, accepted: Accepted, last: Int[Array, "B"]) -> Int[Array, "B P"]:
+    """Returns the token behind each node of the path: the next one's, and `last` at its end."""
+    place = jnp.arange(accepted.path.shape[1], dtype=jnp.int32)[None]
+    follower = jnp.pad(accepted.path[:, 1:], ((0, 0), (0, 1)))
+    return jnp.where(place + 1 < accepted.count[:, None], at_nodes(tree.token, follower), last[:, None])
 
 
 COUPLING = Coupling()

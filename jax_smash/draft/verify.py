@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jax_smash.draft.tree import DraftTree, all_ancestors, unpack
+from jax_smash.draft.tree import DraftTree, all_ancestors, at_nodes, unpack
 from jax_smash.pytree import pytree
 
 
@@ -34,20 +34,20 @@ def accept(tree: DraftTree, target: Int[Array, "B M"]) -> Accepted:
     if tree.token.shape[1] == 1:
         # Nothing was drafted.
         return Accepted(path=jnp.zeros_like(tree.token), count=jnp.ones_like(tree.token[:, 0]))
-    wanted = jnp.take_along_axis(target, tree.parent, axis=1)
+    wanted = at_nodes(target, tree.parent)
     agrees = (tree.valid & (tree.token == wanted)).at[:, 0].set(True)
     kept = all_ancestors(agrees, tree.ancestors)
+    count = jnp.where(kept, tree.depth + 1, 0)
     # The first of the deepest: a sibling proposed twice counts once.
-    deepest = jnp.argmax(jnp.where(kept, tree.depth + 1, 0), axis=1).astype(jnp.int32)
-    return Accepted(
-        path=path_to(tree, deepest), count=jnp.take_along_axis(tree.depth, deepest[:, None], axis=1)[:, 0] + 1
-    )
+    deepest = jnp.argmax(count, axis=1).astype(jnp.int32)
+    return Accepted(path=path_to(tree, deepest), count=count.max(1))
 
 
 def path_to(tree: DraftTree, node: Int[Array, "B"]) -> Int[Array, "B P"]:
     """Returns the nodes from the root to a node, by depth; 0 past its depth."""
-    words = jnp.take_along_axis(tree.ancestors, node[:, None, None], axis=1)[:, 0]
-    on_path = unpack(words, tree.token.shape[1])
+    nodes = tree.token.shape[1]
+    here = node[:, None] == jnp.arange(nodes, dtype=jnp.int32)[None]
+    on_path = unpack(jnp.where(here[:, :, None], tree.ancestors, jnp.uint32(0)).sum(1, dtype=jnp.uint32), nodes)
     depth = jnp.arange(tree.levels + 1, dtype=jnp.int32)
     place = on_path[:, None] & (tree.depth[:, None] == depth[None, :, None])
     return jnp.argmax(place, axis=2).astype(jnp.int32)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jax_smash.decode.speculative import DraftMemory, Speculative
 from jax_smash.draft.corpus import Corpus, index_corpus
@@ -18,7 +19,7 @@ from jax_smash.draft.templates import named_tree
 from jax_smash.draft.tree import check_ranks, is_chain
 from jax_smash.draft.verification import VERIFICATIONS
 from jax_smash.draft.warm_start import load_successors
-from jax_smash.ladder import Ladder, Reach, make_ladder
+from jax_smash.ladder import Ladder, Reach, make_ladder, tile_rows
 from jax_smash.loading import Model, load, quantised
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Method, Setup
@@ -102,7 +103,8 @@ def draft_model(setup: Setup) -> Method:
         raise ValueError(f"a node has at most {target.vocab_size} children, as many as tokens; got {width} in {tree}")
     ladder = Ladder(trees=(topology,), first=0, sizing=None, source=f"the tree {tree}")
     check_blocks(drafting, "draft-model", ladder)
-    drafter = DraftModel(model=drafting.definition, width=width, draws=draws, sampled=setup.sampled)
+    room = max(np.bincount(topology.depth)[:-1].tolist(), default=1)
+    drafter = DraftModel(model=drafting.definition, width=width, room=room, draws=draws, sampled=setup.sampled)
     method = drafted("draft-model", setup, drafter, None, ladder=ladder)
     return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
 
@@ -154,6 +156,7 @@ def drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladde
         verification=VERIFICATIONS[setup.draft.verify],
         sampled=setup.sampled,
         log_probs=setup.log_probs,
+        tile=tile_rows(),
     )
     shared = DraftMemory(
         ladder=ladder.trees, choice=jnp.asarray(ladder.first, jnp.int32), drafter=memory, sizing=ladder.sizing

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from jax_smash.attention import attend
 from jax_smash.cache import Block, LayerCache
 from jax_smash.config import AttentionKind, ModelConfig
-from jax_smash.models.projection import project
+from jax_smash.models.projection import project, project_pair
 from jax_smash.models.rope import Angles, rotate
 from jax_smash.sharding import constrain
 
@@ -36,15 +36,18 @@ def weight(
     dtype: Any,
     initialiser: Any = INIT,
     contracted: tuple[int, ...] | None = None,
+    units: int | None = None,
 ) -> nnx.Param:
     """Declares a weight: its shape, its logical axes, its dtype, how it is initialised and how it is multiplied.
 
     Logical axes are mapped to a mesh by rules; initialisation and checkpoint maps read the shape from here. A weight
-    that names the axes its product sums over may be held as int8; its other axes are the output channels.
+    that names the axes its product sums over may be held as int8; its other axes are the output channels. The last axis
+    may consist of equal `units`, such as heads, that stay whole where it is divided.
     """
+    made = shape if units is None else (*shape[:-1], units, shape[-1] // units)
     # Each weight goes to its devices before the next is made. Without a mesh, its axes are a note on it.
-    value = constrain(initialiser(rngs.params(), shape, dtype), *axes)
-    return nnx.Param(value, out_sharding=axes, eager_sharding=False, contracted=contracted)
+    value = constrain(initialiser(rngs.params(), made, dtype), *axes).reshape(shape)
+    return nnx.Param(value, out_sharding=axes, eager_sharding=False, contracted=contracted, units=units)
 
 
 def rows_axis(cache: Any) -> str:
@@ -54,6 +57,11 @@ def rows_axis(cache: Any) -> str:
     few entries travel: their width is divided over `fsdp` as the weights are.
     """
     return "batch" if cache is None else "rows"
+
+
+def _drawn_side_by_side(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Initialises two matrices `[2, D, F]`, drawn as `[D, 2, F]`: a seed gives the weights that it always gave."""
+    return INIT(key, (shape[1], 2, shape[2]), dtype).swapaxes(0, 1)
 
 
 class RMSNorm(nnx.Module):
@@ -94,14 +102,15 @@ class Attention(nnx.Module):
     """Grouped-query attention of one layer.
 
     `w_qkv` holds w_q, w_k and w_v in one matrix, so that a decode step reads them in one product: for each KV head its
-    G query heads, then its key head, then its value head.
+    G query heads, then its key head, then its value head. It has two axes: with more, a TPU copies it at every step.
     """
 
     def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: Keys, dtype: Any):
         d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
         self.config = config
         self.window = config.window_of(kind)
-        self.w_qkv = weight(rngs, (d, k, n // k + 2, h), ("embed", "kv_heads", None, None), dtype, contracted=(0,))
+        width = (n + 2 * k) * h
+        self.w_qkv = weight(rngs, (d, width), ("embed", "kv_heads"), dtype, contracted=(0,), units=k)
         self.w_o = weight(rngs, (k, n // k, h, d), ("kv_heads", None, None, "embed"), dtype, contracted=(0, 1, 2))
         zeros = jax.nn.initializers.zeros
         self.b_qkv = (
@@ -124,7 +133,10 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B Q D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
         """Returns the output of the last `asked` entries, and the new entries' keys (rotated) and values."""
         config = self.config
-        qkv = constrain(project(x, self.w_qkv[...]), "batch", None, "kv_heads")
+        k, h = config.num_kv_heads, config.head_width
+        # The barrier keeps a TPU from laying the weight out for what follows, at every call.
+        qkv = jax.lax.optimization_barrier(project(x, self.w_qkv[...])).reshape(*x.shape[:2], k, -1, h)
+        qkv = constrain(qkv, "batch", None, "kv_heads")
         if self.b_qkv is not None:
             qkv += self.b_qkv[...][None, None]
         rotated, value = qkv[..., :-1, :], qkv[..., -1, :]
@@ -137,9 +149,7 @@ class Attention(nnx.Module):
         query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(asked or x.shape[1]) :]
         out = attend(
             query,
-            key,
-            value,
-            position,
+            *block.behind_earlier(key, value, position),
             cache,
             block,
             scale=config.query_scale,
@@ -157,22 +167,22 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """The gated MLP: SwiGLU or GeGLU. `w_gate_up` holds w_gate and w_up in one matrix."""
+    """The gated MLP: SwiGLU or GeGLU. `w_gate_up` holds w_gate and w_up, one behind the other."""
 
     def __init__(self, config: ModelConfig, *, rngs: Keys, dtype: Any):
         d, f = config.d_model, config.mlp_width
         self.activation = config.activation
-        self.w_gate_up = weight(rngs, (d, 2, f), ("embed", None, "mlp"), dtype, contracted=(0,))
+        axes = (None, "embed", "mlp")
+        self.w_gate_up = weight(rngs, (2, d, f), axes, dtype, _drawn_side_by_side, contracted=(1,))
         self.w_down = weight(rngs, (f, d), ("mlp", "embed"), dtype, contracted=(0,))
         zeros = jax.nn.initializers.zeros
         self.b_gate_up = weight(rngs, (2, f), (None, "mlp"), dtype, zeros) if config.mlp_bias else None
         self.b_down = weight(rngs, (d,), ("embed",), dtype, zeros) if config.mlp_bias else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        both = project(x, self.w_gate_up[...])
+        gate, up = project_pair(x, self.w_gate_up[...])
         if self.b_gate_up is not None:
-            both += self.b_gate_up[...][None, None]
-        gate, up = both[..., 0, :], both[..., 1, :]
+            gate, up = gate + self.b_gate_up[0][None, None], up + self.b_gate_up[1][None, None]
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
         out = project(gate * up, self.w_down[...])
         if self.b_down is not None:

@@ -11,11 +11,13 @@ from qwix import QArray
 
 from jax_smash.cache import Block, KVCache, init_cache
 from jax_smash.config import ModelConfig
+from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
 from jax_smash.models.projection import row_products
 from jax_smash.models.rope import longest, rotations
 from jax_smash.protocols import Forward, SparsePolicy
 from jax_smash.quantise import gather, scores
+from jax_smash.sampling.vocabulary import Likeliest
 from jax_smash.sharding import constrain
 
 
@@ -24,6 +26,9 @@ class Transformer(nnx.Module):
 
     tree_blocks = True
     """Attention goes by the block's bits, and rotary embeddings by position."""
+
+    continued_blocks = True
+    """A block may have entries that earlier forwards read."""
 
     def __init__(self, config: ModelConfig, *, rngs: Keys, dtype: Any = jnp.float32):
         self.config = config
@@ -75,20 +80,36 @@ class Transformer(nnx.Module):
         for i, layer in enumerate(self.layers):
             taps.append(x)
             layer_cache = None if cache is None else cache.layer(i)
-            x, key_value = _apply_layer(*nnx.split(layer), x, position, angles[i], layer_cache, block)
+            x, key_value = _apply_layer(*nnx.split(layer), x, position, angles[i], layer_cache, block.layer(i))
             block_kv.append(key_value)
         taps.append(x)
         return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=None)
 
     def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns float32 logits of the token after each entry."""
-        head = (self.embedding if self.head is None else self.head)[...]
-        if isinstance(head, QArray):
-            logits = scores(hidden, head)
-        else:
-            logits = row_products(hidden, head)
         # Each device makes the logits of its tokens. Told of nothing but who reads them, XLA would gather the matrix.
-        logits = constrain(logits, ..., "vocab")
+        return constrain(self._logits(hidden, self._head), ..., "vocab")
+
+    def likeliest(
+        self, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False, keep: bool = False
+    ) -> Likeliest:
+        """Returns the n likeliest tokens after each entry; large vocabularies are read in pieces.
+
+        Args:
+          hidden: after the final norm.
+          n: at least 1.
+          total: also add up.
+          keep: also return all logits.
+        """
+        return likeliest_rows(hidden, self._head, self._logits, n, total=total, keep=keep)
+
+    @property
+    def _head(self) -> Float[Array, "V D"] | Float[QArray, "V D"]:
+        return (self.embedding if self.head is None else self.head)[...]
+
+    def _logits(self, hidden: Float[Array, "*batch D"], head: Any) -> Float[Array, "*batch X"]:
+        """Returns the logits of some rows of the head, or of all."""
+        logits = scores(hidden, head) if isinstance(head, QArray) else row_products(hidden, head)
         if self.config.logits_divisor != 1.0:
             logits = logits / self.config.logits_divisor
         cap = self.config.final_softcap

@@ -4,9 +4,11 @@ from jax_smash.sampling.choice import check_seeds, choose, gumbel_noise, highest
 from jax_smash.sampling.options import SamplingOptions, processors_for
 from jax_smash.sampling.penalties import Constrained, LogitBias, MinNewTokens, OutputPenalty, RepetitionPenalty
 from jax_smash.sampling.truncation import MinP, Temperature, TopK, TopP
+from jax_smash.sampling.vocabulary import Likeliest, likeliest_of, likeliest_tokens
 
 __all__ = [
     "Constrained",
+    "Likeliest",
     "LogitBias",
     "MinNewTokens",
     "MinP",
@@ -21,6 +23,8 @@ __all__ = [
     "gumbel_noise",
     "highest",
     "likeliest",
+    "likeliest_of",
+    "likeliest_tokens",
     "log_probabilities",
     "processors_for",
     "row_keys",

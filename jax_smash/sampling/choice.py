@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from jax_smash import cpu
+
 
 def row_keys(seeds: Sequence[int] | np.ndarray | Array, *, samples: int = 1) -> Key[Array, "B"]:
     """Makes the random key of each row: the samples of one seed side by side.
@@ -90,21 +92,12 @@ def choose(
 
 
 def highest(logits: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
-    """Returns the index of the highest logit, the first of several; where one is NaN, of the first NaN.
-
-    XLA on a CPU looks for the highest value and its index together, one value after the other. There they are found one
-    after the other, each of many values at once.
-    """
+    """Returns the index of the highest logit, the first of several; where one is NaN, of the first NaN."""
 
     def at_once(logits: Array) -> Array:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-    def value_first(logits: Array) -> Array:
-        found = (logits == logits.max(-1, keepdims=True)) | jnp.isnan(logits)
-        index = jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * (logits.ndim - 1) + (-1,))
-        return jnp.where(found, index, logits.shape[-1]).min(-1)
-
-    return jax.lax.platform_dependent(logits, cpu=value_first, default=at_once)
+    return jax.lax.platform_dependent(logits, cpu=cpu.highest, default=at_once)
 
 
 def likeliest(logits: Float[Array, "*batch V"], n: int) -> tuple[Float[Array, "*batch n"], Int[Array, "*batch n"]]:

@@ -108,6 +108,7 @@ def macro_step(
         vector = base.embed(token[:, None])[:, 0]
         return _Micro(carry=carry, group=group, going=going, vector=vector, cache=state.cache, index=state.index + 1)
 
+    @jax.named_scope("micro_step")
     def micro_step(state: _Micro) -> _Micro:
         def first(vector: Array, cache: MicroCache) -> tuple[Array, MicroCache]:
             return decoder.read(jnp.concatenate([prefix, vector], axis=1), cache)

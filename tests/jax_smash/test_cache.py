@@ -1,9 +1,12 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_smash.cache as cache_module
+from jax_smash import cpu
 from jax_smash.cache import EMPTY, Block, after, init_cache
 
 
@@ -50,12 +53,19 @@ def plain_commit(held, keys, position, count, path):
             entries.append((position[row, entry], keys[row, entry]))
 
 
-@pytest.mark.parametrize("writer", ["_write_by_array", "_write_by_entry", "_write_by_row"])
+WRITERS = {
+    "by array": cache_module._write_by_array,
+    "by entry": functools.partial(cpu.write_by_entry, cache_module._write_by_array),
+    "by row": cache_module._write_by_row,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize(("batch", "width"), [(1, 1), (3, 1), (3, BLOCK), (9, 2)])
 @pytest.mark.parametrize("with_path", [False, True])
 def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path):
     # Which writer runs is the platform's choice; all must do the same.
-    monkeypatch.setattr(cache_module, "_write", getattr(cache_module, writer))
+    monkeypatch.setattr(cache_module, "_write", WRITERS[writer])
     commit = jax.jit(lambda cache, *accepted: cache.commit(*accepted))
     generator = np.random.default_rng(batch * 10 + width)
     cache, held = empty_cache(batch, 64), [[] for _ in range(batch)]

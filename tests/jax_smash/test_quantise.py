@@ -14,7 +14,7 @@ from qwix import QArray
 import jax_smash
 from eval.program import Program
 from eval.topology import devices
-from jax_smash import quantise
+from jax_smash import cpu, quantise
 from jax_smash.cache import Block
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.decode.programs import PROGRAMS
@@ -119,9 +119,9 @@ def test_activations_lose_at_most_a_65_thousandth_of_their_rows_largest(rows):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("tile", [quantise.TILE, 512])
+@pytest.mark.parametrize("tile", [cpu.TILE, 512])
 def test_every_platforms_way_gives_qwixs_product(monkeypatch, axis, tile):
-    monkeypatch.setattr(quantise, "TILE", tile)
+    monkeypatch.setattr(cpu, "TILE", tile)
     weight, x = quantise.quantise(normal(9, *[(64, 48), (48, 64)][axis]), (axis,)), normal(10, 9, 64)
     high, low = quantise._rounded(x)
     dimensions = (((1,), (axis,)), ((), ()))
@@ -130,9 +130,10 @@ def test_every_platforms_way_gives_qwixs_product(monkeypatch, axis, tile):
         terms = np.asarray(qwix.dot_general(both, weight, dimensions), np.float64)
     expected = (terms[:9] + terms[9:] / LOW_UNITS) / np.asarray(weight.scale.reshape(1, -1), np.float64)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
-    for way in (quantise._as_integers, quantise._as_floats):
+    by_cpu = functools.partial(cpu.int8_product, unit=LOW_UNITS)
+    for way in (quantise._as_integers, by_cpu):
         close(jax.jit(way, static_argnames="axis")(high.qvalue, low, weight.qvalue, axis=axis), expected)
-    one = jax.jit(quantise._one_row, static_argnames="axis")
+    one = jax.jit(by_cpu, static_argnames="axis")
     for i in range(9):
         close(one(high.qvalue[i : i + 1], low[i : i + 1], weight.qvalue, axis=axis)[0], expected[i])
 
@@ -224,7 +225,7 @@ def test_matrices_are_held_in_a_quarter_and_norms_as_they_were(tied):
 
 def test_scales_keep_the_weights_logical_axes(pair):
     layer = pair[1].params["target"]["layers"][0]["attention"]["w_qkv"]
-    assert layer.get_metadata()["out_sharding"] == ("embed", "kv_heads", None, None)
+    assert layer.get_metadata()["out_sharding"] == ("embed", "kv_heads")
     assert layer.get_value().scale.shape == (1, *layer.get_value().qvalue.shape[1:])
 
 

@@ -41,16 +41,17 @@ def test_merged_is_the_product_and_the_changes_product_added():
     after = dict(nnx.to_flat_state(merged(params, lora, 3.0)))
     rng = np.random.default_rng(1)
     for name, (path, inputs) in {
-        "layers.0.attention.w_qkv": (("layers", 0, "attention", "w_qkv"), 1),
-        "layers.1.attention.w_o": (("layers", 1, "attention", "w_o"), 3),
-        "layers.3.mlp.w_gate_up": (("layers", 3, "mlp", "w_gate_up"), 1),
+        "layers.0.attention.w_qkv": (("layers", 0, "attention", "w_qkv"), (0,)),
+        "layers.1.attention.w_o": (("layers", 1, "attention", "w_o"), (0, 1, 2)),
+        "layers.3.mlp.w_gate_up": (("layers", 3, "mlp", "w_gate_up"), (1,)),
     }.items():
         before, now = dict(nnx.to_flat_state(params))[path].get_value(), after[path].get_value()
-        width = int(np.prod(before.shape[:inputs]))
+        width = int(np.prod([before.shape[axis] for axis in inputs]))
+        before, now = (np.moveaxis(np.asarray(x), inputs, range(len(inputs))).reshape(width, -1) for x in (before, now))
         x = rng.normal(size=(5, width)).astype(np.float32)
-        applied = x @ np.asarray(before).reshape(width, -1)
+        applied = x @ before
         applied += 3.0 * (x @ np.asarray(lora[name]["a"])) @ np.asarray(lora[name]["b"])
-        np.testing.assert_allclose(x @ np.asarray(now).reshape(width, -1), applied, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(x @ now, applied, rtol=1e-4, atol=1e-5)
 
 
 def test_changes_are_added_in_float32_whatever_the_matrices_are_in():

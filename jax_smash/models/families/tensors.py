@@ -5,6 +5,7 @@ order: writing a tensor into its view loads it, reading the view saves it, so bo
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -78,13 +79,14 @@ def tensor_map(config: ModelConfig, norms: Mapping[str, str], *, fused: bool = F
 
 def _attention(config: ModelConfig, prefix: str, fused: bool) -> dict[ParamPath, tuple[Part, ...]]:
     d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
+    heads_first = functools.partial(_heads_first, kv_heads=k, width=h)
     widths = {"q_proj": n * h, "k_proj": k * h, "v_proj": k * h}
     # Along the head axis of a KV head: its query heads, its key head, its value head.
     heads = {"q_proj": slice(None, -2), "k_proj": slice(-2, -1), "v_proj": slice(-1, None)}
     parts: dict[ParamPath, tuple[Part, ...]] = {
         ("w_qkv",): _one_behind_the_other(
             [
-                Part(f"{prefix}.{name}.weight", (width, d), _then(_heads_first, heads[name]))
+                Part(f"{prefix}.{name}.weight", (width, d), _then(heads_first, heads[name]))
                 for name, width in widths.items()
             ],
             f"{prefix}.qkv_proj.weight" if fused else None,
@@ -136,8 +138,9 @@ def _whole(parameter: np.ndarray) -> np.ndarray:
     return parameter
 
 
-def _heads_first(w_qkv: np.ndarray) -> np.ndarray:
-    return w_qkv.transpose(1, 2, 3, 0)  # [D, K, G+2, H] as [K, G+2, H, D].
+def _heads_first(w_qkv: np.ndarray, *, kv_heads: int, width: int) -> np.ndarray:
+    # [D, K·(G+2)·H] as [K, G+2, H, D].
+    return w_qkv.reshape(len(w_qkv), kv_heads, -1, width).transpose(1, 2, 3, 0)
 
 
 def _model_first(w_o: np.ndarray) -> np.ndarray:
@@ -145,7 +148,7 @@ def _model_first(w_o: np.ndarray) -> np.ndarray:
 
 
 def _hidden_first(w_gate_up: np.ndarray) -> np.ndarray:
-    return w_gate_up.transpose(1, 2, 0)  # [D, 2, F] as [2, F, D].
+    return w_gate_up.transpose(0, 2, 1)  # [2, D, F] as [2, F, D].
 
 
 def _then(view: Callable[[np.ndarray], np.ndarray], part: Any) -> Callable[[np.ndarray], np.ndarray]:

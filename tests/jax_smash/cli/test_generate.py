@@ -50,6 +50,12 @@ def wait_for_line(file: Path) -> None:
         time.sleep(0.02)
 
 
+def test_a_run_writes_its_trace(run, model, tmp_path):
+    result = run("generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", "4", "--profile", "trace")
+    assert result.returncode == 0, result.stderr
+    assert [*(tmp_path / "trace").rglob("*.xplane.pb")]
+
+
 def test_the_program_gives_the_librarys_text_and_figures(run, model, tmp_path):
     result = run("generate", "--model", model, "--prompt", PROMPT, *LETTERS, "--json", "out.jsonl")
     assert result.returncode == 0, result.stderr

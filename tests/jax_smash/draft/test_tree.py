@@ -5,8 +5,9 @@ import pytest
 
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.sizing import expected_tokens, most_expected
-from jax_smash.draft.templates import LEVELS, RANKS, named_tree
+from jax_smash.draft.templates import LEVELS, RANKS, named_tree, published_recycling_tree
 from jax_smash.draft.tree import chain, grow, pack, topology, tree_from_ranks, tree_of, unpack
+from jax_smash.draft.verify import accept
 
 
 def ancestors(parent, node):
@@ -61,9 +62,28 @@ def test_paths_hold_the_tokens_below_the_root():
 
 
 def test_the_published_template_has_its_published_sizes():
-    tree = named_tree("recycling-80")
+    tree = published_recycling_tree()
     assert np.bincount(tree.depth).tolist() == [1, 8, 21, 25, 15, 8, 3]
     assert tree.nodes - len(set(tree.parent.tolist())) == 40  # Leaves.
+
+
+def test_the_template_has_a_multiple_of_eight_nodes():
+    tree = named_tree("recycling-80")
+    assert (tree.nodes, tree.levels) == (80, 6)
+    assert np.bincount(tree.depth).tolist() == [1, 8, 21, 24, 15, 8, 3]
+
+
+@pytest.mark.parametrize(("nodes", "padded"), [(1, 1), (2, 8), (8, 8), (9, 16), (33, 40)])
+def test_a_padded_tree_has_invalid_nodes_behind_its_own(nodes, padded):
+    tree = grow(chain(nodes - 1) if nodes > 1 else topology([0]), jnp.ones((2, nodes), jnp.int32))
+    wide = tree.padded(8)
+    assert wide.token.shape == (2, padded)
+    np.testing.assert_array_equal(wide.valid, np.broadcast_to(np.arange(padded) < nodes, (2, padded)))
+    np.testing.assert_array_equal(wide.ancestors[:, :nodes, : tree.ancestors.shape[2]], tree.ancestors)
+    seen = np.asarray(unpack(wide.ancestors, padded))
+    assert (seen[:, nodes:] == np.eye(padded, dtype=bool)[nodes:]).all()
+    accepted = accept(wide, jnp.ones((2, padded), jnp.int32))
+    np.testing.assert_array_equal(accepted.count, [nodes, nodes])
 
 
 def test_ranks_and_parents_name_the_same_tree():

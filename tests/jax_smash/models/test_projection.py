@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.models.projection import FEW_ROWS, HEAD_PARTS, LARGE, project, row_products
+from jax_smash.cpu import FEW_ROWS, HEAD_PARTS, LARGE
+from jax_smash.models.projection import project, row_products
 
 
 def normal(seed, shape):

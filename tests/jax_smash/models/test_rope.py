@@ -1,6 +1,7 @@
 """Rotary embeddings that depend on how long the text is."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,11 @@ import pytest
 
 import jax_smash
 from jax_smash.cache import Block
+from jax_smash.config import RopeConfig
 from jax_smash.methods import make_method
 from jax_smash.models.families import from_hf
 from jax_smash.models.rope import longest, reach_of_turn, rotate, rotation
+from jax_smash.platform import tracing_for
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
 from tests.checkpoints import LLAMA, PHI3, factors, write_checkpoint
@@ -146,3 +149,18 @@ def test_late_rounding_rounds_the_product_alone():
     late = rotate(x, angles, late_rounding=True)
     np.testing.assert_array_equal(late, rotate(x.astype(jnp.float32), angles).astype(jnp.bfloat16))
     assert (late != rotate(x, angles)).any()
+
+
+@pytest.mark.parametrize("late_rounding", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("partial", [1.0, 0.5])
+def test_a_tpus_rotation_is_the_same(late_rounding, dtype, partial):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 3, 4, 2, 16)), dtype)
+    position = jnp.asarray([[0, 5, 900], [1, 2, 3]], jnp.int32)
+    angles = rotation(RopeConfig(partial=partial), 16, position)
+    rotated = functools.partial(rotate, late_rounding=late_rounding)
+    plain = jax.jit(rotated)(x, angles)
+    with tracing_for("tpu"):
+        found = jax.jit(rotated)(x, angles)
+    np.testing.assert_allclose(found.astype(jnp.float32), plain.astype(jnp.float32), atol=float(jnp.finfo(dtype).eps))

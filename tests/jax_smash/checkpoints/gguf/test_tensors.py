@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from qwix import QArray
 
 from jax_smash.checkpoints.huggingface import load_params, read_config
@@ -156,12 +157,19 @@ def test_logits_are_those_of_transformers_loading_of_the_same_file(name, tmp_pat
         model, reference = load(path), LoadedReference(path)
         assert logit_error(model, reference, tokens) < 1e-5
         # The control: rows of a head in another order, as a permutation that is not undone would leave them.
-        shuffled = dataclasses.replace(model, params=jax.tree.map(_swapped, model.params))
+        shuffled = dataclasses.replace(model, params=_swapped(model))
         assert logit_error(shuffled, reference, tokens) > 1e-3
 
 
-def _swapped(parameter):
-    """Returns a layer's queries, keys and values with two rows of every head swapped; other parameters as they are."""
-    if parameter.ndim != 4 or parameter.shape[0] != 64:
-        return parameter
-    return parameter.at[..., 0].set(parameter[..., 1]).at[..., 1].set(parameter[..., 0])
+def _swapped(model):
+    """Returns a model's parameters with two rows of every head of queries, keys and values swapped."""
+
+    def swap(path, variable):
+        if path[-1] != "w_qkv":
+            return variable
+        heads = variable.get_value().reshape(model.config.d_model, -1, model.config.head_width)
+        heads = heads.at[..., 0].set(heads[..., 1]).at[..., 1].set(heads[..., 0])
+        return variable.replace(heads.reshape(variable.shape))
+
+    flat = [(path, swap(path, v)) for path, v in nnx.to_flat_state(model.params["target"])]
+    return {"target": nnx.from_flat_state(flat)}

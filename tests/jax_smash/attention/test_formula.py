@@ -3,8 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.attention import FEW_SCORES, QUERIES_AT_ONCE, attend
-from jax_smash.cache import EMPTY, Block, LayerCache
+from jax_smash.attention import attend, formula
+from jax_smash.attention.formula import FEW_SCORES, QUERIES_AT_ONCE
+from jax_smash.cache import EMPTY, Block, Earlier, LayerCache
+from jax_smash.pytree import replace
 
 B, N, K, H = 2, 4, 2, 8
 
@@ -41,6 +43,14 @@ def test_a_block_without_a_past_attends_to_what_it_sees(width, window, softcap):
     np.testing.assert_allclose(out, by_hand(*entries(width), seen, scale=0.3, softcap=softcap), atol=2e-5)
 
 
+def cached(slots, filled):
+    """Returns a cache with so many slots filled in each row, and its keys and values as a block has them."""
+    _, key, value = entries(slots, seed=1)
+    slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32)[None], (B, slots))
+    position = jnp.where(slot < filled, slot, EMPTY)
+    return LayerCache(keys=key.transpose(0, 2, 1, 3), values=value.transpose(0, 2, 1, 3), position=position), key, value
+
+
 @pytest.mark.parametrize("width", [1, 3, 12])
 @pytest.mark.parametrize("slots", [5, 64])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (4, 2.0)])
@@ -50,14 +60,8 @@ def test_few_and_many_scores_are_those_of_cache_and_block_side_by_side(width, sl
     assert (rows * slots <= FEW_SCORES) == (slots == 5 and width < 12)
     assert (rows * width <= FEW_SCORES) == (width < 12)
     query, key, value = entries(width)
-    _, past_key, past_value = entries(slots, seed=1)
     filled = jnp.array([slots - 1, 2], jnp.int32)[:, None]
-    slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32)[None], (B, slots))
-    cache = LayerCache(
-        keys=past_key.transpose(0, 2, 1, 3),
-        values=past_value.transpose(0, 2, 1, 3),
-        position=jnp.where(slot < filled, slot, EMPTY),
-    )
+    cache, past_key, past_value = cached(slots, filled)
     position = filled + jnp.arange(width, dtype=jnp.int32)[None]
     block = Block.causal(jnp.ones((B, width), bool))
     attended = jax.jit(lambda *x: attend(*x, position, cache, block, scale=0.3, window=window, softcap=softcap))
@@ -68,6 +72,45 @@ def test_few_and_many_scores_are_those_of_cache_and_block_side_by_side(width, sl
     side_by_side = (jnp.concatenate(pair, axis=1) for pair in ((past_key, key), (past_value, value)))
     expected = by_hand(query, *side_by_side, seen, scale=0.3, softcap=softcap)
     np.testing.assert_allclose(attended(query, key, value), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("filled", [(0, 0), (16, 3), (17, 60), (70, 1)])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (9, 2.0)])
+def test_a_cache_that_is_read_in_tiles_is_attended_to_as_at_once(monkeypatch, filled, window, softcap):
+    """The last tile of 70 slots begins before its place; tiles behind the longest row are not read."""
+    filled = jnp.asarray(filled, jnp.int32)[:, None]
+    cache, _, _ = cached(70, filled)
+    unread = (jnp.arange(70) >= -(-int(filled.max()) // 16) * 16)[None, None, :, None]
+    block = Block.causal(jnp.ones((B, 5), bool))
+    position = filled + jnp.arange(5, dtype=jnp.int32)[None]
+
+    def attended(cache):
+        arrays = (*entries(5), position, cache, block)
+        return jax.jit(lambda x: attend(*x, scale=0.3, window=window, softcap=softcap))(arrays)
+
+    expected = attended(cache)
+    monkeypatch.setattr(formula, "SCORES_AT_ONCE", 16 * B * N * 5)
+    monkeypatch.setattr(formula, "LEAST_TILE", 1)
+    assert formula._tile((B, K, N // K * 5, H), 70) == 16
+    poisoned = replace(
+        cache, keys=jnp.where(unread, jnp.nan, cache.keys), values=jnp.where(unread, jnp.nan, cache.values)
+    )
+    np.testing.assert_allclose(attended(poisoned), expected, atol=2e-6)
+
+
+def test_a_block_goes_on_from_what_earlier_forwards_read():
+    width, before = 6, 4
+    query, key, value = entries(width)
+    filled = jnp.array([3, 7], jnp.int32)[:, None]
+    cache, _, _ = cached(16, filled)
+    position = filled + jnp.arange(width, dtype=jnp.int32)[None]
+    whole = attend(query, key, value, position, cache, Block.causal(jnp.ones((B, width), bool)), scale=0.3)
+    earlier = Earlier(block_kv=((key[:, :before], value[:, :before]),), position=position[:, :before])
+    block = replace(Block.causal(jnp.ones((B, width), bool)), earlier=earlier)
+    together = block.behind_earlier(key[:, before:], value[:, before:], position[:, before:])
+    np.testing.assert_allclose(
+        attend(query[:, before:], *together, cache, block, scale=0.3), whole[:, before:], atol=2e-6
+    )
 
 
 def test_the_gradient_is_that_of_scores_made_all_at_once():

@@ -1,21 +1,27 @@
-"""Attention of a block of new entries over the cache and over the block itself."""
+"""Attention as a formula in XLA's operations: what runs where no kernel does."""
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.cache import Block, LayerCache
+from jax_smash import cpu
+from jax_smash.cache import EMPTY, Block, LayerCache
+from jax_smash.pytree import replace
 
 MASKED = -1e30
 """Score of what a query may not see: finite, so that a query that sees nothing stays free of NaN."""
 
-FEW_ROWS = 8
-"""Rows a KV head up to which a CPU multiplies them one by one."""
-
 FEW_SCORES = 40
 """Scores a KV head up to which they are made, and values mixed by them, without a matrix product."""
+
+SCORES_AT_ONCE = 4 << 20
+"""Scores that are in memory at once, 16 MiB of them: a longer cache is read in tiles."""
+
+LEAST_TILE = 256
+"""Slots of a tile at least."""
 
 QUERIES_AT_ONCE = 64
 """Queries whose scores are in memory at once where there is no cache, as in training."""
@@ -30,23 +36,10 @@ def attend(
     block: Block,
     *,
     scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
+    window: int,
+    softcap: float,
 ) -> Float[Array, "B Q N H"]:
-    """Returns attention of each entry over the committed slots before it and the block's entries it may see.
-
-    Equivalent formula: softmax(cap(scale · q kᵀ) + mask) v over the concatenation of cache and block, in float32.
-
-    Args:
-      query: of the last Q of the T new entries, the rotary embedding already in.
-      key, value: of all of them.
-      position: position of each new entry.
-      cache: what the layer has committed; None where there is nothing.
-      block: which new entries see which.
-      scale: multiplies the scores.
-      window: an entry sees positions later than its own minus this; 0 for no window.
-      softcap: scores become cap · tanh(score / cap); 0 for none.
-    """
+    """Does what `attention.attend` says by XLA's own operations."""
     batch, width, heads, head_width = query.shape
     kv_heads = key.shape[2]
     query = query.reshape(batch, width, kv_heads, heads // kv_heads, head_width)
@@ -63,20 +56,75 @@ def attend(
         out = _attend_without_past(query, key, value, seen, capped)
         return out.reshape(batch, width, heads, head_width)
 
-    # An empty slot's position is after every query's, so one comparison hides empty slots too.
-    visible = cache.position[:, None, :] <= asking[:, :, None]
-    if window:
-        visible &= cache.position[:, None, :] > asking[:, :, None] - window
     # A KV head's queries side by side, token by token: R = T · G rows.
     query = query.transpose(0, 2, 1, 3, 4).reshape(batch, kv_heads, -1, head_width)
-    past = _hide(capped(_scores(query, cache.keys)), visible)
     own = _hide(capped(_own_scores(query, key)), seen)
+
+    def past_scores(slots: LayerCache) -> Float[Array, "B K R S"]:
+        # An empty slot's position is after every query's, so one comparison hides empty slots too.
+        visible = slots.position[:, None, :] <= asking[:, :, None]
+        if window:
+            visible &= slots.position[:, None, :] > asking[:, :, None] - window
+        return _hide(capped(_scores(query, slots.keys)), visible)
+
+    tile = _tile(query.shape, cache.position.shape[1])
+    if tile is None:
+        out = _attend_at_once(own, value, past_scores(cache), cache)
+    else:
+        out = _attend_in_tiles(own, value, past_scores, cache, tile)
+    out = out.astype(value.dtype).reshape(batch, kv_heads, width, -1, head_width)
+    return out.transpose(0, 2, 1, 3, 4).reshape(batch, width, heads, head_width)
+
+
+def _attend_at_once(
+    own: Float[Array, "B K R T"], value: Float[Array, "B T K H"], past: Float[Array, "B K R S"], cache: LayerCache
+) -> Float[Array, "B K R H"]:
+    """Returns values weighted by the softmax over both sides' scores."""
     peak = jnp.maximum(past.max(-1, keepdims=True), own.max(-1, keepdims=True))
     past, own = jnp.exp(past - peak), jnp.exp(own - peak)
     total = past.sum(-1, keepdims=True) + own.sum(-1, keepdims=True)
-    out = _mix(past, cache.values) + _own_mix(own, value)
-    out = (out / total).astype(value.dtype).reshape(batch, kv_heads, width, -1, head_width)
-    return out.transpose(0, 2, 1, 3, 4).reshape(batch, width, heads, head_width)
+    return (_mix(past, cache.values) + _own_mix(own, value)) / total
+
+
+def _attend_in_tiles(
+    own: Float[Array, "B K R T"],
+    value: Float[Array, "B T K H"],
+    past_scores: Callable[[LayerCache], Float[Array, "B K R S"]],
+    cache: LayerCache,
+    tile: int,
+) -> Float[Array, "B K R H"]:
+    """Does the same a tile of slots at a time, up to the last that is filled in any row.
+
+    Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
+    """
+    slots = cache.position.shape[1]
+    Softmax = tuple[Array, Array, Array]  # The highest score so far, the sum of weights, the sum of weighted values.
+
+    def absorb(i: Int[Array, ""], softmax: Softmax) -> Softmax:
+        peak, total, mixed = softmax
+        start = jnp.minimum(i * tile, slots - tile)
+        piece = cache.piece(start, tile)
+        # A last tile that would end behind the cache begins before its place: what the one before had is hidden.
+        fresh = start + jnp.arange(tile, dtype=jnp.int32) >= i * tile
+        scores = past_scores(replace(piece, position=jnp.where(fresh[None], piece.position, jnp.int32(EMPTY))))
+        highest = jnp.maximum(peak, scores.max(-1, keepdims=True))
+        fade, weights = jnp.exp(peak - highest), jnp.exp(scores - highest)
+        total = fade * total + weights.sum(-1, keepdims=True)
+        return highest, total, fade * mixed + _mix(weights, piece.values)
+
+    peak = own.max(-1, keepdims=True)
+    weights = jnp.exp(own - peak)
+    softmax = (peak, weights.sum(-1, keepdims=True), _own_mix(weights, value))
+    filled = (cache.position < EMPTY).sum(1, dtype=jnp.int32).max()
+    _, total, mixed = jax.lax.fori_loop(jnp.int32(0), (filled + tile - 1) // tile, absorb, softmax)
+    return mixed / total
+
+
+def _tile(query: tuple[int, ...], slots: int) -> int | None:
+    """Returns the slots of a tile, a power of two; None where the whole cache's scores may be in memory at once."""
+    batch, kv_heads, rows, _ = query
+    most = max(SCORES_AT_ONCE // (batch * kv_heads * rows), LEAST_TILE)
+    return None if slots <= most else 1 << (most.bit_length() - 1)
 
 
 def _hide(scores: Float[Array, "B K R X"], seen: Bool[Array, "B T X"]) -> Float[Array, "B K R X"]:
@@ -87,24 +135,15 @@ def _hide(scores: Float[Array, "B K R X"], seen: Bool[Array, "B T X"]) -> Float[
 
 
 def _products(spec: str, rows: Float[Array, "B K R X"], matrix: Float[Array, "B K S H"]) -> Float[Array, "B K R Y"]:
-    """Multiplies each head's rows with its keys or values; float32.
-
-    On a CPU a single row's product runs at memory speed where a few rows' go through a slower library call.
-    """
-    one = spec.replace("R", "")
+    """Multiplies each head's rows with its keys or values; float32."""
 
     def at_once(rows: Array, matrix: Array) -> Array:
         return jnp.einsum(spec, rows, matrix, preferred_element_type=jnp.float32)
 
-    def one_by_one(rows: Array, matrix: Array) -> Array:
-        products = [
-            jnp.einsum(one, rows[:, :, r], matrix, preferred_element_type=jnp.float32) for r in range(rows.shape[2])
-        ]
-        return jnp.stack(products, axis=2)
-
-    if rows.shape[2] > FEW_ROWS or rows.dtype != jnp.float32:
+    if not cpu.has_few_queries(rows):
         return at_once(rows, matrix)
-    return jax.lax.platform_dependent(rows, matrix, cpu=one_by_one, default=at_once)
+    by_row = functools.partial(cpu.product_by_row, spec)
+    return jax.lax.platform_dependent(rows, matrix, cpu=by_row, default=at_once)
 
 
 def _scores(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:

@@ -1,0 +1,72 @@
+"""Attention as models call it: by a kernel where there is one, else by XLA's own operations."""
+
+import functools
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from jax_smash.attention import formula
+from jax_smash.cache import Block, LayerCache
+from jax_smash.platform import target_platform
+
+IMPLEMENTATIONS = ("xla", "tpu", "gpu")
+
+
+def attend(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    cache: LayerCache | None,
+    block: Block,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    implementation: str | None = None,
+) -> Float[Array, "B Q N H"]:
+    """Returns attention of each entry over the committed slots before it and the block's entries it may see.
+
+    Equivalent formula: softmax(cap(scale · q kᵀ) + mask) v over the concatenation of cache and block, in float32.
+
+    Args:
+      query: of the last Q of the T new entries, the rotary embedding already in.
+      key, value: of all of them.
+      position: position of each new entry.
+      cache: what the layer has committed; None where there is nothing.
+      block: which new entries see which.
+      scale: multiplies the scores.
+      window: an entry sees positions later than its own minus this; 0 for no window.
+      softcap: scores become cap · tanh(score / cap); 0 for none.
+      implementation: `tpu` or `gpu` insists on that kernel, `xla` on XLA's operations. None takes the kernel of the
+        platform that the program is compiled for where it can run these shapes, and XLA's operations elsewhere.
+
+    Raises:
+      ValueError: there is no such implementation, or the kernel that is named cannot run here.
+    """
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}")
+    arrays = (query, key, value, position, cache, block)
+    xla = functools.partial(formula.attend, scale=scale, window=window, softcap=softcap)
+    if implementation == "xla" or (implementation is None and target_platform() == "cpu"):
+        return xla(*arrays)
+    from jax_smash.attention import kernels  # Importing Pallas takes most of a second.
+
+    attention = functools.partial(kernels.attend, scale=scale, window=window, softcap=softcap)
+    if implementation is not None:
+        if (why := kernels.refusal(implementation, *arrays)) or (why := _elsewhere(implementation)):
+            raise ValueError(f"attention by the {implementation} kernel cannot run: {why}")
+        assert cache is not None
+        return attention(implementation, query, key, value, position, cache, block)
+    found = {
+        platform: functools.partial(attention, kernel)
+        for platform, kernel in {"tpu": "tpu", "cuda": "gpu"}.items()
+        if not kernels.refusal(kernel, *arrays)
+    }
+    return jax.lax.platform_dependent(*arrays, default=xla, **found) if found else xla(*arrays)
+
+
+def _elsewhere(kernel: str) -> str | None:
+    """Returns why a kernel is none of the platform's; None where it is."""
+    platform = target_platform()
+    return None if platform == kernel else f"programs are made for the platform {platform}"

@@ -1,0 +1,77 @@
+"""What `pallas_kernels.tree_attention` is given, and where it cannot run."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.cache import Block, LayerCache
+from jax_smash.sharding import on_each_device
+from pallas_kernels.tree_attention import Inputs, Options, causal_words, gpu, tree_attention
+
+
+def refusal(
+    kernel: str,
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    cache: LayerCache | None,
+    block: Block,
+) -> str | None:
+    """Returns why a kernel, `tpu` or `gpu`, cannot run these arrays; None where it can."""
+    if cache is None:
+        return "there is no cache"
+    if block.segments is not None:
+        return "documents are packed in a row"
+    if query.shape[1] != key.shape[1]:
+        return f"the {query.shape[1]} queries must be as many as the block's {key.shape[1]} keys"
+    types = {x.dtype for x in (query, key, value, cache.keys, cache.values)}
+    if len(types) > 1 or types - {jnp.dtype("float32"), jnp.dtype("bfloat16")}:
+        return f"queries, keys and values must be all float32 or all bfloat16; got {', '.join(map(str, types))}"
+    return gpu.unsupported(_inputs(query, key, value, position, cache, block)) if kernel == "gpu" else None
+
+
+def attend(
+    kernel: str,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    cache: LayerCache,
+    block: Block,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Does what `attention.attend` says by a kernel, each device for its own rows and KV heads."""
+    inputs = _inputs(query, key, value, position, cache, block)
+
+    def share(query: Array, own: tuple[Array, ...], rows: tuple[Array, ...], cached: tuple[Array, ...]) -> Array:
+        by_entry = query.reshape(*query.shape[:2], -1, query.shape[4])
+        (key, value), (keys, values), (position, valid, ancestors, slot_position) = own, cached, rows
+        part = Inputs(by_entry, key, value, position, valid, ancestors, keys, values, slot_position)
+        options = Options(scale=scale, window=window, softcap=softcap)
+        return tree_attention(part, **vars(options), implementation=kernel, interpret=interpret).reshape(query.shape)
+
+    heads, slots = ("batch", None, "kv_heads"), ("batch", "kv_heads")
+    by_head = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
+    rows = (inputs.position, inputs.valid, inputs.ancestors, inputs.slot_position)
+    out = on_each_device(
+        share, (by_head, heads), ((key, value), heads), (rows, ("batch",)), ((cache.keys, cache.values), slots)
+    )
+    return out.reshape(query.shape)
+
+
+def _inputs(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    cache: LayerCache,
+    block: Block,
+) -> Inputs:
+    words = block.ancestors
+    if words is None:
+        words = jnp.broadcast_to(causal_words(key.shape[1]), (key.shape[0], *causal_words(key.shape[1]).shape))
+    return Inputs(query, key, value, position, block.valid, words, cache.keys, cache.values, cache.position)

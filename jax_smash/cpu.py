@@ -1,0 +1,230 @@
+"""What only a CPU needs: the same mathematics in the forms that XLA compiles well there.
+
+Each function stands for a formula beside its caller, which every other platform runs. Most are about few rows that meet
+a large matrix: XLA for a CPU gives the product of one row to one core, and that of a few rows to a slow library call.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
+
+from jax_smash.sharding import is_divided
+
+FEW_ROWS = 4
+"""Rows up to which each is multiplied with a weight alone."""
+
+LARGE = 2 << 20
+"""Bytes of a weight from which it is read in four parts, not two."""
+
+HEAD_PARTS = 4
+"""Parts in which the table of all tokens' vectors is read."""
+
+FEW_QUERIES = 8
+"""Rows a KV head up to which each is multiplied with the cache alone."""
+
+STRIPES = 16
+"""Terms of a sum of integers that are added up before anything is written; even, for they go in pairs."""
+
+TILE = 1 << 20
+"""Numbers of an int8 matrix that become floats at once: 4 MB of them stay in cache."""
+
+SHORT_PATH = 16
+"""Entries of a path up to which as many of them are written as there are, one after another."""
+
+
+def has_few_rows(x: Float[Array, "B T I"], matrix: Float[Array, "I O"]) -> bool:
+    """Whether `product_of_few` is faster than one product."""
+    return x.shape[0] * x.shape[1] <= FEW_ROWS and x.shape[2] % _parts(matrix) == 0 and x.dtype == jnp.float32
+
+
+def product_of_few(x: Float[Array, "B T I"], matrix: Float[Array, "I O"]) -> Float[Array, "B T O"]:
+    """Returns x · matrix, each row alone."""
+    return _one_by_one(x, matrix[None], parts=_parts(matrix))
+
+
+def products_of_pair(x: Float[Array, "B T I"], matrices: Float[Array, "2 I O"]) -> Float[Array, "2 B T O"]:
+    """Returns the products with both matrices."""
+    parts, shape = _parts(matrices) // 2, (2, *x.shape[:2], matrices.shape[2])
+    if x.shape[0] * x.shape[1] <= FEW_ROWS and x.shape[2] % parts == 0 and x.dtype == jnp.float32:
+        both = _one_by_one(x, matrices, parts=parts).reshape(*x.shape[:2], 2, -1)
+        return jnp.moveaxis(both, 2, 0)
+    # One product a matrix, side by side: of a single one XLA would turn the matrices, of two apart copy them.
+    rows = jnp.broadcast_to(x.reshape(1, -1, x.shape[2]), (2, x.shape[0] * x.shape[1], x.shape[2]))
+    return jnp.einsum("PRI,PIO->PRO", rows, matrices).reshape(shape)
+
+
+def _parts(weight: Shaped[Array, "..."]) -> int:
+    return 4 if weight.nbytes >= LARGE else 2
+
+
+def _one_by_one(x: Float[Array, "B T I"], matrices: Float[Array, "P I O"], *, parts: int) -> Float[Array, "B T PO"]:
+    """Multiplies a few rows with P matrices: each row alone, in equal parts of I that run side by side.
+
+    XLA gives the product of one row and a matrix of up to 2 MiB to one core, and a larger one to as many as it has such
+    pieces; two rows at once take three times as long as one.
+    """
+    count, inner, out = matrices.shape
+    pieces = matrices.reshape(count * parts, inner // parts, out)
+
+    def one(row: Array) -> Array:
+        halves = jnp.tile(row.reshape(parts, 1, -1), (count, 1, 1))
+        products = jnp.einsum("PRI,PIO->PRO", halves, pieces).reshape(count, parts, out)
+        # By hand: XLA makes a library call of a sum over an axis, and merges plain additions with what follows.
+        while products.shape[1] > 1:
+            half = products.shape[1] // 2
+            products = products[:, :half] + products[:, half:]
+        return products.reshape(1, -1)
+
+    rows = x.reshape(-1, inner)
+    return jnp.concatenate([one(rows[i]) for i in range(len(rows))]).reshape(*x.shape[:2], -1)
+
+
+def reads_in_parts(hidden: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> bool:
+    """Whether `rows_in_parts` is faster than one product."""
+    one = hidden.size == hidden.shape[-1] and hidden.dtype == jnp.float32
+    return one and table.shape[0] % HEAD_PARTS == 0
+
+
+def rows_in_parts(hidden: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
+    """Returns one vector's product with every row of a table.
+
+    In equal parts of V, so that cores read the table side by side, from one end of each row to the other.
+    """
+    pieces = table.reshape(HEAD_PARTS, -1, table.shape[1])
+    copies = jnp.broadcast_to(hidden.reshape(1, -1), (HEAD_PARTS, table.shape[1]))
+    return jnp.einsum("PVD,PD->PV", pieces, copies).reshape(*hidden.shape[:-1], -1)
+
+
+def has_few_queries(rows: Float[Array, "B K R X"]) -> bool:
+    """Whether `product_by_row` is faster than one product."""
+    return rows.shape[2] <= FEW_QUERIES and rows.dtype == jnp.float32
+
+
+def product_by_row(
+    spec: str, rows: Float[Array, "B K R X"], matrix: Float[Array, "B K S H"]
+) -> Float[Array, "B K R Y"]:
+    """Multiplies each head's rows with its keys or values, each row alone, which runs at memory speed."""
+    one = spec.replace("R", "")
+    products = [
+        jnp.einsum(one, rows[:, :, r], matrix, preferred_element_type=jnp.float32) for r in range(rows.shape[2])
+    ]
+    return jnp.stack(products, axis=2)
+
+
+def int8_product(
+    high: Int8[Array, "R I"], low: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int, unit: int
+) -> Float[Array, "R *out"]:
+    """Returns (high + low / unit) · w; in place of a product of integers, which XLA makes many times slower on a CPU.
+
+    The matrices of a stack follow one another: as one product, XLA would turn them. A single row is multiplied as
+    integers; more are faster as floats, whose one conversion they share.
+    """
+    if w.ndim == 3 and axis == 1:
+        return jnp.stack([int8_product(high, low, matrix, axis=0, unit=unit) for matrix in w], axis=1)
+    alone = len(high) == 1 and high.shape[1] % STRIPES == 0 and not is_divided()
+    return (_one_row if alone else _as_floats)(high, low, w, axis=axis, unit=unit)
+
+
+def _as_floats(
+    high: Int8[Array, "R I"], low: Int8[Array, "R I"], w: Int8[Array, "..."], *, axis: int, unit: int
+) -> Float[Array, "R *out"]:
+    """Converts a matrix to floats a tile at a time, and multiplies a tile while it is still in cache."""
+    # Else XLA converts all weights before the decode loop, and keeps them.
+    high, low, w = jax.lax.optimization_barrier((high, low, w))
+    x = high.astype(jnp.float32) + low.astype(jnp.float32) / unit
+    rows, length = x.shape[0], w.shape[0]
+    tiles = 1 if is_divided() else _tiles(length, w.size)
+    by_tile = w.reshape(tiles, length // tiles, -1)
+    if axis == 0:
+        parts = x.reshape(rows, tiles, -1).swapaxes(0, 1)
+
+        def add(total: Array, tile: tuple[Array, Array]) -> tuple[Array, None]:
+            return total + tile[0] @ tile[1].astype(jnp.float32), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros((rows, by_tile.shape[-1]), jnp.float32), (parts, by_tile))
+        return total.reshape(rows, *w.shape[1:])
+    columns = jax.lax.map(lambda tile: x @ tile.astype(jnp.float32).T, by_tile)
+    return columns.swapaxes(0, 1).reshape(rows, length)
+
+
+def _tiles(length: int, size: int) -> int:
+    """Returns into how many equal tiles of at most about `TILE` numbers an axis is cut."""
+    wanted = min(length, -(-size // TILE))
+    return next(n for n in range(wanted, length + 1) if length % n == 0)
+
+
+def _one_row(
+    high: Int8[Array, "1 I"], low: Int8[Array, "1 I"], w: Int8[Array, "..."], *, axis: int, unit: int
+) -> Float[Array, "1 *out"]:
+    """Makes one pass over the integers, in vector instructions, that writes a sum for every `STRIPES` of them.
+
+    The contracted axis is cut into stripes that lie side by side in one elementwise sum. Products go in pairs, in 16
+    bits. Written as a reduction, XLA would store every product, or go through memory across its rows; and it would
+    again merge a reduction over the few remaining sums with what makes them, so a product with ones adds those up.
+    """
+    high, low, w = jax.lax.optimization_barrier((high, low, w))  # As above.
+    size = high.shape[1] // STRIPES
+    ones = jnp.ones((size,), jnp.float32)
+    shape = (STRIPES, size, 1) if axis == 0 else (STRIPES, 1, size)
+    of_high, of_low = [x.astype(jnp.int16).reshape(shape) for x in (high, low)]
+    stripes = w.reshape(STRIPES, size, -1) if axis == 0 else w.reshape(-1, STRIPES, size)
+    ws = [jax.lax.index_in_dim(stripes, i, axis, keepdims=False) for i in range(STRIPES)]
+    sums = _sum_in_pairs(of_high, ws) + _sum_in_pairs(of_low, ws) / unit
+    if axis == 0:
+        return jnp.einsum("C,CO->O", ones, sums).reshape(1, *w.shape[1:])
+    return jnp.einsum("OC,C->O", sums, ones).reshape(1, *w.shape[:-1])
+
+
+def _sum_in_pairs(x: Array, w: list[Array]) -> Array:
+    products = [x[i] * w[i].astype(jnp.int16) for i in range(STRIPES)]
+    pairs = [(a + b).astype(jnp.int32) for a, b in zip(products[::2], products[1::2], strict=True)]
+    return functools.reduce(jnp.add, pairs).astype(jnp.float32)
+
+
+def highest(logits: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
+    """Returns the index of the highest logit.
+
+    XLA looks for the highest value and its index together, one value after the other. Here they are found one after the
+    other, each of many values at once.
+    """
+    found = (logits == logits.max(-1, keepdims=True)) | jnp.isnan(logits)
+    index = jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * (logits.ndim - 1) + (-1,))
+    return jnp.where(found, index, logits.shape[-1]).min(-1)
+
+
+def write_by_entry(
+    write: Callable[..., tuple[Array, ...]],
+    arrays: tuple[Shaped[Array, "B _ _ _"], ...],
+    entries: tuple[Shaped[Array, "B P _ _"], ...],
+    slot_length: Int[Array, "B"],
+    count: Int[Array, "B"],
+) -> tuple[Shaped[Array, "B _ _ _"], ...]:
+    """Writes as many entries as the row with most has, one after another, by a function that writes a block of them.
+
+    Of the path that a draft may take, most is not taken, and each write of nothing takes as long as another.
+    """
+    if not 1 < entries[0].shape[1] <= SHORT_PATH:
+        return write(arrays, entries, slot_length, count)
+
+    def write_one(i: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        one = tuple(jax.lax.dynamic_slice_in_dim(new, i, 1, axis=1) for new in entries)
+        return write(arrays, one, slot_length + i, jnp.clip(count - i, 0, 1))
+
+    return jax.lax.fori_loop(jnp.zeros((), jnp.int32), count.max(), write_one, tuple(arrays))
+
+
+def set_in_order(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
+    """Writes the rows of seen tokens one after the other.
+
+    Most entries are a budget's padding: the few others take less time than finding the last of each token.
+    """
+    order = jnp.argsort(~seen, stable=True)
+
+    def write(i: Array, tables: Any) -> Any:
+        return jax.tree.map(lambda table, row: table.at[token[order[i]]].set(row[order[i]]), tables, rows)
+
+    return jax.lax.fori_loop(jnp.int32(0), seen.sum(dtype=jnp.int32), write, tables)
