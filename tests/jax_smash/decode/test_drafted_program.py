@@ -179,3 +179,17 @@ def replies(method):
 @pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model"])
 def test_a_chat_goes_on_as_with_plain_decoding(name):
     assert replies(name) == replies("ar")
+
+
+@pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model"])
+def test_a_deep_tree_makes_no_larger_program(name):
+    def lines(tree):
+        model = tiny_model(num_layers=1, layer_kinds=("full",))
+        draft = DraftOptions(tree=tree, draft_model="int8" if name == "draft-model" else None)
+        made = make_method(model, name, draft=draft)
+        rows = Session(model, made, slots=128, max_new_tokens=8, sampling=[SamplingOptions()], seeds=[0])
+        lowered = decode.lower(made.strategy, made.params, rows.state, jnp.asarray(4, jnp.int32))
+        return lowered.as_text().count("\n")
+
+    # A chain of 40 has more words of ancestor bits, and more doublings of its paths.
+    assert lines("chain-40") < 1.1 * lines("chain-20")
