@@ -73,5 +73,6 @@ def _inputs(
 ) -> Inputs:
     words = block.ancestors
     if words is None:
-        words = jnp.broadcast_to(causal_words(key.shape[1]), (key.shape[0], *causal_words(key.shape[1]).shape))
+        causal = causal_words(key.shape[1])
+        words = jnp.broadcast_to(causal, (key.shape[0], *causal.shape))
     return Inputs(query, key, value, position, block.valid, words, cache.keys, cache.values, cache.position)

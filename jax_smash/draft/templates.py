@@ -20,7 +20,7 @@ RECYCLING_CHILDREN = (
 
 
 SELDOM_KEPT = (0, 7, 0)
-"""The ranks that lead to the node of the template that is kept least often."""
+"""The ranks that lead to a node of the template that is hardly ever kept."""
 
 
 def published_recycling_tree() -> Topology:
@@ -35,7 +35,7 @@ def published_recycling_tree() -> Topology:
 def recycling_tree() -> Topology:
     """Returns Token Recycling's tree with 80 nodes, the root among them.
 
-    Differs from `published_recycling_tree`: the node that is kept least often is left out, so that a forward has ten
+    Differs from `published_recycling_tree`: a node that is hardly ever kept is left out, so that a forward has ten
     tiles of eight entries.
     """
     return tree_from_ranks([ranks for ranks in _published_ranks() if tuple(ranks) != SELDOM_KEPT])
