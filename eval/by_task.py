@@ -12,6 +12,9 @@ second turn holds plain decoding's answer to the first.
 Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers. Speed is of decoding alone. A
 method's tree, its chain and plain decoding take turns on every batch: a speed-up is the ratio to plain decoding of the
 same batch a moment before.
+
+`METHOD:auto` has its trees sized while it decodes, once for each of `--curves` that it may begin with. The curves are
+measured first. What was learned of costs is forgotten with everything else before each repeat.
 """
 
 import dataclasses
@@ -24,6 +27,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from eval.acceptance_runs import Asking
+from eval.curves import FACTORS, beginning_with, cost_curves
 from eval.exactness_report import earlier_rows, say
 from eval.measure import Contender, Ours
 from eval.options import ONE_ROW, Names, Numbers, Peers
@@ -59,8 +63,10 @@ class Settings:
 
     Attributes:
       model: a shipped model's name, a directory or a hub id.
-      methods: METHOD:TREE each, trees as in `jax-smash generate --tree` but fixed; without a tree, the one that the
-        method has of its own. Plain decoding is always measured.
+      methods: METHOD:TREE each, trees as in `jax-smash generate --tree`; without a tree, the one that the method has of
+        its own. Plain decoding is always measured.
+      curves: what automatic trees begin with: none, right (as measured), or with drafted steps a third as dear (cheap)
+        or three times as dear (dear) as measured.
       chains: measure the chain of as many nodes beside each tree of a method that drafts by ranks.
       draft_model: what draft-model drafts with, a model's name or int8.
       prompts: file of {"prompt": …} or {"turns": […]} a line, with a "category", its task.
@@ -85,6 +91,7 @@ class Settings:
         *("recycling:tree-15", "lookup:tree-15", "suffix:tree-15"),
         *("lookahead", "draft-model", "hybrid:tree-15"),
     )
+    curves: Names = ("none",)
     chains: bool = True
     draft_model: str = "int8"
     prompts: Path = PROMPTS
@@ -116,13 +123,16 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be one or more, each at least 1; got {self.batch_sizes}")
+        for name in self.methods:
+            if name in REACH:
+                raise ValueError(f"{name} must have a tree, as in {name}:tree-15 or {name}:auto; got none")
+        if not self.curves or not set(self.curves) <= {*FACTORS}:
+            raise ValueError(f"curves must be of {', '.join(FACTORS)}; got {', '.join(self.curves) or 'none at all'}")
         for method, tree in self.pairs():
             check_method(method)
             if method not in OPTIONS:
                 raise ValueError(f"methods must be ones that draft, {', '.join(OPTIONS)}; got {method!r}")
             check_draft(method, self.draft(method, tree))
-            if tree == "auto" and method in REACH:
-                raise ValueError(f"the tree of {method} must be a fixed one, such as {method}:tree-15; got none")
         if self.resume and self.json is None:
             raise ValueError("resume needs the file to go on with; give --json")
         if self.peers:
@@ -220,22 +230,31 @@ def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -
     context = model.config.max_positions if model.config else 2**30
     capacities = capacities_for(tasks, settings.max_new_tokens, context)
 
-    def learner(method: str, tree: str | None) -> Learner:
+    def learner(method: str, tree: str | None, curve: str = "none") -> Learner:
         def make(slots: int) -> Ours:
-            return Ours(
-                method,
-                model,
-                slots=slots,
-                max_new_tokens=settings.max_new_tokens,
-                batch_size=size,
-                draft=DraftOptions() if tree is None else settings.draft(method, tree),
-                carries=tree is not None,
-            )
+            with beginning_with(curves[curve], model):
+                return Ours(
+                    method,
+                    model,
+                    slots=slots,
+                    max_new_tokens=settings.max_new_tokens,
+                    batch_size=size,
+                    draft=DraftOptions() if tree is None else settings.draft(method, tree),
+                    carries=tree is not None,
+                )
 
-        return Learner(method, tree, make, capacities, settings.max_new_tokens)
+        told = tree if curve == "none" else f"{tree} {curve}"
+        return Learner(method, told, make, capacities, settings.max_new_tokens)
 
-    found = []
+    found, curves = [], dict.fromkeys(FACTORS)
+    if any(tree == "auto" and method in REACH for method, tree in settings.pairs()):
+        curves |= cost_curves(model, settings.curves, batch=size, slots=capacities[0])
     for method, tree in settings.pairs():
+        if tree == "auto" and method in REACH:
+            sized = [learner(BASELINE, None), *(learner(method, tree, curve) for curve in settings.curves)]
+            names = frozenset((learner.method, learner.tree) for learner in sized[1:])
+            found.append(Heat(functools.partial(list, sized), names, {}))
+            continue
         mine, chains = [learner(BASELINE, None), learner(method, tree)], {}
         nodes = mine[1].facts()["nodes"]
         # Lookahead lays out its own window whatever the tree; the chain of a chain is itself.

@@ -129,6 +129,12 @@ class Ours:
         self._drafts: list[Drafted] = []
         self._compression = Compression()
 
+    def start_over(self) -> None:
+        """Forgets what was learned: by the drafter, and of what steps take."""
+        self.memory = None
+        if self.method.follower is not None:
+            self.method = dataclasses.replace(self.method, follower=self.method.follower.anew())
+
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
         """Compiles a prefill for each length that occurs, and the loop."""
         compiled = PROGRAMS.seconds
@@ -165,7 +171,7 @@ class Ours:
         if self.carries:
             self.memory = session.state.shared.memory
         forwards = np.asarray(session.state.rows.forwards)[: len(prompts)]
-        drafts = drafted_rows(session.state, tree=self.draft.tree, source=self.method.source) or []
+        drafts = drafted_rows(session.state, tree=self.draft.tree, source=self.method.source, sized=session.sized) or []
         self._drafts += drafts[: len(prompts)]
         self._compression.add(zip(map(len, prompts), smashed_rows(session.state) or (), strict=False))
         return Sample(

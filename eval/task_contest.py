@@ -53,12 +53,15 @@ class Learner:
         """
         self.name = method if tree is None else f"{method} {tree}"
         self.method, self.tree, self.memory = method, tree, None
-        self._make = functools.cache(make)
+        self._make, self._made = functools.cache(self._kept), []
+        self._maker = make
         self._capacities, self._new = capacities, max_new_tokens
 
     def start_over(self) -> None:
         """Forgets what was learned."""
         self.memory = None
+        for ours in self._made:
+            ours.start_over()
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
         """Compiles a prefill for each length that occurs in a cache of the capacity that goes with it, and the loop."""
@@ -79,6 +82,10 @@ class Learner:
         """Returns what it drafts."""
         ours = self._make(self._capacities[0])
         return {"nodes": ours.method.nodes - 1, "tree_source": ours.method.source}
+
+    def _kept(self, capacity: int) -> Ours:
+        self._made.append(self._maker(capacity))
+        return self._made[-1]
 
     def _capacity(self, prompts: list[list[int]]) -> int:
         need = max(map(len, prompts)) + self._new

@@ -263,7 +263,10 @@ class _Turn:
         finish, forwards = jax.device_get((rows.finish, rows.forwards))
         outputs, log_probs = self.session.outputs(), self.session.log_probs()
         prompt_log_probs = self.session.prompt_log_probs
-        drafted = drafted_rows(self.session.state, tree=self.tree, source=self.session.method.source)
+        method, sized = self.session.method, self.session.sized
+        drafted = drafted_rows(
+            self.session.state, tree=self.tree, source=method.source, curve=method.curve, sized=sized
+        )
         smashed = smashed_rows(self.session.state)
         for row in range(self.rows):
             prompt, sample = divmod(row, self.session.samples)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
+import jax
 
-from jax_smash.costs import CostCurve, estimate_costs, load_costs
-from jax_smash.decode.budget import Sizing
-from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, acceptance, prior_rates
+from jax_smash.costs import CostCurve, Follower, assumed_costs, estimate_costs, load_costs, read_costs
+from jax_smash.decode.budget import Sizing, unused
+from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, prior_rates
 from jax_smash.draft.sizing import Rates, best_tree, choose_budget, choose_ladder
 from jax_smash.draft.templates import named_tree, sized
 from jax_smash.draft.tree import Topology, chain
 from jax_smash.platform import target_platform
 from jax_smash.protocols import honours_trees
+from jax_smash.shapes import bucket
+from jax_smash.sharding import mesh_of
 
 if TYPE_CHECKING:
     from jax_smash.loading import Model
@@ -25,12 +29,11 @@ TILE = 8
 MOST_ROWS = 80
 """Rows of an automatic tree's forward, the root included, at most."""
 
-DEFAULT_NODES = 23
-"""Drafted nodes where nothing is known of what a step costs."""
-
-
 CHAIN_NODES = 4
 """Drafted nodes of an automatic tree where the model reads every block in order."""
+
+FOLLOWERS: dict[Hashable, Follower] = {}
+"""What this process has learned of what steps take, by all that it depends on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,18 +67,32 @@ class Ladder:
 
     Attributes:
       trees: the smallest first; a root alone is plain decoding.
+      source: where the trees are from, as a user is told it.
       first: index of the tree to begin with.
       sizing: what the choice rests on; None where there is one tree.
-      source: where the trees are from, as a user is told it.
+      curve: the cost curve that the choice begins with; likewise.
+      follower: learns what steps take; None where the curve alone decides, and on several hosts.
     """
 
     trees: tuple[Topology, ...]
-    first: int
-    sizing: Sizing | None
     source: str
+    first: int = 0
+    sizing: Sizing | None = None
+    curve: CostCurve | None = None
+    follower: Follower | None = None
 
 
-def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, batch: int, slots: int) -> Ladder:
+def make_ladder(
+    model: Model,
+    tree: str,
+    *,
+    method: str,
+    reach: Reach | None,
+    batch: int,
+    slots: int,
+    sampled: bool = False,
+    costs: Path | None = None,
+) -> Ladder:
     """Returns the tree of a name, or those that pay on this device.
 
     Args:
@@ -85,6 +102,8 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
       reach: of its trees; None for a method whose trees are not sized.
       batch: rows that decode together.
       slots: cache slots a row.
+      sampled: some row may sample.
+      costs: a file with a cost curve, which then alone decides.
 
     Raises:
       ValueError: there is no such tree, the method's trees are not sized, or a stored cost curve is damaged.
@@ -93,27 +112,29 @@ def make_ladder(model: Model, tree: str, *, method: str, reach: Reach | None, ba
     if tree != "auto":
         nodes = sized(tree)
         found = named_tree(tree) if nodes is None or reach is None else reach.tree(nodes)
-        return Ladder(trees=(found,), first=0, sizing=None, source=f"the tree {tree}")
+        return Ladder(trees=(found,), source=f"the tree {tree}")
     if reach is None:
         raise ValueError(f"trees of method {method} have no automatic size: name one")
     if not honours_trees(model.definition.bind(model.params["target"])):
         source = f"a chain: {model.name} does not honour tree blocks"
-        return Ladder(trees=(chain(min(CHAIN_NODES, reach.levels)),), first=0, sizing=None, source=source)
-    rates = reach.rates()
-    cost = _costs(model, method, batch=batch, slots=slots)
-    if cost is None:
-        trees: tuple[Topology, ...] = (reach.tree(DEFAULT_NODES),)
-        return Ladder(trees=trees, first=0, sizing=None, source="nothing is known of this device: jax-smash tune")
-    budgets = choose_ladder(rates, cost, most=min(MOST_ROWS, cost.entries[-1]) - 1, tile=tile_rows())
+        return Ladder(trees=(chain(min(CHAIN_NODES, reach.levels)),), source=source)
+    rates, frozen = reach.rates(), costs is not None
+    curve = read_costs(costs) if costs else _costs(model, method, batch=batch, slots=slots, sampled=sampled)
+    budgets = choose_ladder(rates, curve, most=min(MOST_ROWS, curve.entries[-1]) - 1, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
-    sizing = Sizing(
-        known=acceptance(rates),
-        seconds=jnp.asarray([cost.at(n + 1) for n in budgets], jnp.float32),
-        steps=jnp.zeros((), jnp.int32),
-        used=jnp.zeros((len(budgets),), jnp.int32),
+    seconds = [curve.at(n + 1) for n in budgets]
+    follower = None
+    if not frozen and jax.process_count() == 1:
+        known = (model.definition, str(mesh_of(model.params)), method, batch, bucket(slots), sampled, budgets, curve)
+        follower = FOLLOWERS.setdefault(known, Follower(seconds))
+    return Ladder(
+        trees=trees,
+        first=budgets.index(choose_budget(rates, curve, budgets).budget),
+        sizing=unused(rates, trees, seconds),
+        source=f"by {costs} alone" if frozen else curve.source,
+        curve=curve,
+        follower=follower,
     )
-    first = budgets.index(choose_budget(rates, cost, budgets).budget)
-    return Ladder(trees=trees, first=first, sizing=sizing, source=cost.source)
 
 
 def tile_rows() -> int:
@@ -121,12 +142,13 @@ def tile_rows() -> int:
     return 1 if target_platform() == "cpu" else TILE
 
 
-def _costs(model: Model, method: str, *, batch: int, slots: int) -> CostCurve | None:
+def _costs(model: Model, method: str, *, batch: int, slots: int, sampled: bool) -> CostCurve:
     if model.config is None:
-        return None
+        return assumed_costs(batch=batch, slots=slots, most=MOST_ROWS)
     params = model.params["target"]
-    for name in (method, ""):
-        stored = load_costs(model.config, params, batch=batch, method=name)
+    for name, samples in ((method, sampled), (method, False), ("", False)):
+        stored = load_costs(model.config, params, batch=batch, slots=slots, method=name, sampled=samples)
         if stored is not None:
             return stored
-    return estimate_costs(model.config, params, batch=batch, slots=slots, most=MOST_ROWS)
+    estimated = estimate_costs(model.config, params, batch=batch, slots=slots, most=MOST_ROWS)
+    return estimated or assumed_costs(batch=batch, slots=slots, most=MOST_ROWS)

@@ -1,7 +1,8 @@
 """Rows on the device, driven from the host: read prompts, decode, read again."""
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax_smash.automaton import TokenAutomaton
 from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.score import score
+from jax_smash.decode.sized import SizedCalls, is_sized
 from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
 from jax_smash.loading import Model
 from jax_smash.methods import Method
@@ -44,6 +46,7 @@ class Session:
     Attributes:
       mesh: the devices that the model's parameters lie on, and the rows with them; None for one device.
       state: what is on the device. Every call replaces it and consumes the old one.
+      sized: what divides steps into calls where trees are sized; None where they are not.
       prompt_log_probs: a list per row, from the last `read`, with an entry for each prompt token after the first of the
         turn; None unless asked for.
     """
@@ -110,6 +113,7 @@ class Session:
                 log_probs=log_probs,
             )
         self.state = self._placed(DecodeState(rows=rows, shared=shared))
+        self.sized = SizedCalls(method.follower, self.mesh) if is_sized(shared.memory) else None
         self._fanned_out = samples == 1
         # For rows that sit a turn out: their last emitted tokens, which are not in the cache.
         self._unread: list[list[int]] = [[] for _ in self._sampling]
@@ -164,9 +168,14 @@ class Session:
         Raises:
           ValueError: the model's logits are not numbers.
         """
-        count = put(jnp.asarray(steps, jnp.int32), self.mesh)
-        self.state = PROGRAMS.call(decode, self.method.strategy, self.method.params, self.state, count)
-        return bool((self._finish() == RUNNING).any())
+        if self.sized is None:
+            self.state, _ = self._called(self.state, steps)
+            return self._running()
+        left = steps
+        while left and self._running():
+            self.state, made = self.sized.call(self.state, left, self._called)
+            left -= made
+        return self._running()
 
     def outputs(self) -> list[list[int]]:
         """Returns the tokens that each row has emitted in this turn."""
@@ -239,6 +248,20 @@ class Session:
     def _placed(self, state: DecodeState) -> DecodeState:
         """Returns a state laid out as the programs expect; what the host changes may lie elsewhere."""
         return lay_out(state, lambda x, *axes: put(x, self.mesh, *axes))
+
+    def _called(
+        self, state: DecodeState, steps: int, clock: Callable[[], float] = time.perf_counter
+    ) -> tuple[DecodeState, float]:
+        """Calls the loop once. Returns the state, and the seconds by a clock that this took."""
+        count = put(jnp.asarray(steps, jnp.int32), self.mesh)
+        program = PROGRAMS.program(decode, self.method.strategy, self.method.params, state, count)
+        began = clock()
+        state = program(self.method.params, state, count)
+        jax.block_until_ready(state.rows.finish)
+        return state, clock() - began
+
+    def _running(self) -> bool:
+        return bool((self._finish() == RUNNING).any())
 
     def _finish(self) -> np.ndarray:
         finish = np.asarray(self.state.rows.finish)

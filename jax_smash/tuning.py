@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 
 from jax_smash.cache import EMPTY, KVCache, after
 from jax_smash.costs.curve import CostCurve, check_entries
-from jax_smash.costs.repeats import settled, told
+from jax_smash.costs.repeats import settled, spread
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.speculative import Speculative
@@ -86,7 +86,8 @@ def measure_costs(
         seconds=settled(times),
         batch=batch,
         slots=slots,
-        source=f"measured by jax-smash tune{told(times)}, {slots} slots",
+        source=f"measured by jax-smash tune, {slots} slots",
+        spread=spread(times),
     )
 
 
@@ -97,18 +98,20 @@ def measure_method(
     batch: int,
     slots: int,
     entries: Sequence[int],
+    sampled: bool = False,
     repeats: int = 7,
     call_s: float = 0.1,
     progress: Callable[[int, int], None] | None = None,
 ) -> CostCurve:
     """Measures the time of a whole step of a drafting method at several sizes: what `measure_costs` leaves out too.
 
-    That is proposing, checking and learning, also where nothing is drafted. Rows decode, greedily and without a stop
-    token, behind random prompts that fill half of the cache.
+    That is proposing, checking and learning, also where nothing is drafted. Rows decode without a stop token, behind
+    random prompts that fill half of the cache.
 
     Args:
       model, batch, slots, entries, repeats, call_s, progress: as in `measure_costs`.
       name: of a method whose trees have an automatic size.
+      sampled: rows sample, at temperature 1; False where they take the likeliest token.
 
     Raises:
       ValueError: as `measure_costs` says, or the method is another one.
@@ -117,7 +120,7 @@ def measure_method(
         raise ValueError(f"method must be one of {', '.join(REACH)}, whose trees are sized; got {name!r}")
     _check(model, batch=batch, slots=slots, entries=entries, repeats=repeats)
     reach, held = REACH[name], slots // 2
-    method = make_method(model, name, draft=DraftOptions(tree="off"), batch=batch, slots=slots)
+    method = make_method(model, name, sampled=sampled, draft=DraftOptions(tree="off"), batch=batch, slots=slots)
     # As wide as an automatic ladder has it, which every budget's writes are padded to.
     assert isinstance(method.strategy, Speculative)
     strategy = dataclasses.replace(method.strategy, levels=reach.levels)
@@ -127,7 +130,7 @@ def measure_method(
         method,
         slots=slots,
         max_new_tokens=slots - held,
-        sampling=[SamplingOptions()] * batch,
+        sampling=[SamplingOptions(temperature=float(sampled))] * batch,
         seeds=range(batch),
     )
     words = np.random.default_rng(0).integers(0, model.vocab_size, (batch, held))
@@ -153,7 +156,8 @@ def measure_method(
         seconds=settled(times),
         batch=batch,
         slots=slots,
-        source=f"measured by jax-smash tune with {name}{told(times)}, {slots} slots",
+        source=f"measured by jax-smash tune with {name}{', sampling' if sampled else ''}, {slots} slots",
+        spread=spread(times),
     )
 
 

@@ -71,7 +71,7 @@ MISSING = """## Missing
   alone and in a batch where `--least-rows` is 1.
 - `--tree auto` sizes the trees of {automatic} by what they cost on the device.
   `lookahead` and `draft-model` have one tree of their own there.
-- Decoding does not call the kernels of tree attention yet: it attends with XLA's operations.
+- On several hosts `--tree auto` goes by the cost curve alone, and follows no times.
 - There is no paged cache, no int8 cache and no weight format below 8 bits.
 """
 

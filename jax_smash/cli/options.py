@@ -132,6 +132,9 @@ class DraftFlags:
     """The tree that a step drafts: auto sizes it by what is measured, off drafts nothing, chain-N is N tokens in a row,
     tree-N is N tokens in the shape that suits the method, NAME a published template (recycling-80), FILE.json lists the
     ranks that lead to each node: [[0], [1], [0, 0]]."""
+    costs: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
+    """Size the trees of --tree auto by this file alone, whatever steps take: one that tune wrote, or the --json of an
+    earlier run, whose choices are then made again."""
     warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Begin with what an earlier run knew of which token follows which, from its --save-warm-start."""
     save_warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None

@@ -39,6 +39,8 @@ class Tune:
     """Cache slots that a step reads, at most the model's context."""
     methods: Names = ()
     """Also measure whole steps of these methods, drafting and learning included; --tree auto then goes by those."""
+    sampled: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let the rows of --methods sample; --tree auto goes by that where rows sample."""
     nodes: Numbers = NODES
     """Nodes of the trees to measure, the root included, rising from 1."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 7
@@ -57,7 +59,7 @@ class Tune:
 
         Raises:
           UsageError: options are out of range.
-          FileNotFoundError, ValueError: as `jax_smash.load` says.
+          FileNotFoundError, ValueError: as `jax_smash.load` says; or the machine was busy, and no curve is stored.
           OSError: a curve cannot be stored.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
@@ -88,7 +90,8 @@ class Tune:
             params = model.params["target"]
             for batch, method in itertools.product(self.batch_size, ("", *self.methods)):
                 bar.reset(task, description=f"batch {batch}" + (f", {method}" if method else ""), total=None)
-                measure = functools.partial(measure_method, name=method) if method else measure_costs
+                sampled = self.sampled and bool(method)
+                measure = functools.partial(measure_method, name=method, sampled=sampled) if method else measure_costs
                 curve = measure(
                     model,
                     batch=batch,
@@ -97,7 +100,12 @@ class Tune:
                     repeats=self.repeats,
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )
-                key = cost_key(model.config, params, batch=batch, method=method)
+                if curve.busy:
+                    raise ValueError(
+                        f"the machine was busy: what a size costs varied by {curve.spread:.0%}, so the curve of batch "
+                        f"{batch} is not stored; stop other work, or take more --repeats"
+                    )
+                key = cost_key(model.config, params, batch=batch, slots=slots, method=method, sampled=sampled)
                 path = save_costs(curve, key)
                 cores = f", {key.cores} cores" if key.cores else ""
                 place = f"{self.model}, {key.dtype}, {key.weights} weights, {key.device}{cores}"
@@ -126,6 +134,8 @@ class Tune:
 
     def _check_methods(self) -> None:
         if not self.methods:
+            if self.sampled:
+                raise UsageError("--sampled is about --methods; name one")
             return
         from jax_smash.methods import REACH
 

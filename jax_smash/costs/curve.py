@@ -6,6 +6,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
+BUSY = 0.15
+"""Spread of measurements over which a machine was busy."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CostCurve:
@@ -18,6 +21,7 @@ class CostCurve:
       slots: cache slots a row that each step reads.
       source: where the figures are from, as a user is told it.
       measured: False for an estimate.
+      spread: of measurements, how wide the middle half of a size's cost is, as a share of it; the widest.
 
     Raises:
       ValueError: the points do not rise from 1, or a time is not positive.
@@ -29,6 +33,7 @@ class CostCurve:
     slots: int
     source: str
     measured: bool = True
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         check_entries(self.entries)
@@ -55,6 +60,11 @@ class CostCurve:
         low, high = self.entries[i - 1], self.entries[i]
         share = (entries - low) / (high - low)
         return (1 - share) * self.seconds[i - 1] + share * self.seconds[i]
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine had too much other work for the figures to be trusted."""
+        return self.spread > BUSY
 
     def relative(self) -> tuple[float, ...]:
         """Returns T(m) / T(1) at each point."""

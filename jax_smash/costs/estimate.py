@@ -39,6 +39,9 @@ ROOFLINES = {
 }
 """Data-sheet figures of dense products by a part of the device's kind; the first that fits counts."""
 
+FREE_ROWS = 64
+"""Rows that cost a usual accelerator as much again as reading the weights."""
+
 CPU = "cpu"
 CPU_BYTES_PER_SECOND = 50e9
 CPU_OPERATIONS_PER_CORE = 5e9
@@ -74,16 +77,40 @@ def estimate_costs(
     wide = np.dtype(activation_dtype(params)).itemsize > 2 and kind != CPU
     speed = roofline.operations_per_second / (2 if wide else 1)
     operations = 2 * batch * (_multiplied(config, params) + _attended(config, slots))
-    entries = sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+    entries = _points(most)
     seconds = [read.total / roofline.bytes_per_second + m * operations / speed for m in entries]
     return CostCurve(
-        entries=tuple(entries),
+        entries=entries,
         seconds=tuple(seconds),
         batch=batch,
         slots=slots,
         source=f"estimated from the roofline of {kind}; jax-smash tune measures it",
         measured=False,
     )
+
+
+def assumed_costs(*, batch: int, slots: int, most: int) -> CostCurve:
+    """Returns a curve to begin with where nothing is known of a device or a model: that of a usual accelerator.
+
+    Args:
+      batch: rows.
+      slots: cache slots a row that a step reads.
+      most: the curve reaches this many entries.
+    """
+    entries = _points(most)
+    return CostCurve(
+        entries=entries,
+        # In plain steps: only the ratios matter.
+        seconds=tuple(1.0 + (m - 1) / FREE_ROWS for m in entries),
+        batch=batch,
+        slots=slots,
+        source="assumed, for nothing is known of this device; jax-smash tune measures it",
+        measured=False,
+    )
+
+
+def _points(most: int) -> tuple[int, ...]:
+    return tuple(sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most}))
 
 
 def _multiplied(config: ModelConfig, params: Any) -> int:

@@ -8,9 +8,6 @@ CAUTION = 0.75
 """Quantile over repeats of what a step of several entries costs, in plain steps: a tree must pay at a price that most
 repeats stayed below."""
 
-BUSY = 0.15
-"""Spread of timings over which a machine was busy."""
-
 
 def settled(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Returns the seconds of each size: the median of the first, and the others by what they cost in units of it.
@@ -28,16 +25,10 @@ def settled(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def spread(times: Sequence[Sequence[float]]) -> float:
-    """Returns how wide the middle half of a size's timings is, as a share of their median; the largest of all sizes.
+    """Returns how wide the middle half of what a size costs in plain steps is, as a share of the median; the largest.
 
     Args:
       times: as of `settled`.
     """
-    low, middle, high = np.quantile(np.asarray(times), [0.25, 0.5, 0.75], axis=1)
+    low, middle, high = np.quantile(np.asarray(times) / np.asarray(times[:1]), [0.25, 0.5, 0.75], axis=1)
     return float(((high - low) / middle).max())
-
-
-def told(times: Sequence[Sequence[float]]) -> str:
-    """Returns what a curve's source says of the machine that it was measured on: nothing where it was quiet."""
-    found = spread(times)
-    return f" on a busy machine, times within {found:.0%}" if found > BUSY else ""

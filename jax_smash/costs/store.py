@@ -1,8 +1,9 @@
-"""Measured cost curves on disk: one small JSON file for each device, model, dtype, batch and drafting method."""
+"""Measured cost curves on disk: one small JSON file for each device, model, dtype, batch, slots and drafting method."""
 
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
@@ -17,8 +18,11 @@ from jax_smash.costs.curve import CostCurve
 from jax_smash.quantise import activation_dtype
 from jax_smash.sharding import mesh_of
 
-FORMAT = 1
+FORMAT = 2
 """Of the files. A file of another format is refused."""
+
+FEWEST_SLOTS, MOST_SLOTS = 16, 2**24
+"""Powers of two that curves are looked for at."""
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -35,8 +39,10 @@ class CostKey:
       dtype: of what is computed.
       weights: `plain` or `int8`.
       batch: rows that decode together.
+      slots: of the cache a row, the next power of two.
       jax: its version.
       method: whose drafting is part of each step; "" for the forward alone.
+      sampled: rows sample; False where they take the likeliest token, and for the forward alone.
     """
 
     device: str
@@ -46,23 +52,24 @@ class CostKey:
     dtype: str
     weights: str
     batch: int
+    slots: int
     jax: str
     method: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        """Returns what a file says of it; a method only where there is one."""
-        fields = dataclasses.asdict(self)
-        return fields if self.method else {name: value for name, value in fields.items() if name != "method"}
+    sampled: bool = False
 
 
-def cost_key(config: ModelConfig, params: Any, *, batch: int, method: str = "") -> CostKey:
+def cost_key(
+    config: ModelConfig, params: Any, *, batch: int, slots: int, method: str = "", sampled: bool = False
+) -> CostKey:
     """Returns the key of a model as it lies in memory.
 
     Args:
       config: its sizes.
       params: the target's parameters.
       batch: rows that decode together.
+      slots: of the cache a row.
       method: whose drafting is part of each step; "" for the forward alone.
+      sampled: rows sample.
     """
     leaves = jax.tree.leaves(params)
     device = min(leaves[0].devices(), key=lambda d: d.id)
@@ -76,8 +83,10 @@ def cost_key(config: ModelConfig, params: Any, *, batch: int, method: str = "") 
         dtype=str(jnp.dtype(activation_dtype(params))),
         weights="int8" if any(x.dtype == jnp.int8 for x in leaves) else "plain",
         batch=batch,
+        slots=min(max(1 << (slots - 1).bit_length(), FEWEST_SLOTS), MOST_SLOTS),
         jax=jax.__version__,
         method=method,
+        sampled=sampled,
     )
 
 
@@ -125,7 +134,8 @@ def save_costs(curve: CostCurve, key: CostKey) -> Path:
     check_writable(path.parent)
     content = {
         "format": FORMAT,
-        "key": key.fields(),
+        "key": dataclasses.asdict(key),
+        "batch": curve.batch,
         "slots": curve.slots,
         "entries": curve.entries,
         "seconds": curve.seconds,
@@ -140,52 +150,76 @@ def save_costs(curve: CostCurve, key: CostKey) -> Path:
     return path
 
 
-def load_costs(config: ModelConfig, params: Any, *, batch: int, method: str = "") -> CostCurve | None:
+def load_costs(
+    config: ModelConfig, params: Any, *, batch: int, slots: int, method: str = "", sampled: bool = False
+) -> CostCurve | None:
     """Returns the stored curve of a model on this device; None where there is none.
 
     Args:
       config: the model's sizes.
       params: the target's parameters.
       batch: rows that decode together.
+      slots: of the cache a row. Of curves with other numbers the nearest counts; its source tells the number.
       method: whose drafting is part of each step; "" for the forward alone.
+      sampled: rows sample.
 
     Raises:
       ValueError: the file is damaged, or of another key than its name says.
       OSError: it cannot be read.
     """
-    key = cost_key(config, params, batch=batch, method=method)
-    path = costs_directory() / _name(key)
-    if not path.is_file():
-        return None
+    key = cost_key(config, params, batch=batch, slots=slots, method=method, sampled=sampled)
+    numbers = [2**i for i in range(FEWEST_SLOTS.bit_length() - 1, MOST_SLOTS.bit_length())]
+    for number in sorted(numbers, key=lambda n: abs(math.log2(n / key.slots))):
+        near = dataclasses.replace(key, slots=number)
+        if (path := costs_directory() / _name(near)).is_file():
+            advice = "make it again with `jax-smash tune`, or delete it to decode without it"
+            return _read(path, near, advice=advice)
+    return None
+
+
+def read_costs(path: Path) -> CostCurve:
+    """Returns the curve that a file holds: one that `tune` stored, or the one in a decoding run's JSON lines.
+
+    Raises:
+      ValueError: the file holds none.
+      OSError: it cannot be read.
+    """
+    return _read(path, None, advice="it must be a curve of `jax-smash tune`, or JSON lines of `jax-smash generate`")
+
+
+def _read(path: Path, key: CostKey | None, *, advice: str) -> CostCurve:
     try:
-        return _read(path.read_bytes(), key)
+        text = path.read_text(encoding="utf-8")
+        stored, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        if not isinstance(stored, dict):
+            raise TypeError(f"it must hold a JSON object; got {type(stored).__name__}")
+        if key is None and "drafted" in stored:
+            stored = stored["drafted"]["curve"]
+        return _curve(stored, key)
     except (KeyError, TypeError, ValueError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(
-            f"{path} is damaged: {said}; make it again with `jax-smash tune`, or delete it to decode without it"
-        ) from error
+        raise ValueError(f"{path} is damaged: {said}; {advice}") from error
 
 
-def _read(content: bytes, key: CostKey) -> CostCurve:
-    stored = json.loads(content)
-    if not isinstance(stored, dict):
-        raise TypeError(f"it must hold a JSON object; got {type(stored).__name__}")
-    if stored["format"] != FORMAT:
-        raise ValueError(f"its format must be {FORMAT}; got {stored['format']!r}")
-    for name, value in key.fields().items():
-        if stored["key"][name] != value:
-            raise ValueError(f"its {name} must be {value!r}; got {stored['key'][name]!r}")
+def _curve(stored: dict[str, Any], key: CostKey | None) -> CostCurve:
+    if key is not None:
+        if stored["format"] != FORMAT:
+            raise ValueError(f"its format must be {FORMAT}; got {stored['format']!r}")
+        for name, value in dataclasses.asdict(key).items():
+            if stored["key"][name] != value:
+                raise ValueError(f"its {name} must be {value!r}; got {stored['key'][name]!r}")
     return CostCurve(
         entries=tuple(int(m) for m in stored["entries"]),
         seconds=tuple(float(s) for s in stored["seconds"]),
-        batch=key.batch,
+        batch=int(stored["batch"]),
         slots=int(stored["slots"]),
         source=str(stored["source"]),
     )
 
 
 def _name(key: CostKey) -> str:
-    parts = [key.model, key.dtype, key.weights, f"batch{key.batch}", key.method, _digest(key.fields())]
+    sizes = (f"batch{key.batch}", f"slots{key.slots}")
+    parts = [key.model, key.dtype, key.weights, *sizes, key.method, _digest(dataclasses.asdict(key))]
     return "-".join(part for part in parts if part) + ".json"
 
 

@@ -1,15 +1,16 @@
 """The choice of the fastest budget of a ladder, made on the device while it decodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.draft.acceptance import Acceptance, best_rung, likeliest_tree
+from jax_smash.draft import sizing as on_host
+from jax_smash.draft.acceptance import Acceptance, acceptance, expected_tokens, likeliest_tree
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes
-from jax_smash.pytree import pytree
+from jax_smash.pytree import pytree, replace
 
 Carried = TypeVar("Carried")
 
@@ -26,31 +27,57 @@ class Sizing:
 
     Attributes:
       known: how often drafts were kept.
-      seconds: duration of a step with each tree of the ladder, drafting included.
+      expected: tokens that a step and row emits with each tree of the ladder, as known at the end of the last round.
+      seconds: duration of a step with each tree, drafting included; only their ratios matter. An infinite one is never
+        chosen.
       steps: steps made so far.
-      used: steps made with each tree of the ladder.
+      used: steps made with each tree.
     """
 
     known: Acceptance
+    expected: Float[Array, "rungs"]
     seconds: Float[Array, "rungs"]
     steps: Int[Array, ""]
     used: Int[Array, "rungs"]
 
 
+def unused(rates: on_host.Rates, ladder: Sequence[Topology], seconds: Sequence[float]) -> Sizing:
+    """Returns what the choice is based on before the first step.
+
+    Args:
+      rates: of the drafter.
+      ladder: trees; a root alone is plain decoding.
+      seconds: of a step with each.
+    """
+    return Sizing(
+        known=acceptance(rates),
+        expected=jnp.asarray([on_host.expected_tokens(rates, tree) for tree in ladder], jnp.float32),
+        seconds=jnp.asarray(seconds, jnp.float32),
+        steps=jnp.zeros((), jnp.int32),
+        used=jnp.zeros((len(ladder),), jnp.int32),
+    )
+
+
 def resized(
     ladder: tuple[Topology, ...], choice: Int[Array, ""], sizing: Sizing
-) -> tuple[tuple[Topology, ...], Int[Array, ""]]:
-    """At the end of a round, returns the trees most likely to be accepted and the index of the fastest of them."""
+) -> tuple[tuple[Topology, ...], Int[Array, ""], Sizing]:
+    """At the end of a round, makes the trees that are most likely to be accepted and chooses the fastest of them.
 
-    def anew(_: Any) -> tuple[tuple[Topology, ...], Int[Array, ""]]:
+    Returns:
+      The trees, the index of the one with most tokens a second (the first of equal ones), and what that is based on.
+    """
+
+    def anew(_: Any) -> tuple[tuple[Topology, ...], Int[Array, ""], Float[Array, "rungs"]]:
         rates = sizing.known.rates()
         trees = tuple(
             likeliest_tree(rates[: tree.levels], nodes=tree.nodes, levels=tree.levels) if tree.levels else tree
             for tree in ladder
         )
-        return trees, best_rung(rates, trees, sizing.seconds)
+        expected = jnp.stack([expected_tokens(rates, tree) for tree in trees])
+        return trees, jnp.argmax(expected / sizing.seconds).astype(jnp.int32), expected
 
-    return once(sizing.steps % ROUND_STEPS == 0, anew, (ladder, choice))
+    ladder, choice, expected = once(sizing.steps % ROUND_STEPS == 0, anew, (ladder, choice, sizing.expected))
+    return ladder, choice, replace(sizing, expected=expected)
 
 
 def once(due: Bool[Array, ""], change: Callable[[Carried], Carried], carried: Carried) -> Carried:

@@ -155,6 +155,11 @@ class Speculative:
         """The most entries that one step commits."""
         return self.levels + 1
 
+    @property
+    def exact(self) -> bool:
+        """The text does not depend on the trees."""
+        return not self.sampled or self.verification == COUPLING
+
     def init(self, params: Params, batch: int, slots: int) -> DraftRows:
         """Makes what is kept for rows that have seen nothing."""
         return DraftRows(
@@ -212,7 +217,7 @@ class Speculative:
             if not tree.levels:
                 carry = _missed(carry[0], pending, length), carry[1]
         state = replace(carry[0], shared=_used(carry[0].shared, carry[1] - began))
-        return lay_out(self._reviewed(params, state), constrain), carry[1]
+        return lay_out(self._reviewed(params, state, over=~unfinished(carry)), constrain), carry[1]
 
     def _turn(self, rung: int, params: Params, carry: Steps) -> Steps:
         return lay_out(self._step(rung, params, carry[0]), constrain), carry[1] + 1
@@ -291,18 +296,26 @@ class Speculative:
         state = replace(state, rows=rows, shared=replace(state.shared, memory=memory))
         return self.drafter.observe(params, state, verified)
 
-    def _reviewed(self, params: Params, state: DecodeState) -> DecodeState:
-        """Lets the drafter learn what it missed and chooses the tree again, each when it is due."""
+    def _reviewed(self, params: Params, state: DecodeState, *, over: Bool[Array, ""]) -> DecodeState:
+        """Lets the drafter learn what it missed and chooses the tree again, each when it is due.
+
+        Args:
+          over: the call ends here.
+        """
         memory, missed = state.shared.memory, state.rows.draft.missed
-        due = (memory.sizing.steps % ROUND_STEPS == 0) & (missed != NOTHING).any()
+        behind = (missed != NOTHING).any()
+        due = (memory.sizing.steps % ROUND_STEPS == 0) & behind
         if len(memory.ladder) > 1:
             known = once(due, functools.partial(self._in_shadow, params, state), memory.sizing.known)
             memory = replace(memory, sizing=replace(memory.sizing, known=known))
             # Always true, but known only once the drafter's arrays were read; else XLA would copy them to write them.
             due &= (known.trials >= 0).all()
-        ladder, choice = resized(memory.ladder, memory.choice, memory.sizing)
-        memory = replace(memory, ladder=ladder, choice=choice)
+        ladder, choice, sizing = resized(memory.ladder, memory.choice, memory.sizing)
+        memory = replace(memory, ladder=ladder, choice=choice, sizing=sizing)
         state = replace(state, shared=replace(state.shared, memory=memory))
+        if self.exact:
+            # The host may have the next call draft. Where trees bear on the text, it must not matter where calls end.
+            due |= over & behind
         return once(due, functools.partial(self._caught_up, params), state)
 
     def _in_shadow(self, params: Params, state: DecodeState, known: Acceptance) -> Acceptance:

@@ -19,19 +19,34 @@ PRIOR_TRIALS = 8.0
 MEMORY = 512.0
 """Trials after which a trial counts 1/e."""
 
+RECENT = 64.0
+"""The same, where recent trials are compared with what is known."""
+
+SURPRISE = 4.0
+"""Standard deviations between recent trials and what is known, over which a text has changed."""
+
+AFTER_SURPRISE = 8.0
+"""Trials that what is known then counts as."""
+
 
 @pytree
 class Acceptance:
     """How often the child of each rank of a kept node was kept, what is long ago counting less.
 
+    Where a text changes, nearly all is forgotten: a depth whose recent trials say something else than all of them.
+
     Attributes:
       hits: children kept, by the depth of their parent and by rank.
       trials: children proposed below a kept node.
+      excess: of recent trials at each depth, how many more kept a child than was expected of them.
+      variance: of `excess`, if what is known is right.
       memory: trials of one child after which a trial counts 1/e.
     """
 
     hits: Float[Array, "levels ranks"]
     trials: Float[Array, "levels ranks"]
+    excess: Float[Array, "levels"]
+    variance: Float[Array, "levels"]
     memory: float = static()
 
     def rates(self) -> Float[Array, "levels ranks"]:
@@ -48,9 +63,29 @@ class Acceptance:
         rank = jnp.arange(self.hits.shape[1], dtype=jnp.int32)[None, None]
         hits = ((hit[:, :, None] == rank) & tried).sum(0).astype(jnp.float32)
         trials = tried.sum(0).astype(jnp.float32)
+        excess, variance = self._surprise(hit, tried)
+        changed = excess**2 > SURPRISE**2 * (variance + 1)
         # What is not tried is not forgotten.
         kept = jnp.exp(-trials / self.memory)
-        return replace(self, hits=self.hits * kept + hits, trials=self.trials * kept + trials)
+        kept = jnp.where(changed[:, None], jnp.minimum(kept, AFTER_SURPRISE / self.trials), kept)
+        return replace(
+            self,
+            hits=self.hits * kept + hits,
+            trials=self.trials * kept + trials,
+            excess=jnp.where(changed, 0.0, excess),
+            variance=jnp.where(changed, 0.0, variance),
+        )
+
+    def _surprise(
+        self, hit: Int[Array, "B levels"], tried: Bool[Array, "B levels ranks"]
+    ) -> tuple[Float[Array, "levels"], Float[Array, "levels"]]:
+        """Returns `excess` and `variance` after a step."""
+        expected = jnp.minimum(jnp.where(tried, self.rates()[None], 0.0).sum(-1), 1.0)
+        asked = tried.any(-1).astype(jnp.float32)
+        surplus = (asked * ((hit >= 0).astype(jnp.float32) - expected)).sum(0)
+        kept = jnp.exp(-asked.sum(0) / RECENT)
+        spread = (expected * (1.0 - expected)).sum(0)
+        return self.excess * kept + surplus, self.variance * kept**2 + spread
 
 
 def prior_rates(
@@ -84,7 +119,10 @@ def acceptance(rates: Float[np.ndarray, "levels ranks"], *, memory: float = MEMO
     if not memory > 0:
         raise ValueError(f"memory must be over 0; got {memory}")
     trials = jnp.full(rates.shape, PRIOR_TRIALS, jnp.float32)
-    return Acceptance(hits=jnp.asarray(rates, jnp.float32) * trials, trials=trials, memory=memory)
+    none = jnp.zeros(rates.shape[:1], jnp.float32)
+    return Acceptance(
+        hits=jnp.asarray(rates, jnp.float32) * trials, trials=trials, excess=none, variance=none, memory=memory
+    )
 
 
 def observe(
@@ -129,20 +167,6 @@ def expected_tokens(rates: Float[Array, "levels ranks"], tree: Topology) -> Floa
     own = jnp.where(tree.depth > 0, own, 1.0)
     on_path = unpack(tree.ancestors, tree.nodes)
     return jnp.where(on_path, own[None], 1.0).prod(1).sum()
-
-
-def best_rung(
-    rates: Float[Array, "levels ranks"], ladder: tuple[Topology, ...], seconds: Float[Array, "rungs"]
-) -> Int[Array, ""]:
-    """Returns the tree of a ladder that gives most tokens a second; the first of equal ones.
-
-    Args:
-      rates: of the drafter.
-      ladder: trees; a root alone is plain decoding.
-      seconds: of a step with each, drafting included.
-    """
-    emitted = jnp.stack([expected_tokens(rates, tree) for tree in ladder])
-    return jnp.argmax(emitted / seconds).astype(jnp.int32)
 
 
 def likeliest_tree(rates: Float[Array, "levels ranks"], *, nodes: int, levels: int | None = None) -> Topology:

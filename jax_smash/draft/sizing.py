@@ -20,6 +20,9 @@ Rates = Float[np.ndarray, "levels ranks"]
 ACCEPTANCE_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 """Acceptance that a ladder is made for, as multiples of what is expected."""
 
+COST_SCALES = (1 / 3, 1.0, 3.0)
+"""Costs of a drafted step that a ladder is made for, as multiples of the curve's."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
@@ -175,10 +178,11 @@ def choose_budget(p: Rates, cost: CostCurve, ladder: Sequence[int], *, drafting_
 def choose_ladder(
     p: Rates, cost: CostCurve, *, most: int | None = None, rungs: int = 3, drafting_s: float = 0.0, tile: int = 1
 ) -> tuple[int, ...]:
-    """Returns the budgets to compile: 0, and those that together lose least where acceptance is not what was expected.
+    """Returns the budgets to compile: 0, and those that together lose least where acceptance or costs are others.
 
-    Candidates are the measured points of the curve. A ladder is judged by its worst case over `ACCEPTANCE_SCALES`: its
-    best tokens a second over the best of all candidates. Among equal ladders the one of fewer and smaller budgets wins.
+    Candidates are the measured points of the curve. A ladder is judged by its worst case over `ACCEPTANCE_SCALES` and
+    `COST_SCALES`: its best tokens a second over the best of all candidates. Among equal ladders the one of fewer and
+    smaller budgets wins.
 
     Args:
       p, cost, drafting_s: as in `weigh`.
@@ -193,12 +197,13 @@ def choose_ladder(
         raise ValueError(f"rungs must be at least 1; got {rungs}")
     room = places(*p.shape) if most is None else min(most, places(*p.shape))
     budgets = [0, *(n - 1 for n in cost.entries if 1 < n <= room + 1 and not n % tile)]
-    speed = np.array(
-        [
-            [rung.tokens_per_second for rung in weigh(_scaled(p, scale), cost, budgets, drafting_s=drafting_s)]
-            for scale in ACCEPTANCE_SCALES
-        ]
-    )
+    rungs_by_scale = [weigh(_scaled(p, scale), cost, budgets, drafting_s=drafting_s) for scale in ACCEPTANCE_SCALES]
+    expected = np.array([[rung.expected_tokens for rung in found] for found in rungs_by_scale])
+    seconds = np.array([rung.seconds for rung in rungs_by_scale[0]])
+    # A step that drafts takes no less than a plain one, whatever the scale.
+    scaled = np.maximum(seconds[0], np.outer(COST_SCALES, seconds))
+    scaled[:, 0] = seconds[0]
+    speed = (expected[:, None] / scaled[None]).reshape(-1, len(budgets))
     speed /= speed.max(axis=1, keepdims=True)
     best: tuple[int, ...] = (0,)
     worst_case = speed[:, 0].min()

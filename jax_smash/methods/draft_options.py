@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from jax_smash.costs import read_costs
 from jax_smash.draft.corpus_texts import corpus_files
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.templates import named_tree
@@ -21,12 +22,12 @@ DRAWS: dict[str, Draws] = {
 """How a draft model draws for each verification; for one not named here, with the noise of the target's choice."""
 
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "recycling": ("tree", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
-    "lookup": ("tree", "lookup_corpus", "verify"),
-    "suffix": ("tree", "verify"),
+    "recycling": ("tree", "costs", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
+    "lookup": ("tree", "costs", "lookup_corpus", "verify"),
+    "suffix": ("tree", "costs", "verify"),
     "lookahead": ("tree", "verify"),
     "draft-model": ("tree", "draft_model", "verify"),
-    "hybrid": ("tree", "verify"),
+    "hybrid": ("tree", "costs", "verify"),
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
@@ -37,6 +38,8 @@ class DraftOptions:
 
     Attributes:
       tree: `auto`, or a name of `draft.templates.named_tree`.
+      costs: a file with the cost curve that alone decides where the tree is `auto`, as `costs.store.read_costs` reads
+        it; None begins with a stored curve and follows what steps take.
       warm_start: a file with what an earlier drafter learned, to begin with.
       save_warm_start: a file for what the drafter has learned when the last prompt is done; an older file is replaced.
       lookup_corpus: texts to search instead of the prompt and the output, as `draft.corpus_texts` reads them.
@@ -46,6 +49,7 @@ class DraftOptions:
     """
 
     tree: str = "auto"
+    costs: Path | None = None
     warm_start: Path | None = None
     save_warm_start: Path | None = None
     lookup_corpus: Path | None = None
@@ -71,6 +75,10 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     with _about("tree"):
         if draft.tree != "auto":
             named_tree(draft.tree)
+    if draft.costs is not None:
+        if draft.tree != "auto":
+            raise ValueError(f"costs are for tree auto; got tree {draft.tree}")
+        read_costs(draft.costs)
     if draft.verify not in VERIFICATIONS:
         raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
     if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):

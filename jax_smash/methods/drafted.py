@@ -70,7 +70,7 @@ def lookahead(setup: Setup) -> Method:
     drafter = Lookahead()
     own = None
     if setup.draft.tree == "auto":
-        own = Ladder(trees=(drafter.topology,), first=0, sizing=None, source="the method's own window and guesses")
+        own = Ladder(trees=(drafter.topology,), source="the method's own window and guesses")
     return drafted("lookahead", setup, drafter, None, ladder=own)
 
 
@@ -101,7 +101,7 @@ def draft_model(setup: Setup) -> Method:
     width = int(topology.rank.max()) + 1
     if width > target.vocab_size:
         raise ValueError(f"a node has at most {target.vocab_size} children, as many as tokens; got {width} in {tree}")
-    ladder = Ladder(trees=(topology,), first=0, sizing=None, source=f"the tree {tree}")
+    ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
     check_blocks(drafting, "draft-model", ladder)
     room = max(np.bincount(topology.depth)[:-1].tolist(), default=1)
     drafter = DraftModel(model=drafting.definition, width=width, room=room, draws=draws, sampled=setup.sampled)
@@ -146,7 +146,14 @@ def _drafting(name: str | Model, target: Model) -> Model:
 
 def drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladder | None = None) -> Method:
     ladder = ladder or make_ladder(
-        setup.model, setup.draft.tree, method=name, reach=REACH.get(name), batch=setup.batch, slots=setup.slots
+        setup.model,
+        setup.draft.tree,
+        method=name,
+        reach=REACH.get(name),
+        batch=setup.batch,
+        slots=setup.slots,
+        sampled=setup.sampled,
+        costs=setup.draft.costs,
     )
     check_blocks(setup.model, name, ladder, branches=getattr(drafter, "branches", False))
     strategy = Speculative(
@@ -161,4 +168,13 @@ def drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladde
     shared = DraftMemory(
         ladder=ladder.trees, choice=jnp.asarray(ladder.first, jnp.int32), drafter=memory, sizing=ladder.sizing
     )
-    return Method(name, strategy, setup.model.params, shared, source=ladder.source)
+    return Method(
+        name,
+        strategy,
+        setup.model.params,
+        shared,
+        source=ladder.source,
+        curve=ladder.curve,
+        # Where trees bear on the text, time must not.
+        follower=ladder.follower if strategy.exact else None,
+    )

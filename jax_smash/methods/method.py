@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jax_smash.costs import CostCurve, Follower
 from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DraftOptions
 from jax_smash.protocols import Params, Strategy
@@ -19,6 +20,8 @@ class Method:
       params: parameters of every module that decodes, by role.
       memory: what the rows share at the start, before any of them has read anything; None in plain decoding.
       source: the basis for the choice of trees, in words for the user; "" in plain decoding.
+      curve: the cost curve that trees are sized by at first; None where they are not sized.
+      follower: learns what steps take, and has trees sized by that; None where the curve alone counts.
     """
 
     name: str
@@ -26,6 +29,8 @@ class Method:
     params: Params
     memory: Any = None
     source: str = ""
+    curve: CostCurve | None = None
+    follower: Follower | None = None
 
     def __repr__(self) -> str:
         """Names the strategy, and prints no weights."""

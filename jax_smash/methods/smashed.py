@@ -112,7 +112,7 @@ def _exact(setup: Setup, modules: SmashModules, limits: GroupLimits) -> Method:
     drafter = Micro(target=setup.model.definition, smasher=modules.definition, sampled=setup.sampled)
     longest = setup.smash.longest(modules.config)
     tree = f"chain-{longest - 1}" if longest > 1 else "off"
-    ladder = Ladder(trees=(named_tree(tree),), first=0, sizing=None, source=f"groups as drafts, {tree}")
+    ladder = Ladder(trees=(named_tree(tree),), source=f"groups as drafts, {tree}")
     return drafted(NAME, setup, drafter, limits, ladder=ladder)
 
 

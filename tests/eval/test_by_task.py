@@ -4,6 +4,8 @@ import json
 import pytest
 
 from eval.by_task import Settings, main
+from eval.curves import scaled
+from jax_smash.costs import CostCurve
 from tests.model_directory import write_model
 
 
@@ -67,7 +69,12 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
     [
         ({"methods": ("ar",)}, "methods must be ones that draft"),
         ({"methods": ("guessing:chain-2",)}, "method must be one of"),
-        ({"methods": ("recycling",)}, "the tree of recycling must be a fixed one"),
+        (
+            {"methods": ("recycling",)},
+            "recycling must have a tree, as in recycling:tree-15 or recycling:auto",
+        ),
+        ({"curves": ("flat",)}, "curves must be of none, right, cheap, dear; got flat"),
+        ({"curves": ()}, "curves must be of none, right, cheap, dear; got none at all"),
         ({"methods": ("recycling:oak",)}, "tree must be auto, off, chain-N, tree-N"),
         ({"batch_sizes": (0,)}, "batch_sizes must be one or more, each at least 1"),
         ({"num_prompts": 0}, "num_prompts must be at least 1; got 0"),
@@ -77,3 +84,22 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
 def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(changes, said):
     with pytest.raises(ValueError, match=said):
         main(dataclasses.replace(Settings(model="absent"), **changes))
+
+
+def test_automatic_trees_begin_with_each_of_the_curves(given, tmp_path):
+    main(
+        dataclasses.replace(
+            given, methods=("lookup:auto",), curves=("none", "right", "dear"), repeats=2, json=tmp_path / "auto.json"
+        )
+    )
+    rows = [row for row in json.loads((tmp_path / "auto.json").read_text())["rows"] if row["task"] == "all"]
+    assert [row["tree"] for row in rows] == [None, "auto", "auto right", "auto dear"]
+    assert all(row["differing"] == 0 and row["speedup"] > 0 for row in rows)
+    assert rows[1]["tree_source"].startswith("estimated")
+    assert rows[2]["tree_source"].startswith("measured by jax-smash tune")
+
+
+def test_a_curve_is_wrong_by_its_factor_and_no_drafted_step_is_cheaper_than_a_plain_one():
+    curve = CostCurve(entries=(1, 2, 4), seconds=(1.0, 1.5, 6.0), batch=1, slots=64, source="made for a test")
+    assert scaled(curve, 3.0).seconds == (1.0, 4.5, 18.0)
+    assert scaled(curve, 1 / 3).seconds == pytest.approx((1.0, 1.0, 2.0))

@@ -23,7 +23,7 @@ def home(monkeypatch, tmp_path):
 
 
 def store(curve, method=""):
-    save_costs(curve, cost_key(tiny_model().config, tiny_model().params["target"], batch=1, method=method))
+    save_costs(curve, cost_key(tiny_model().config, tiny_model().params["target"], batch=1, slots=64, method=method))
 
 
 def made(method="recycling", tree="auto", reach=Reach(ranks=8, levels=6)):  # noqa: B008 - frozen
@@ -92,11 +92,38 @@ def test_a_tree_of_a_size_has_the_shape_that_suits_the_method():
     assert int(suited.depth.max()) > int(general.depth.max())
 
 
-def test_without_costs_a_tree_of_some_nodes_is_used_and_the_user_told(monkeypatch):
+def test_without_costs_those_of_a_usual_accelerator_are_assumed_and_the_user_told(monkeypatch):
     monkeypatch.setattr(ladder, "estimate_costs", lambda *args, **kwargs: None)
     found = made()
-    assert (sizes(found), found.sizing) == ([ladder.DEFAULT_NODES], None)
-    assert "jax-smash tune" in found.source
+    assert len(found.trees) > 1
+    assert found.source == "assumed, for nothing is known of this device; jax-smash tune measures it"
+
+
+def test_a_ladder_has_a_tree_to_try_even_where_none_seems_to_pay():
+    store(dataclasses.replace(FLAT, seconds=(1.0, 3.0, 4.0, 6.0, 8.0, 9.0)))
+    found = made()
+    assert len(found.trees) > 1
+    assert found.first == 0
+
+
+def test_what_was_learned_of_a_curve_is_kept_for_the_next_ladder():
+    store(FLAT)
+    follower = made().follower
+    assert follower is not None
+    assert made().follower is follower
+    assert made("suffix").follower is not follower
+    store(dataclasses.replace(FLAT, seconds=(1.0, 1.1, 1.2, 1.4, 1.8, 2.9)))
+    assert made().follower is not follower
+
+
+def test_a_curve_that_is_named_decides_alone(tmp_path):
+    path = save_costs(FLAT, cost_key(tiny_model().config, tiny_model().params["target"], batch=1, slots=64))
+    found = make_ladder(
+        tiny_model(), "auto", method="recycling", reach=Reach(ranks=8, levels=6), batch=8, slots=4096, costs=path
+    )
+    assert found.follower is None
+    assert found.curve == FLAT
+    assert found.source == f"by {path} alone"
 
 
 def test_a_method_without_an_automatic_size_is_named():

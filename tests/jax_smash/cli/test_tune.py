@@ -34,10 +34,10 @@ def test_a_curve_is_measured_stored_and_printed(called, home, model):
         assert float(row.split()[2]) == pytest.approx(seconds / stored["seconds"][0], abs=6e-3)
     # What the program stored is what decoding finds for the same model, and for no other batch.
     loaded = jax_smash.load(model)
-    curve = load_costs(loaded.config, loaded.params["target"], batch=1)
+    curve = load_costs(loaded.config, loaded.params["target"], batch=1, slots=64)
     assert curve is not None
     assert list(curve.seconds) == stored["seconds"]
-    assert load_costs(loaded.config, loaded.params["target"], batch=2) is None
+    assert load_costs(loaded.config, loaded.params["target"], batch=2, slots=64) is None
 
 
 def test_each_batch_size_gets_a_curve_and_all_are_drawn(call, home, model, tmp_path):
@@ -63,11 +63,29 @@ def test_a_method_s_steps_are_stored_beside_the_forward_s(call, home, model):
     assert len(err.splitlines()) == 2
     loaded = jax_smash.load(model)
     forward, steps = (
-        load_costs(loaded.config, loaded.params["target"], batch=1, method=name) for name in ("", "lookup")
+        load_costs(loaded.config, loaded.params["target"], batch=1, slots=64, method=name) for name in ("", "lookup")
     )
     assert forward is not None
     assert steps is not None
     assert forward.seconds != steps.seconds
+
+
+def test_where_rows_sample_a_method_has_a_curve_of_its_own(call, home, model):
+    few = ("--nodes", "1,2", "--slots", "64", "--repeats", "1", "--methods", "lookup")
+    assert call("tune", model, *few)[0] == 0
+    assert call("tune", model, *few, "--sampled")[0] == 0
+    stored = [json.loads(path.read_text())["key"] for path in (home / "costs").iterdir()]
+    # The forward alone is measured again, and replaced.
+    told = sorted((key["method"], key["sampled"]) for key in stored)
+    assert told == [("", False), ("lookup", False), ("lookup", True)]
+
+
+def test_the_curve_of_a_busy_machine_is_not_stored(call, home, model, monkeypatch):
+    monkeypatch.setattr("jax_smash.tuning.spread", lambda times: 0.31)
+    status, out, err = call("tune", model, *FEW)
+    assert (status, out, len(err.splitlines())) == (1, "", 1)
+    assert "the machine was busy: what a size costs varied by 31%, so the curve of batch 1 is not stored" in err
+    assert list((home / "costs").iterdir()) == []
 
 
 def test_more_slots_than_the_context_are_not_measured(call, home, model):
@@ -91,6 +109,7 @@ def test_more_slots_than_the_context_are_not_measured(call, home, model):
         (("--batch-size", "2", "2"), "--batch-size: values must be different; got 2 more than once"),
         (("--slots", "0"), "--slots must be at least 1"),
         (("--repeats", "0"), "--repeats must be at least 1"),
+        (("--sampled",), "--sampled is about --methods; name one"),
         (("--methods", "draft-model"), "--methods must be of recycling, lookup, suffix, hybrid, whose trees"),
         (("--methods", "lookup", "lookup"), "--methods: values must be different; got lookup more than once"),
         (("--plot", "curve.pdf"), "--plot must be a .png file"),

@@ -10,7 +10,7 @@ import pytest
 
 from jax_smash.costs import store
 from jax_smash.costs.curve import CostCurve
-from jax_smash.costs.store import cost_key, costs_directory, load_costs, save_costs
+from jax_smash.costs.store import cost_key, costs_directory, load_costs, read_costs, save_costs
 from jax_smash.loading import quantised
 from jax_smash.models.transformer import random_params
 from tests.tiny import tiny_config, tiny_model
@@ -29,47 +29,69 @@ def target(model):
 
 
 def saved() -> Path:
-    return save_costs(CURVE, cost_key(*target(tiny_model()), batch=1))
+    return save_costs(CURVE, cost_key(*target(tiny_model()), batch=1, slots=64))
 
 
 def test_a_stored_curve_is_read_back(home):
-    assert load_costs(*target(tiny_model()), batch=1) is None
+    assert load_costs(*target(tiny_model()), batch=1, slots=64) is None
     assert not home.exists()
     path = saved()
     assert path.parent == home / "costs"
-    assert load_costs(*target(tiny_model()), batch=1) == CURVE
+    assert load_costs(*target(tiny_model()), batch=1, slots=64) == CURVE
 
 
 def test_a_newer_curve_takes_the_place_of_an_older_one():
     path = saved()
     newer = dataclasses.replace(CURVE, seconds=(0.1, 0.2, 0.3))
-    assert save_costs(newer, cost_key(*target(tiny_model()), batch=1)) == path
-    assert load_costs(*target(tiny_model()), batch=1) == newer
+    assert save_costs(newer, cost_key(*target(tiny_model()), batch=1, slots=64)) == path
+    assert load_costs(*target(tiny_model()), batch=1, slots=64) == newer
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_the_curve_of_another_model_batch_dtype_or_weights_is_not_used():
     saved()
-    assert load_costs(*target(tiny_model()), batch=2) is None
-    assert load_costs(*target(tiny_model(mlp_width=64)), batch=1) is None
-    assert load_costs(*target(quantised(tiny_model())), batch=1) is None
+    assert load_costs(*target(tiny_model()), batch=2, slots=64) is None
+    assert load_costs(*target(tiny_model(mlp_width=64)), batch=1, slots=64) is None
+    assert load_costs(*target(quantised(tiny_model())), batch=1, slots=64) is None
     _, params = random_params(tiny_config(), seed=1, dtype=jnp.bfloat16)
-    assert load_costs(tiny_config(), params, batch=1) is None
+    assert load_costs(tiny_config(), params, batch=1, slots=64) is None
     # Other weights of the same shape take as long.
     _, params = random_params(tiny_config(), seed=2)
-    assert load_costs(tiny_config(), params, batch=1) == CURVE
+    assert load_costs(tiny_config(), params, batch=1, slots=64) == CURVE
 
 
 def test_a_method_s_steps_stand_beside_those_of_the_forward_alone():
     path = saved()
     drafted = dataclasses.replace(CURVE, seconds=(0.002, 0.003, 0.004))
-    other = save_costs(drafted, cost_key(*target(tiny_model()), batch=1, method="lookup"))
+    other = save_costs(drafted, cost_key(*target(tiny_model()), batch=1, slots=64, method="lookup"))
     assert other != path
     assert "-lookup-" in other.name
-    assert load_costs(*target(tiny_model()), batch=1) == CURVE
-    assert load_costs(*target(tiny_model()), batch=1, method="lookup") == drafted
-    assert load_costs(*target(tiny_model()), batch=1, method="suffix") is None
-    assert "method" not in json.loads(path.read_text())["key"]
+    assert load_costs(*target(tiny_model()), batch=1, slots=64) == CURVE
+    assert load_costs(*target(tiny_model()), batch=1, slots=64, method="lookup") == drafted
+    assert load_costs(*target(tiny_model()), batch=1, slots=64, method="suffix") is None
+    sampling = save_costs(drafted, cost_key(*target(tiny_model()), batch=1, slots=64, method="lookup", sampled=True))
+    assert sampling != other
+    assert load_costs(*target(tiny_model()), batch=1, slots=64, method="suffix", sampled=True) is None
+
+
+def test_the_curve_of_the_nearest_number_of_slots_is_used():
+    for slots in (64, 1024):
+        save_costs(dataclasses.replace(CURVE, slots=slots), cost_key(*target(tiny_model()), batch=1, slots=slots))
+    found = {slots: load_costs(*target(tiny_model()), batch=1, slots=slots).slots for slots in (5, 100, 300, 10**9)}
+    assert found == {5: 64, 100: 64, 300: 1024, 10**9: 1024}
+
+
+def test_a_curve_is_read_from_its_file_and_from_what_a_run_wrote(tmp_path):
+    assert read_costs(saved()) == CURVE
+    lines = tmp_path / "run.jsonl"
+    curve = dataclasses.asdict(CURVE)
+    lines.write_text("\n".join(json.dumps({"text": "x", "drafted": {"curve": curve}}) for _ in range(2)))
+    assert read_costs(lines) == CURVE
+    for content in ("", "{}", '{"drafted": {"curve": null}}', '{"drafted": {}}', "[1]"):
+        lines.write_text(content)
+        with pytest.raises(ValueError, match="must be a curve of `jax-smash tune`, or JSON lines") as error:
+            read_costs(lines)
+        assert str(lines) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +100,10 @@ def test_a_method_s_steps_stand_beside_those_of_the_forward_alone():
     ids=lambda other: next(iter(other)),
 )
 def test_the_curve_of_another_machine_is_not_used(other):
-    key = cost_key(*target(tiny_model()), batch=1)
+    key = cost_key(*target(tiny_model()), batch=1, slots=64)
     assert getattr(key, next(iter(other))) != next(iter(other.values()))
     save_costs(CURVE, dataclasses.replace(key, **other))
-    assert load_costs(*target(tiny_model()), batch=1) is None
+    assert load_costs(*target(tiny_model()), batch=1, slots=64) is None
 
 
 def changed(**fields):
@@ -99,7 +121,7 @@ DAMAGES = {
     "no times": (changed(seconds=["a", "b", "c"]), "could not convert"),
     "negative times": (changed(seconds=[1.0, -1.0, 2.0]), "over 0"),
     "no order": (changed(entries=[1, 4, 2]), "rise from 1"),
-    "another format": (changed(format=99), "format must be 1; got 99"),
+    "another format": (changed(format=99), "format must be 2; got 99"),
     "no key": (changed(key=[]), "damaged"),
 }
 
@@ -110,17 +132,17 @@ def test_a_damaged_file_is_named_and_how_to_be_rid_of_it(damage):
     change, said = DAMAGES[damage]
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(ValueError, match=said) as error:
-        load_costs(*target(tiny_model()), batch=1)
+        load_costs(*target(tiny_model()), batch=1, slots=64)
     assert str(path) in str(error.value)
     assert "jax-smash tune" in str(error.value)
 
 
 def test_a_file_renamed_from_another_key_is_refused():
     path = saved()
-    other = cost_key(*target(tiny_model(mlp_width=64)), batch=1)
+    other = cost_key(*target(tiny_model(mlp_width=64)), batch=1, slots=64)
     path.rename(save_costs(CURVE, other))
     with pytest.raises(ValueError, match="its model must be"):
-        load_costs(*target(tiny_model(mlp_width=64)), batch=1)
+        load_costs(*target(tiny_model(mlp_width=64)), batch=1, slots=64)
 
 
 def test_a_write_that_fails_leaves_the_older_curve(monkeypatch):
@@ -132,8 +154,8 @@ def test_a_write_that_fails_leaves_the_older_curve(monkeypatch):
     monkeypatch.setattr(store.os, "replace", full)
     newer = dataclasses.replace(CURVE, seconds=(0.1, 0.2, 0.3))
     with pytest.raises(OSError, match="No space"):
-        save_costs(newer, cost_key(*target(tiny_model()), batch=1))
-    assert load_costs(*target(tiny_model()), batch=1) == CURVE
+        save_costs(newer, cost_key(*target(tiny_model()), batch=1, slots=64))
+    assert load_costs(*target(tiny_model()), batch=1, slots=64) == CURVE
     assert os.listdir(path.parent) == [path.name]
 
 

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.decode.budget import ROUND_STEPS, Sizing, once, resized, seen_in_shadow
+from jax_smash.decode.budget import ROUND_STEPS, once, resized, seen_in_shadow, unused
 from jax_smash.draft.acceptance import acceptance
-from jax_smash.draft.sizing import best_tree
+from jax_smash.draft.sizing import best_tree, expected_tokens
 from jax_smash.draft.tree import grow, tree_from_ranks
+from jax_smash.pytree import replace
 
 RATES = np.array([[0.5, 0.2, 0.1], [0.6, 0.1, 0.05]], np.float32)
 TREE = tree_from_ranks([[0], [1], [2], [0, 0], [1, 0]])
@@ -60,16 +61,29 @@ def test_the_fastest_rung_is_chosen_at_the_end_of_a_round(seconds, best):
     ladder = tuple(best_tree(RATES, n, levels=min(n, 2)) for n in (0, 1, 8))
     choose = jax.jit(resized)
     for steps in range(ROUND_STEPS - 1, 2 * ROUND_STEPS + 1):
-        sizing = Sizing(
-            known=acceptance(RATES),
-            seconds=jnp.asarray(seconds, jnp.float32),
-            steps=jnp.asarray(steps, jnp.int32),
-            used=jnp.zeros((3,), jnp.int32),
-        )
+        sizing = replace(unused(RATES, ladder, seconds), steps=jnp.asarray(steps, jnp.int32))
         before = jnp.int32((best + 1) % 3)
-        trees, choice = choose(ladder, before, sizing)
+        trees, choice, after = choose(ladder, before, sizing)
+        np.testing.assert_allclose(after.expected, sizing.expected, rtol=1e-6)
         assert int(choice) == (best if steps % ROUND_STEPS == 0 else before)
         assert [tree.nodes for tree in trees] == [1, 2, 9]
+
+
+def test_the_tree_with_most_tokens_a_second_is_chosen_from_traced_rates():
+    ladder = tuple(best_tree(RATES, n, levels=min(n, 2)) for n in (0, 2, 8))
+    seconds = [1.0, 1.2, 1.6]
+    choose = jax.jit(lambda *args: resized(*args))
+    for scale in (0.0, 0.2, 0.7, 1.0):
+        rates = RATES * np.float32(scale)
+        speeds = [
+            expected_tokens(rates, best_tree(rates, t.nodes - 1)) / s for t, s in zip(ladder, seconds, strict=True)
+        ]
+        _, choice, after = choose(ladder, jnp.int32(0), unused(rates, ladder, seconds))
+        assert int(choice) == int(np.argmax(speeds))
+        np.testing.assert_allclose(after.expected / jnp.asarray(seconds), speeds, rtol=1e-5)
+    # What takes for ever is never chosen.
+    assert int(choose(ladder, jnp.int32(0), unused(RATES, ladder, [np.inf, 1.0, np.inf]))[1]) == 1
+    assert choose._cache_size() == 1
 
 
 def test_a_change_is_made_once_and_only_where_it_is_due():

@@ -11,11 +11,12 @@ import pytest
 from eval.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
 from jax_smash.costs import CostCurve
-from jax_smash.decode.budget import ROUND_STEPS, Sizing
+from jax_smash.decode.budget import ROUND_STEPS, unused
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.draft.acceptance import acceptance, prior_rates
+from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.sizing import best_tree
+from jax_smash.draft.verification import COUPLING, VERIFICATIONS
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.pytree import replace
 from jax_smash.session import Session
@@ -38,13 +39,8 @@ def optimised():
 def with_ladder(method, cost, ladder=LADDER):
     """Returns a method that chooses among budgets by a cost curve."""
     rates = prior_rates(LEVELS, 8)
-    sizing = Sizing(
-        known=acceptance(rates),
-        seconds=jnp.asarray([cost.at(n + 1) for n in ladder], jnp.float32),
-        steps=jnp.zeros((), jnp.int32),
-        used=jnp.zeros((len(ladder),), jnp.int32),
-    )
     trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in ladder)
+    sizing = unused(rates, trees, [cost.at(n + 1) for n in ladder])
     memory = replace(method.memory, ladder=trees, choice=jnp.asarray(0, jnp.int32), sizing=sizing)
     return dataclasses.replace(method, memory=memory, strategy=dataclasses.replace(method.strategy, levels=LEVELS))
 
@@ -138,9 +134,21 @@ def test_a_drafter_catches_up_with_one_that_saw_every_step(name):
         seen.append(learned(name, rows))
         rows.read([[7, 8, 9]], limits=[8])
         seen.append(learned(name, rows))
-    assert (seen[0], seen[2]) == (seen[3], seen[5])
-    # Between the looks at it, it is behind.
-    assert seen[1] != seen[4]
+    assert seen[:3] == seen[3:]
+
+
+def test_where_trees_bear_on_the_text_a_drafter_catches_up_at_the_end_of_a_round_alone():
+    """So that it does not matter where calls end."""
+    seen = []
+    for verification in (COUPLING, VERIFICATIONS["typical-lossy"]):
+        rows = session("suffix", STEEP, batch=1, ladder=FEW)
+        strategy = dataclasses.replace(rows.method.strategy, sampled=True, verification=verification)
+        rows.method = dataclasses.replace(rows.method, strategy=strategy)
+        for steps in (ROUND_STEPS - 5, 5):
+            rows.run(steps)
+            seen.append(len(learned("suffix", rows)[0]))
+    assert seen[0] > seen[2]
+    assert seen[1] == seen[3]
 
 
 def test_a_drafter_that_cannot_catch_up_is_not_sized():

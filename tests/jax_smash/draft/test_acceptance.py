@@ -9,7 +9,6 @@ from jax_smash.draft import sizing
 from jax_smash.draft.acceptance import (
     PRIOR_TRIALS,
     acceptance,
-    best_rung,
     expected_tokens,
     likeliest_tree,
     observe,
@@ -145,16 +144,33 @@ def test_expected_tokens_of_a_tree_deeper_than_the_rates_stop_there():
     np.testing.assert_allclose(expected_tokens(jnp.asarray(rates), deep), 1.75)
 
 
-def test_the_rung_with_most_tokens_a_second_is_chosen_from_traced_rates():
-    ladder = (topology([0]), best_tree(rates_of(0), 4), best_tree(rates_of(0), 20))
-    seconds = jnp.asarray([1.0, 1.2, 1.6], jnp.float32)
-    choose = jax.jit(best_rung)
-    for scale in (0.0, 0.2, 0.7, 1.0):
-        rates = rates_of(0) * np.float32(scale)
-        speeds = [sizing.expected_tokens(rates, t) / float(s) for t, s in zip(ladder, seconds, strict=True)]
-        assert int(choose(jnp.asarray(rates), ladder, seconds)) == int(np.argmax(speeds))
-    assert int(choose(jnp.zeros((4, 5), jnp.float32), ladder, seconds)) == 0
-    assert choose._cache_size() == 1
+def after_trials(known, kept):
+    """Returns what is known after trials of a root's only child, by whether each kept it; and the rates in between."""
+    update, rates = jax.jit(type(known).update), []
+    tried = jnp.ones((1, 1, 1), bool)
+    for hit in kept:
+        known = update(known, jnp.full((1, 1), 0 if hit else -1, jnp.int32), tried)
+        rates.append(float(known.rates()[0, 0]))
+    return known, np.array(rates)
+
+
+def test_a_text_that_changes_is_noticed_within_a_few_dozen_trials():
+    rng = np.random.default_rng(0)
+    known, _ = after_trials(acceptance(np.full((1, 1), 0.5, np.float32)), rng.random(600) < 0.9)
+    _, falling = after_trials(known, [False] * 48)
+    assert falling[-1] < 0.3
+    # The control: what a memory without surprise would say.
+    trials = float(known.trials[0, 0])
+    assert 0.9 * trials / (trials + 48) > 0.7
+    known, _ = after_trials(acceptance(np.full((1, 1), 0.5, np.float32)), rng.random(600) < 0.05)
+    assert after_trials(known, [True] * 48)[1][-1] > 0.7
+
+
+def test_a_text_that_goes_on_as_before_is_remembered():
+    rng = np.random.default_rng(1)
+    known, rates = after_trials(acceptance(np.full((1, 1), 0.5, np.float32)), rng.random(800) < 0.6)
+    assert float(known.trials[0, 0]) > 300
+    assert np.abs(rates[200:] - 0.6).max() < 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))

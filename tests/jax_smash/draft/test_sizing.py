@@ -148,5 +148,6 @@ def test_a_ladder_begins_with_plain_decoding_and_has_at_most_three_rungs():
     assert choose_ladder(p, cost, rungs=1) == (0,)
 
 
-def test_where_drafting_never_pays_the_ladder_is_plain_decoding_alone():
-    assert choose_ladder(RATES, curve({1: 1.0, 3: 3.0, 15: 15.0})) == (0,)
+def test_where_drafting_would_not_pay_at_a_third_of_its_cost_the_ladder_is_plain_decoding_alone():
+    assert choose_ladder(RATES, curve({1: 1.0, 3: 15.0, 15: 75.0})) == (0,)
+    assert len(choose_ladder(RATES, curve({1: 1.0, 3: 3.0, 15: 15.0}))) > 1

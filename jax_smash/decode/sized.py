@@ -1,0 +1,94 @@
+"""Calls of the decoding loop where trees are sized: which tree a call begins with, and what its time tells."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jax_smash.costs.follow import Call, Follower
+from jax_smash.decode.budget import ROUND_STEPS
+from jax_smash.decode.speculative import DraftMemory
+from jax_smash.decode.state import DecodeState
+from jax_smash.pytree import replace
+from jax_smash.sharding import put
+
+Loop = Callable[[DecodeState, int, Callable[[], float]], tuple[DecodeState, float]]
+"""Takes a state, the steps to make and a clock; returns the state and the seconds that the steps took."""
+
+
+class SizedCalls:
+    """Divides the steps of a session into calls.
+
+    With a follower, trees are chosen by what steps take. Without one the cost curve alone decides, a call ends where a
+    round ends, and what was chosen is recorded: where trees bear on the text, the same curve gives the same text again.
+
+    Attributes:
+      choices: drafted nodes and steps of each call, in order; empty with a follower.
+    """
+
+    def __init__(self, follower: Follower | None, mesh: Mesh | None):
+        """Begins with what a follower knows.
+
+        Args:
+          follower: learns what steps take; None where nothing is to be learned.
+          mesh: that the state lies on.
+        """
+        self._follower, self._mesh = follower, mesh
+        self.choices: list[tuple[int, int]] = []
+
+    @property
+    def costs(self) -> list[float]:
+        """Plain steps that a step with each tree was found to take; empty without a follower."""
+        return [] if self._follower is None else self._follower.costs.tolist()
+
+    def call(self, state: DecodeState, steps: int, loop: Loop) -> tuple[DecodeState, int]:
+        """Makes one call.
+
+        Args:
+          state: of a method whose trees are sized.
+          steps: at most.
+          loop: makes steps.
+
+        Returns:
+          The state, and the steps that the call was to make.
+        """
+        return self._recorded(state, steps, loop) if self._follower is None else self._followed(state, steps, loop)
+
+    def _recorded(self, state: DecodeState, steps: int, loop: Loop) -> tuple[DecodeState, int]:
+        memory = state.shared.memory
+        before, choice = jax.device_get((memory.sizing.steps, memory.choice))
+        steps, nodes = min(steps, ROUND_STEPS - int(before) % ROUND_STEPS), memory.ladder[int(choice)].nodes - 1
+        state, _ = loop(state, steps, time.perf_counter)
+        made = int(state.shared.memory.sizing.steps) - int(before)
+        if self.choices and self.choices[-1][0] == nodes:
+            made += self.choices.pop()[1]
+        self.choices.append((nodes, made))
+        return state, steps
+
+    def _followed(self, state: DecodeState, steps: int, loop: Loop) -> tuple[DecodeState, int]:
+        follower, sizing = self._follower, state.shared.memory.sizing
+        assert follower is not None
+        expected, used = jax.device_get((sizing.expected, sizing.used))
+        call = follower.next(expected, steps)
+        state, seconds = loop(self._prepared(state, call, follower.weights), call.steps, follower.clock)
+        follower.heard(call, np.asarray(state.shared.memory.sizing.used) - used, seconds, expected)
+        return state, call.steps
+
+    def _prepared(self, state: DecodeState, call: Call, weights: np.ndarray) -> DecodeState:
+        """Sets the tree that a call begins with, and the costs by which it chooses others."""
+        if call.alone:
+            weights = np.where(np.arange(len(weights)) == call.rung, 1.0, np.inf)
+        memory = state.shared.memory
+        seconds = put(jnp.asarray(weights, jnp.float32), self._mesh)
+        choice = put(jnp.asarray(call.rung, jnp.int32), self._mesh)
+        memory = replace(memory, choice=choice, sizing=replace(memory.sizing, seconds=seconds))
+        return replace(state, shared=replace(state.shared, memory=memory))
+
+
+def is_sized(memory: Any) -> bool:
+    """Says whether rows share a ladder whose trees are chosen while they decode."""
+    return isinstance(memory, DraftMemory) and memory.sizing is not None and len(memory.ladder) > 1
