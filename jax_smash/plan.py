@@ -1,6 +1,7 @@
 """Roofline and memory arithmetic: what a step must read, and how much a forward may hold."""
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
@@ -69,6 +70,29 @@ def device_bytes(device: jax.Device | None = None) -> int | None:
     """Returns the memory that a device gives to arrays in bytes, taken or not; None where it does not tell."""
     stats = (device or jax.devices()[0]).memory_stats()
     return stats["bytes_limit"] if stats and "bytes_limit" in stats else None
+
+
+def check_memory(*, rows: int, held: int, batch: int, slots: int, device: jax.Device | None = None) -> None:
+    """Checks that weights and rows fit a device at all, whatever else is on it.
+
+    Args:
+      rows: bytes of the rows on a device, their caches included.
+      held: bytes of the device that the weights take.
+      batch, slots: rows, and slots of each.
+      device: None for the first.
+
+    Raises:
+      MemoryError: they do not.
+    """
+    device = device or jax.devices()[0]
+    total = device_bytes(device)
+    if total is None and device.platform == "cpu":
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if total is not None and rows + held > total:
+        raise MemoryError(
+            f"{batch} rows of {slots} slots take {rows / 1e9:.1f} GB beside weights of {held / 1e9:.1f} GB; "
+            f"the device has {total / 1e9:.1f} GB in all"
+        )
 
 
 def shard_bytes(params: Any) -> int:

@@ -1,6 +1,7 @@
 """Rows on the device, driven from the host: read prompts, decode, read again."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,12 +19,12 @@ from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, l
 from jax_smash.loading import Model
 from jax_smash.methods import Method
 from jax_smash.models.rope import reach_of_turn
-from jax_smash.plan import prefill_chunk, shard_bytes
+from jax_smash.plan import check_memory, prefill_chunk, shard_bytes, tree_bytes
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
-from jax_smash.sharding import mesh_of, on_mesh, put
+from jax_smash.sharding import mesh_of, on_mesh, put, share_of
 
 TokenLists = Sequence[Sequence[int] | np.ndarray | jax.Array]
 
@@ -84,6 +85,9 @@ class Session:
           log_probs: how many likeliest tokens to record beside each emitted one; None for no record.
           prompt_log_probs: the same for prompt tokens.
           memory: what the rows of an earlier session shared, to continue from; None starts with the method's own.
+
+        Raises:
+          MemoryError: the rows do not fit the device.
         """
         self.model, self.method, self.slots, self.samples = model, method, slots, samples
         self.max_new_tokens, self.mesh = max_new_tokens, mesh_of(model.params)
@@ -101,17 +105,19 @@ class Session:
             stops=jax.tree.map(jnp.copy, stops),
             memory=jax.tree.map(jnp.copy, method.memory if memory is None else memory),
         )
+        made = functools.partial(
+            init_rows,
+            method.strategy,
+            slots=slots,
+            output=bucket(max_new_tokens),
+            block=max(self._chunk, method.strategy.block),
+            log_probs=log_probs,
+        )
+        arrays = (method.params, shared, row_keys(self._seeds))
         with on_mesh(self.mesh):
-            rows = init_rows(
-                method.strategy,
-                method.params,
-                shared,
-                row_keys(self._seeds),
-                slots=slots,
-                output=bucket(max_new_tokens),
-                block=max(self._chunk, method.strategy.block),
-                log_probs=log_probs,
-            )
+            shares = lay_out(jax.eval_shape(made, *arrays), lambda x, *axes: share_of(x, self.mesh, *axes))
+            check_memory(rows=tree_bytes(shares) * samples, held=held, batch=batch * samples, slots=slots)
+            rows = made(*arrays)
         self.state = self._placed(DecodeState(rows=rows, shared=shared))
         self.sized = SizedCalls(method.follower, self.mesh) if is_sized(shared.memory) else None
         self._fanned_out = samples == 1

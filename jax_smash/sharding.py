@@ -136,6 +136,12 @@ def put(x: Any, mesh: Mesh | None, *axes: str | None) -> Any:
     return x if mesh is None else jax.device_put(x, axes_sharding(x.shape, axes, mesh))
 
 
+def share_of(x: Any, mesh: Mesh | None, *axes: str | None) -> jax.ShapeDtypeStruct:
+    """Returns the shape that a device has of an array laid out as by `put`."""
+    shape = x.shape if mesh is None else axes_sharding(x.shape, axes, mesh).shard_shape(x.shape)
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+
 def mesh_of(tree: Any) -> Mesh | None:
     """Returns the mesh that a tree's arrays, or their shapes with shardings, lie on; None where they lie on none."""
     for leaf in jax.tree.leaves(tree):

@@ -1,6 +1,11 @@
+import dataclasses
+
+import pytest
+
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
+from jax_smash.sharding import make_mesh, place
 from tests.tiny import tiny_model
 
 
@@ -17,3 +22,24 @@ def test_samples_of_a_prompt_share_its_reading():
     session.run(100)
     texts = [tuple(text) for text in session.outputs()]
     assert len({*texts}) == len(texts) == 6
+
+
+@pytest.mark.parametrize(("mesh", "divided"), [(None, 1), ("data=2", 2), ("tp=2", 2)])
+def test_rows_that_a_device_cannot_hold_are_refused_with_the_numbers(monkeypatch, mesh, divided):
+    model = tiny_model(num_kv_heads=2, num_heads=4) if mesh is None else on(mesh)
+    method = make_method(model, "ar", batch=4)
+
+    def session(slots):
+        return Session(model, method, slots=slots, max_new_tokens=8, sampling=[SamplingOptions()] * 4, seeds=range(4))
+
+    cache = 4 * 65536 * 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_width * 4
+    monkeypatch.setattr("jax_smash.plan.device_bytes", lambda device=None: cache // divided // 2)
+    session(slots=1024)
+    with pytest.raises(MemoryError, match=r"4 rows of 65536 slots take [\d.]+ GB beside weights of [\d.]+ GB; the dev"):
+        session(slots=65536)
+
+
+def on(mesh):
+    """Returns a model whose weights lie on a mesh."""
+    model = tiny_model(num_kv_heads=2, num_heads=4)
+    return dataclasses.replace(model, params=place(model.params, make_mesh(mesh)))
