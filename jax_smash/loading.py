@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,8 @@ from jax_smash.quantise import activation_dtype, check_weights, has_int8, quanti
 from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.options import SmashOptions
+
+LOG = logging.getLogger("jax_smash")
 
 ASSETS = Path(__file__).parent / "assets"
 SHIPPED = ("tiny",)
@@ -393,6 +396,7 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
     config = shape_config(shape)
     if mesh is not None:
         param_shardings(abstract_params(config)[1], mesh)  # Raises before anything is made.
+    _tell_of_heads(config, mesh)
     with on_mesh(mesh):
         graphdef, params = random_params(config, seed=seed, dtype=dtype)
     params = params if mesh is None else place(params, mesh)
@@ -405,7 +409,20 @@ def _placing(config: ModelConfig, weights: str, mesh: Mesh | None) -> huggingfac
         return None
     _, abstract = abstract_params(config)
     placing = None if mesh is None else _place_on(mesh, abstract)
+    _tell_of_heads(config, mesh)
     return quantising_place(abstract, placing) if weights == "int8" else placing
+
+
+def _tell_of_heads(config: ModelConfig, mesh: Mesh | None) -> None:
+    """Warns where a mesh does not divide the KV heads, so that every device holds and computes all of them."""
+    size = 1 if mesh is None else mesh.shape["tp"]
+    if config.num_kv_heads % size:
+        LOG.warning(
+            "jax-smash: a mesh of tp=%d does not divide %d KV heads: each device holds the attention weights and the "
+            "caches of all of them",
+            size,
+            config.num_kv_heads,
+        )
 
 
 def _place_on(mesh: Mesh, abstract: nnx.State) -> huggingface.Place:

@@ -239,3 +239,10 @@ def test_modules_are_not_grafted_on_other_weights_in_memory(bound, tmp_path):
     untold = dataclasses.replace(quantised(bare), fingerprint=None)
     with pytest.raises(ValueError, match=r"does not tell what its rounded ones were made from: load it with"):
         grafted(untold, model.modules)
+
+
+@pytest.mark.parametrize(("mesh", "told"), [("tp=2", False), ("tp=4", True), ("fsdp=4", False), (None, False)])
+def test_a_mesh_that_does_not_divide_the_kv_heads_is_told(tmp_path, caplog, mesh, told):
+    jax_smash.load(write_model(tmp_path, num_key_value_heads=2, num_attention_heads=4), mesh=mesh)
+    said = "a mesh of tp=4 does not divide 2 KV heads: each device holds the attention weights and the caches of all"
+    assert [said in record.getMessage() for record in caplog.records] == [True] * told
