@@ -32,9 +32,8 @@ class Claim:
     choose: Callable[[Rows], Rows] = list
 
     def sources(self, reports: Mapping[str, Report]) -> list[Report]:
-        """Returns its reports; none where they have no row that it is about."""
-        found = matching(reports, self.reports)
-        return found if self.rows(found) else []
+        """Returns its reports, those without a row that it is about left out."""
+        return [report for report in matching(reports, self.reports) if self.rows([report])]
 
     def rows(self, reports: Sequence[Report]) -> Rows:
         """Returns the rows that it is about."""

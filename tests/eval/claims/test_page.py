@@ -49,6 +49,14 @@ def test_a_claim_whose_reports_have_no_row_about_it_is_unmeasured_too():
     assert "Not measured yet" in page([dataclasses.replace(eight, choose=lambda rows: [])], reports)
 
 
+def test_a_report_without_a_row_about_a_claim_is_no_source_of_it():
+    eight = dataclasses.replace(CLAIM, reports=("speed-*",), choose=lambda rows: where(rows, batch_size=8))
+    rows = {f"speed-{size}": [speed_row(batch_size=size)] for size in (1, 8)}
+    text = page([eight], {name: report(name, rows=found) for name, found in rows.items()})
+    assert "[speed-8](results/speed-8.json)" in text
+    assert "speed-1" not in text
+
+
 def test_a_report_is_marked_where_its_code_has_changed_and_only_there():
     assert AGE not in made(code=NOW)
     old = made(code=NOW | {"eval/gone.py": "0" * 64})
