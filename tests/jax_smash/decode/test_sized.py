@@ -12,6 +12,7 @@ from jax_smash import DraftOptions, SamplingOptions, generate
 from jax_smash.cli.generate import record
 from jax_smash.costs import CostCurve, Follower
 from jax_smash.decode.budget import unused
+from jax_smash.decode.programs import PROGRAMS
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.sizing import best_tree
 from jax_smash.draft.tree import grow
@@ -19,6 +20,7 @@ from jax_smash.generation import QUIET_STEPS
 from jax_smash.methods import make_method
 from jax_smash.pytree import replace
 from jax_smash.session import Session
+from jax_smash.sharding import make_mesh, place
 from tests.tiny import tiny_model
 
 SIZES = (0, 7, 39)
@@ -213,3 +215,14 @@ def test_where_the_text_does_not_depend_on_trees_costs_are_told():
     (done,) = generate(model(), [PROMPT], method="recycling", max_new_tokens=200)
     assert done.drafted.choices == []
     assert all(cost > 0 for cost in done.drafted.costs.values())
+
+
+def test_on_a_mesh_calls_are_timed_and_nothing_is_compiled_for_it():
+    divided = dataclasses.replace(model(), params=place(model().params, make_mesh("data=2")))
+    prompts = [[5, 6, 7, 8], [8, 7, 6]]
+    (first, _) = done = generate(divided, prompts, method="lookup", max_new_tokens=120)
+    assert [c.token_ids for c in done] == [c.token_ids for c in generate(model(), prompts, max_new_tokens=120)]
+    assert sum(first.drafted.steps.values()) == first.target_forwards
+    compiled = PROGRAMS.compiled
+    generate(divided, prompts, method="lookup", max_new_tokens=120)
+    assert PROGRAMS.compiled == compiled
