@@ -62,6 +62,20 @@ def _by_task(batch: int) -> tuple[Claim, ...]:
     )
 
 
+def _automatic(batch: int) -> Claim:
+    """Returns how fast trees are that are sized while decoding."""
+    return Claim(
+        name=f"smollm2-auto-b{batch}",
+        title=f"{SMOLLM2}: automatic trees beside plain decoding, batch {batch}",
+        text="Times as fast as plain decoding of the same batch a moment before, where trees are sized while decoding. "
+        "Trees begin with no cost curve (auto), with the measured one (right), or with drafted steps at a third (cheap) "
+        "or three times (dear) of what was measured. Every repeat begins without knowledge of costs.",
+        reports=("smollm2-auto", "smollm2-auto-*"),
+        table=layouts.speedup_by_task,
+        choose=lambda rows: where(rows, batch_size=batch),
+    )
+
+
 def _curve(rows: Rows) -> bytes:
     """Draws right answers over tokens a slot, with the line of plain decoding."""
     plain = [row["score"] for row in rows if row["method"] == "ar"]
@@ -79,6 +93,8 @@ def _curve(rows: Rows) -> bytes:
 CLAIMS = (
     *_by_task(1),
     *_by_task(8),
+    _automatic(1),
+    _automatic(8),
     Claim(
         name="smollm2-official",
         title=f"{SMOLLM2}: Token Recycling beside the published algorithm",
