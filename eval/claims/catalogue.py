@@ -68,8 +68,8 @@ def _automatic(batch: int) -> Claim:
         name=f"smollm2-auto-b{batch}",
         title=f"{SMOLLM2}: automatic trees beside plain decoding, batch {batch}",
         text="Times as fast as plain decoding of the same batch a moment before, where trees are sized while decoding. "
-        "Trees begin with no cost curve (auto), with the measured one (right), or with drafted steps at a third (cheap) "
-        "or three times (dear) of what was measured. Every repeat begins without knowledge of costs.",
+        "Trees begin with no cost curve (auto), with the measured one (right), or with drafted steps at a third "
+        "(cheap) or three times (dear) of what was measured. Every repeat begins without knowledge of costs.",
         reports=("smollm2-auto", "smollm2-auto-*"),
         table=layouts.speedup_by_task,
         choose=lambda rows: where(rows, batch_size=batch),

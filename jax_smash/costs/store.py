@@ -172,8 +172,7 @@ def load_costs(
     for number in sorted(numbers, key=lambda n: abs(math.log2(n / key.slots))):
         near = dataclasses.replace(key, slots=number)
         if (path := costs_directory() / _name(near)).is_file():
-            advice = "make it again with `jax-smash tune`, or delete it to decode without it"
-            return _read(path, near, advice=advice)
+            return _read(path, near)
     return None
 
 
@@ -184,10 +183,10 @@ def read_costs(path: Path) -> CostCurve:
       ValueError: the file holds none.
       OSError: it cannot be read.
     """
-    return _read(path, None, advice="it must be a curve of `jax-smash tune`, or JSON lines of `jax-smash generate`")
+    return _read(path, None)
 
 
-def _read(path: Path, key: CostKey | None, *, advice: str) -> CostCurve:
+def _read(path: Path, key: CostKey | None) -> CostCurve:
     try:
         text = path.read_text(encoding="utf-8")
         stored, _ = json.JSONDecoder().raw_decode(text.lstrip())
@@ -198,7 +197,13 @@ def _read(path: Path, key: CostKey | None, *, advice: str) -> CostCurve:
         return _curve(stored, key)
     except (KeyError, TypeError, ValueError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(f"{path} is damaged: {said}; {advice}") from error
+        if key is None:
+            found = f"{path} holds no cost curve: {said}"
+            advice = "it must be a curve of `jax-smash tune`, or JSON lines of `jax-smash generate`"
+        else:
+            found = f"{path} is damaged: {said}"
+            advice = "make it again with `jax-smash tune`, or delete it to decode without it"
+        raise ValueError(f"{found}; {advice}") from error
 
 
 def _curve(stored: dict[str, Any], key: CostKey | None) -> CostCurve:

@@ -75,10 +75,11 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     with _about("tree"):
         if draft.tree != "auto":
             named_tree(draft.tree)
-    if draft.costs is not None:
-        if draft.tree != "auto":
-            raise ValueError(f"costs are for tree auto; got tree {draft.tree}")
-        read_costs(draft.costs)
+    with _about("costs"):
+        if draft.costs is not None:
+            if draft.tree != "auto":
+                raise ValueError(f"they are for tree auto; got tree {draft.tree}")
+            read_costs(draft.costs)
     if draft.verify not in VERIFICATIONS:
         raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
     if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):

@@ -210,6 +210,34 @@ def test_a_warm_start_that_this_run_is_to_write_may_be_missing(call, model, tmp_
     assert "other.st is no file: there is nothing to start from" in err
 
 
+def test_a_run_whose_text_depends_on_its_trees_is_made_again_from_what_it_wrote(call, model, tmp_path):
+    arguments = ("generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", "60", "--method", "recycling")
+    arguments += ("--verify", "typical-lossy", "--temperature", "1")
+    assert call(*arguments, "--json", "run.jsonl")[0] == 0
+    status, _, err = call(*arguments, "--costs", "run.jsonl", "--json", "again.jsonl")
+    assert status == 0
+    assert "(by run.jsonl alone)" in err
+    (first,), (second,) = records(tmp_path, "run.jsonl"), records(tmp_path, "again.jsonl")
+    assert second["token_ids"] == first["token_ids"]
+    assert second["drafted"]["choices"] == first["drafted"]["choices"] != []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--costs", "absent.json"), "absent.json: No such file"),
+        (("--costs", "text.txt"), "--costs: text.txt holds no cost curve"),
+        (("--costs", "text.txt", "--tree", "chain-4"), "--costs: they are for tree auto; got tree chain-4"),
+    ],
+)
+def test_costs_that_cannot_decide_are_refused(call, tmp_path, options, said):
+    (tmp_path / "text.txt").write_text("no curve")
+    status, out, err = call("generate", "--model", "absent", "--prompt", "x", "--method", "lookup", *options)
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert status in (1, 2)
+    assert said in err
+
+
 def test_a_closed_pipe_ends_the_program_without_a_word(start, model):
     process = start("generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", "50", "--stream")
     process.stdout.close()
