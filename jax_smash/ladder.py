@@ -29,6 +29,9 @@ TILE = 8
 MOST_ROWS = 80
 """Rows of an automatic tree's forward, the root included, at most."""
 
+RUNGS, CPU_RUNGS = 3, 2
+"""Budgets of a ladder, 0 included. Each has a forward of its own to compile, which takes a CPU long and seldom pays."""
+
 CHAIN_NODES = 4
 """Drafted nodes of an automatic tree where the model reads every block in order."""
 
@@ -120,7 +123,8 @@ def make_ladder(
         return Ladder(trees=(chain(min(CHAIN_NODES, reach.levels)),), source=source)
     rates, frozen = reach.rates(), costs is not None
     curve = read_costs(costs) if costs else _costs(model, method, batch=batch, slots=slots, sampled=sampled)
-    budgets = choose_ladder(rates, curve, most=min(MOST_ROWS, curve.entries[-1]) - 1, tile=tile_rows())
+    most, rungs = min(MOST_ROWS, curve.entries[-1]) - 1, CPU_RUNGS if target_platform() == "cpu" else RUNGS
+    budgets = choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
     seconds = [curve.at(n + 1) for n in budgets]
     follower = None
