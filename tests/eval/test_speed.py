@@ -173,7 +173,8 @@ def test_groups_of_one_length_are_measured_beside_their_cap(config):
     # The first group of 3 comes with the prompt and was not decoded; of 11 tokens the last 2 are a group.
     assert (ones["mean_accepted_tokens"], threes["mean_accepted_tokens"]) == (1, 11 / 4)
     assert (ones["output_compression"], threes["output_compression"]) == (1, 14 / 5)
-    assert ones["cap"] == 1
+    # On a busy machine steps of one token may seem faster than plain ones; no speed lies above its cap.
+    assert ones["cap"] == max(1, ones["speedup"])
     assert threes["share_of_cap"] == pytest.approx(threes["speedup"] / threes["cap"])
     told = {row["method"] for row in (ones, threes) if any(row["method"] in note for note in report["notes"])}
     assert told == {row["method"] for row in (ones, threes) if row["speedup"] < 1}
