@@ -171,7 +171,7 @@ class Ours:
         if self.carries:
             self.memory = session.state.shared.memory
         forwards = np.asarray(session.state.rows.forwards)[: len(prompts)]
-        drafts = drafted_rows(session.state, tree=self.draft.tree, source=self.method.source, sized=session.sized) or []
+        drafts = drafted_rows(session.state, tree=self.draft.tree, source=self.method.source) or []
         self._drafts += drafts[: len(prompts)]
         self._compression.add(zip(map(len, prompts), smashed_rows(session.state) or (), strict=False))
         return Sample(

@@ -1,7 +1,6 @@
 """Contenders that continue the prompts of several tasks in turn, each knowing what the batches before have taught."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,14 +52,14 @@ class Learner:
         """
         self.name = method if tree is None else f"{method} {tree}"
         self.method, self.tree, self.memory = method, tree, None
-        self._make, self._made = functools.cache(self._kept), []
-        self._maker = make
+        self._make: Callable[[int], Ours] = make
+        self._made: dict[int, Ours] = {}
         self._capacities, self._new = capacities, max_new_tokens
 
     def start_over(self) -> None:
         """Forgets what was learned."""
         self.memory = None
-        for ours in self._made:
+        for ours in self._made.values():
             ours.start_over()
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
@@ -68,11 +67,11 @@ class Learner:
         kinds = {(self._capacity(prompts), bucket(max(map(len, prompts)))): prompts for prompts in batches}
         for capacity in self._capacities:
             if mine := [prompts for (slots, _), prompts in kinds.items() if slots == capacity]:
-                self._make(capacity).warm_up(mine)
+                self._ours(capacity).warm_up(mine)
 
     def run(self, prompts: list[list[int]]) -> Sample:
         """Continues one batch, knowing what the batches before have taught."""
-        ours = self._make(self._capacity(prompts))
+        ours = self._ours(self._capacity(prompts))
         ours.memory = self.memory
         sample = ours.run(prompts)
         self.memory = ours.memory
@@ -80,12 +79,13 @@ class Learner:
 
     def facts(self) -> dict[str, Any]:
         """Returns what it drafts."""
-        ours = self._make(self._capacities[0])
+        ours = self._ours(self._capacities[0])
         return {"nodes": ours.method.nodes - 1, "tree_source": ours.method.source}
 
-    def _kept(self, capacity: int) -> Ours:
-        self._made.append(self._maker(capacity))
-        return self._made[-1]
+    def _ours(self, capacity: int) -> Ours:
+        if capacity not in self._made:
+            self._made[capacity] = self._make(capacity)
+        return self._made[capacity]
 
     def _capacity(self, prompts: list[list[int]]) -> int:
         need = max(map(len, prompts)) + self._new

@@ -134,7 +134,7 @@ class DraftFlags:
     ranks that lead to each node: [[0], [1], [0, 0]]."""
     costs: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Size the trees of --tree auto by this file alone, whatever steps take: one that tune wrote, or the --json of an
-    earlier run, whose choices are then made again."""
+    earlier run, whose choices are then made again on the same kind of device."""
     warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Begin with what an earlier run knew of which token follows which, from its --save-warm-start."""
     save_warm_start: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None

@@ -190,10 +190,10 @@ def _read(path: Path, key: CostKey | None) -> CostCurve:
     try:
         text = path.read_text(encoding="utf-8")
         stored, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        if key is None and isinstance(stored, dict) and isinstance(stored.get("drafted"), dict):
+            stored = stored["drafted"]["curve"]
         if not isinstance(stored, dict):
             raise TypeError(f"it must hold a JSON object; got {type(stored).__name__}")
-        if key is None and "drafted" in stored:
-            stored = stored["drafted"]["curve"]
         return _curve(stored, key)
     except (KeyError, TypeError, ValueError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else error
