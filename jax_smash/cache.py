@@ -1,6 +1,7 @@
 """The key-value cache: read-only in a forward, written by `commit` alone, after acceptance."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,8 +23,29 @@ FEW_WRITES = 8
 ROWS, HEADS = ("batch",), ("batch", "kv_heads")
 """Logical axes of the cache's arrays: of a kind's positions, and of a layer's keys or values."""
 
-BlockKV = tuple[tuple[Any, Any], ...]
-"""Keys and values that a forward made, a pair a layer, each `[B, T, K, H]`."""
+
+@pytree
+class SideBySide:
+    """Keys and values of a block's entries, in place of a pair of them: as a TPU's layers make them, in one array.
+
+    Apart from each other, all of them would be laid out anew. So only those that are committed are taken apart.
+
+    Attributes:
+      pairs: each KV head's key and value.
+    """
+
+    pairs: Float[Array, "B T K 2 H"]
+
+    def __iter__(self) -> Iterator[Float[Array, "B T K H"]]:
+        yield self.pairs[..., 0, :]
+        yield self.pairs[..., 1, :]
+
+
+KeyValue = tuple[Any, Any] | SideBySide
+"""Keys and values that a layer made, each `[B, T, K, H]`."""
+
+BlockKV = tuple[KeyValue, ...]
+"""Those that a forward made, a layer's behind another's."""
 
 
 @pytree
@@ -106,6 +128,7 @@ class KVCache:
       reach: positions that a row's rotary embedding is made for, where that depends on how long the text is (see
         `models.rope`); set before a turn is read. None for all other models.
       kind_of_layer: index into `positions`, a layer.
+      rotating: of each kind, whether its slots start over.
     """
 
     keys: tuple[Float[Array, "B K _ H"], ...]
@@ -114,6 +137,7 @@ class KVCache:
     slot_length: Int[Array, "B"]
     reach: Int[Array, "B"] | None = None
     kind_of_layer: tuple[int, ...] = static()
+    rotating: tuple[bool, ...] = static()
 
     @property
     def slots(self) -> int:
@@ -151,15 +175,18 @@ class KVCache:
           path: which entries, in order; None takes entries from the front.
         """
         if path is not None:
-            block_kv = tuple((_pick(k, path), _pick(v, path)) for k, v in block_kv)
-            position = jnp.take_along_axis(position, path, axis=1)
+            block_kv = jax.tree.map(functools.partial(_pick, path=path), block_kv)
+            position = _pick(position, path)
         layers = len(self.keys)
         arrays = (*self.keys, *self.values, *(p[:, None, :, None] for p in self.positions))
-        entries = (*(k for k, _ in block_kv), *(v for _, v in block_kv))
+        keys, values = zip(*block_kv, strict=True)
+        entries = (*keys, *values)
         entries = (*entries, *(position[:, :, None, None] for _ in self.positions))
+        by_layer = [self.rotating[kind] for kind in self.kind_of_layer]
+        write = functools.partial(_write, rotating=(*by_layer, *by_layer, *self.rotating))
         # A device has all that its rows and heads need: left to itself, XLA would gather the cache to index its rows.
         written = on_each_device(
-            _write, (arrays, HEADS), (entries, ("batch", None, "kv_heads")), (self.slot_length, ROWS), (count, ROWS)
+            write, (arrays, HEADS), (entries, ("batch", None, "kv_heads")), (self.slot_length, ROWS), (count, ROWS)
         )
         return replace(
             self,
@@ -231,6 +258,7 @@ def init_cache(
         slot_length=jnp.zeros((batch,), jnp.int32),
         reach=jnp.zeros((batch,), jnp.int32) if follows_length else None,
         kind_of_layer=tuple(kinds.index(kind) for kind in layer_kinds),
+        rotating=tuple(kind == "sliding" for kind in kinds),
     )
 
 
@@ -244,8 +272,9 @@ def after(count: Int[Array, "B"], evidence: Int[Array, "B"] | Float[Array, "B"])
     return jnp.where(impossible, 0, count)
 
 
-def _pick(entries: Float[Array, "B T K H"], path: Int[Array, "B P"]) -> Float[Array, "B P K H"]:
-    return jnp.take_along_axis(entries, path[:, :, None, None], axis=1)
+def _pick(entries: Shaped[Array, "B T *entry"], path: Int[Array, "B P"]) -> Shaped[Array, "B P *entry"]:
+    rows = entries.reshape(*entries.shape[:2], -1)
+    return jnp.take_along_axis(rows, path[:, :, None], axis=1).reshape(*path.shape, *entries.shape[2:])
 
 
 def _write(
@@ -253,10 +282,13 @@ def _write(
     entries: tuple[Shaped[Array, "B P _ _"], ...],
     slot_length: Int[Array, "B"],
     count: Int[Array, "B"],
+    *,
+    rotating: tuple[bool, ...],
 ) -> tuple[Shaped[Array, "B _ _ _"], ...]:
     by_entry = functools.partial(cpu.write_by_entry, _write_by_array)
+    by_row = functools.partial(_write_by_row, rotating=rotating)
     return jax.lax.platform_dependent(
-        arrays, entries, slot_length, count, cpu=by_entry, tpu=_write_by_row, default=_write_by_array
+        arrays, entries, slot_length, count, cpu=by_entry, tpu=by_row, default=_write_by_array
     )
 
 
@@ -307,6 +339,8 @@ def _write_by_row(
     entries: tuple[Shaped[Array, "B P _ _"], ...],
     slot_length: Int[Array, "B"],
     count: Int[Array, "B"],
+    *,
+    rotating: tuple[bool, ...],
 ) -> tuple[Shaped[Array, "B _ _ _"], ...]:
     """Does what `_write_by_array` does in one loop over the rows, which writes a window of slots into every array.
 
@@ -322,14 +356,14 @@ def _write_by_row(
 
     def write_row(row: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(
-            _pin(_write_window(array, new, row, slot_length[row], count[row], margin=margin))
-            for array, new, margin in zip(arrays, padded, margins, strict=True)
+            _pin(_write_window(array, new, row, slot_length[row], count[row], margin=margin, rotates=rotates))
+            for array, new, margin, rotates in zip(arrays, padded, margins, rotating, strict=True)
         )
 
     return jax.lax.fori_loop(jnp.int32(0), jnp.int32(slot_length.shape[0]), write_row, tuple(map(_pin, arrays)))
 
 
-@functools.partial(jax.jit, static_argnames="margin")  # As above.
+@functools.partial(jax.jit, static_argnames=("margin", "rotates"))  # As above.
 def _write_window(
     array: Shaped[Array, "B K S H"],
     entries: Shaped[Array, "B K padded H"],
@@ -338,6 +372,7 @@ def _write_window(
     count: Int[Array, ""],
     *,
     margin: int,
+    rotates: bool,
 ) -> Shaped[Array, "B K S H"]:
     _, heads, slots, width = array.shape
     window = max(margin, 1)
@@ -345,7 +380,7 @@ def _write_window(
     zero = jnp.zeros((), jnp.int32)
     begin = jnp.minimum(offset, slots - window)
     # Where the slots start over, what does not fit at the end goes to the front.
-    windows = [(begin, begin - offset)] + ([(zero, slots - offset)] if margin else [])
+    windows = [(begin, begin - offset)] + ([(zero, slots - offset)] if margin and rotates else [])
     for begin, first in windows:
         where = jnp.clip(first + margin, 0, entries.shape[2] - window)
         new = jax.lax.dynamic_slice(entries, (row, zero, where, zero), (1, heads, window, width))

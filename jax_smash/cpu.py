@@ -217,14 +217,14 @@ def write_by_entry(
     return jax.lax.fori_loop(jnp.zeros((), jnp.int32), count.max(), write_one, tuple(arrays))
 
 
-def set_in_order(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
-    """Writes the rows of seen tokens one after the other.
+def for_each(change: Callable[[Array, Any], Any], seen: Bool[Array, "n"], values: Any) -> Any:
+    """Changes values by each seen entry, one after the other.
 
     Most entries are a budget's padding: the few others take less time than finding the last of each token.
     """
     order = jnp.argsort(~seen, stable=True)
 
-    def write(i: Array, tables: Any) -> Any:
-        return jax.tree.map(lambda table, row: table.at[token[order[i]]].set(row[order[i]]), tables, rows)
+    def change_one(i: Array, values: Any) -> Any:
+        return change(order[i], values)
 
-    return jax.lax.fori_loop(jnp.int32(0), seen.sum(dtype=jnp.int32), write, tables)
+    return jax.lax.fori_loop(jnp.int32(0), seen.sum(dtype=jnp.int32), change_one, values)

@@ -1,19 +1,20 @@
 """Token Recycling: the candidates that the target threw away, kept for the next time their token comes up."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax_smash import cpu
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.best_first import grow_best_first
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.protocols import ModelDef, Params
-from jax_smash.pytree import pytree, replace
+from jax_smash.pytree import pytree, replace, static
 from jax_smash.sampling import Likeliest, likeliest_tokens
 
 UNKNOWN = -1
@@ -33,6 +34,38 @@ PROMPT_ENTRIES = 64
 
 
 @pytree
+class ByToken:
+    """As many values of every token, token behind token on one axis: a TPU stores a row of eight in the room of 128.
+
+    Attributes:
+      values: of all tokens.
+      width: values of a token.
+    """
+
+    values: Shaped[Array, "*batch Vk"]
+    width: int = static()
+
+    @classmethod
+    def of(cls, table: Shaped[Array, "*batch V k"]) -> "ByToken":
+        """Holds the rows of a table."""
+        return cls(values=table.reshape(*table.shape[:-2], -1), width=table.shape[-1])
+
+    @property
+    def table(self) -> Shaped[Array, "*batch V k"]:
+        """The values as a row for each token."""
+        return self.values.reshape(*self.values.shape[:-1], -1, self.width)
+
+    def place(self, token: Int[Array, "..."], rank: Int[Array, "..."]) -> Int[Array, "..."]:
+        """Returns where tokens' values of some ranks are; the shapes broadcast."""
+        return token * self.width + rank
+
+    def rows(self, token: Int[Array, "*entry"]) -> Int[Array, "*entry {self.width}"]:
+        """Returns where the values of tokens are."""
+        rank = jnp.arange(self.width, dtype=jnp.int32)
+        return self.place(token[..., None], rank.reshape((1,) * token.ndim + (-1,)))
+
+
+@pytree
 class Successors:
     """What is known of which token follows which; of a batch's rows together, or of each row.
 
@@ -43,10 +76,10 @@ class Successors:
       probability: of each successor under the target, before any processor; None where it is not kept.
     """
 
-    matrix: Int[Array, "*batch V k"]
+    matrix: ByToken
     count: Int[Array, "*batch V"]
     common: Int[Array, "*batch k"]
-    probability: Float[Array, "*batch V k"] | None = None
+    probability: ByToken | None = None
 
 
 @pytree
@@ -110,10 +143,10 @@ class Recycling:
         """Makes what nothing is known in, for all rows or one for each."""
         vocab_size = self.target.bind(params["target"]).vocab_size
         return Successors(
-            matrix=jnp.full((*batch, vocab_size, self.width), UNKNOWN, jnp.int32),
+            matrix=ByToken.of(jnp.full((*batch, vocab_size, self.width), UNKNOWN, jnp.int32)),
             count=jnp.zeros((*batch, vocab_size), jnp.int32),
             common=jnp.full((*batch, self.width), UNKNOWN, jnp.int32),
-            probability=jnp.zeros((*batch, vocab_size, self.width), jnp.float32) if self.probabilities else None,
+            probability=ByToken.of(jnp.zeros((*batch, vocab_size, self.width))) if self.probabilities else None,
         )
 
     def warmed(
@@ -126,11 +159,12 @@ class Recycling:
 
         Probabilities that this drafter does not keep are left; those that it misses are guessed by rank.
         """
-        known = replace(known, matrix=jnp.asarray(matrix))
+        known = replace(known, matrix=ByToken.of(jnp.asarray(matrix)))
         if not self.probabilities:
             return known
         guessed = np.broadcast_to(prior_rates(1, self.width), matrix.shape)
-        return replace(known, probability=jnp.asarray(guessed if probability is None else probability, jnp.float32))
+        probability = guessed if probability is None else probability
+        return replace(known, probability=ByToken.of(jnp.asarray(probability, jnp.float32)))
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Reads the successors of the prompt's tokens."""
@@ -196,11 +230,12 @@ class Recycling:
     def _successor(self, known: Successors, token: Int[Array, "B M"], rank: Int[Array, "M"]) -> Int[Array, "B M"]:
         # A topology made for a wider matrix has ranks that nothing is known of.
         place = jnp.minimum(rank, self.width - 1)[None]
+        held, wanted = known.matrix.values, known.matrix.place(token, place)
         if self.own:
             row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
-            found, common = known.matrix[row, token, place], known.common[row, place]
+            found, common = held[row, wanted], known.common[row, place]
         else:
-            found, common = known.matrix[token, place], known.common[place]
+            found, common = held[wanted], known.common[place]
         return jnp.where((rank < self.width)[None], jnp.where(found == UNKNOWN, common, found), UNKNOWN)
 
     def _children(
@@ -208,13 +243,14 @@ class Recycling:
     ) -> tuple[Int[Array, "B A {self.width}"], Float[Array, "B A {self.width}"]]:
         """Returns what may follow each token, and how likely each is; a common token has its share of what was said."""
         assert known.probability is not None
+        wanted, tables = known.matrix.rows(token), (known.matrix.values, known.probability.values)
         if self.own:
-            row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None]
-            found, probability, common = known.matrix[row, token], known.probability[row, token], known.common[:, None]
+            row = jnp.arange(token.shape[0], dtype=jnp.int32)[:, None, None]
+            (found, probability), common = (held[row, wanted] for held in tables), known.common[:, None]
             times = jnp.take_along_axis(known.count, jnp.maximum(known.common, 0), axis=1)[:, None]
             total = known.count.sum(1, dtype=jnp.int32)[:, None, None]
         else:
-            found, probability, common = known.matrix[token], known.probability[token], known.common[None, None]
+            (found, probability), common = (held[wanted] for held in tables), known.common[None, None]
             times, total = known.count[jnp.maximum(known.common, 0)][None, None], known.count.sum(dtype=jnp.int32)
         often = times.astype(jnp.float32) / jnp.maximum(total, 1).astype(jnp.float32)
         unknown = found == UNKNOWN
@@ -247,16 +283,14 @@ class Recycling:
 def _written(known: Successors, token: Int[Array, "n"], lesson: Lesson, seen: Bool[Array, "n"]) -> Successors:
     """Writes the successors of each seen token; of several entries for one token the last is written."""
     tables, rows = (known.matrix, known.probability), (lesson.token, lesson.probability)
-    matrix, probability = jax.lax.platform_dependent(
-        tables, rows, token, seen, cpu=cpu.set_in_order, default=_last_ones
-    )
+    matrix, probability = jax.lax.platform_dependent(tables, rows, token, seen, cpu=_in_order, default=_last_ones)
     return replace(known, matrix=matrix, probability=probability)
 
 
 def _followed(known: Successors, token: Int[Array, "n"], then: Int[Array, "n"], seen: Bool[Array, "n"]) -> Successors:
     """Writes each seen token's successors with the one that followed it first."""
     index = jnp.where(seen, token, 0)
-    held = known.matrix[index]
+    held = known.matrix.values[known.matrix.rows(index)]
     width = held.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
     # Where it stood before, else last: those that stood before it move on by one place.
@@ -265,7 +299,7 @@ def _followed(known: Successors, token: Int[Array, "n"], then: Int[Array, "n"], 
     moved = jnp.where(place == 0, then[:, None], jnp.take_along_axis(held, source, axis=1))
     probability = None
     if known.probability is not None:
-        old = known.probability[index]
+        old = known.probability.values[known.probability.rows(index)]
         first = jnp.take_along_axis(old, stood, axis=1)
         fresh = (held != then[:, None]).all(1, keepdims=True)
         first = jnp.where(fresh, jnp.float32(RANK_FIRST), first)
@@ -279,10 +313,26 @@ def _last_ones(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array,
     entry = jnp.arange(token.shape[0], dtype=jnp.int32)
     later = (token[:, None] == token[None]) & seen[None] & (entry[:, None] < entry[None])
 
-    def write(table: Array, row: Array) -> Array:
-        return table.at[jnp.where(seen & ~later.any(1), token, table.shape[0])].set(row, mode="drop")
+    def write(table: ByToken, row: Array) -> ByToken:
+        behind = table.values.shape[0] // table.width
+        place = table.rows(jnp.where(seen & ~later.any(1), token, behind))
+        return replace(table, values=table.values.at[place].set(row, mode="drop"))
 
-    return jax.tree.map(write, tables, rows)
+    return _each_table(write, tables, rows)
+
+
+def _in_order(tables: Any, rows: Any, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Any:
+    """Does the same where entries are written one after the other."""
+
+    def write(table: ByToken, row: Array, i: Array) -> ByToken:
+        place = table.place(token[i], jnp.int32(0))
+        return replace(table, values=jax.lax.dynamic_update_slice_in_dim(table.values, row[i], place, 0))
+
+    return cpu.for_each(lambda i, tables: _each_table(functools.partial(write, i=i), tables, rows), seen, tables)
+
+
+def _each_table(change: Any, tables: Any, rows: Any) -> Any:
+    return jax.tree.map(change, tables, rows, is_leaf=lambda x: isinstance(x, ByToken))
 
 
 def _counted(known: Successors, token: Int[Array, "n"], seen: Bool[Array, "n"]) -> Successors:

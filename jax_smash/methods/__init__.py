@@ -72,7 +72,8 @@ def save_memory(model: Model, draft: DraftOptions, memory: Any) -> None:
     """
     if draft.save_warm_start is not None:
         known = memory.drafter
-        save_successors(draft.save_warm_start, known.matrix, tokenizer=model.tokenizer, probability=known.probability)
+        probability = None if known.probability is None else known.probability.table
+        save_successors(draft.save_warm_start, known.matrix.table, tokenizer=model.tokenizer, probability=probability)
 
 
 def _plain(setup: Setup) -> Method:

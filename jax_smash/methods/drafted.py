@@ -48,7 +48,7 @@ def recycling(setup: Setup) -> Method:
     drafter = Recycling(target=setup.model.definition, probabilities=setup.draft.stored_probabilities)
     known, file = drafter.empty(setup.model.params), setup.draft.warm_start
     if file is not None:
-        rows, width = known.matrix.shape
+        rows, width = known.matrix.table.shape
         saved = load_successors(file, vocab_size=rows, width=width, tokenizer=setup.model.tokenizer)
         known = drafter.warmed(known, *saved)
     return drafted("recycling", setup, drafter, known)

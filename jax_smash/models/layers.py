@@ -8,11 +8,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_smash.attention import attend
-from jax_smash.cache import Block, LayerCache
+from jax_smash.cache import Block, KeyValue, LayerCache, SideBySide
 from jax_smash.config import AttentionKind, ModelConfig
 from jax_smash.models.projection import project, project_pair
-from jax_smash.models.rope import Angles, rotate
-from jax_smash.sharding import constrain
+from jax_smash.models.rope import Angles, rotate_beside
+from jax_smash.platform import target_platform
+from jax_smash.sharding import constrain, is_divided
 
 
 class OneKey:
@@ -130,7 +131,7 @@ class Attention(nnx.Module):
         cache: LayerCache | None,
         block: Block,
         asked: int | None = None,
-    ) -> tuple[Float[Array, "B Q D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+    ) -> tuple[Float[Array, "B Q D"], KeyValue]:
         """Returns the output of the last `asked` entries, and the new entries' keys (rotated) and values."""
         config = self.config
         k, h = config.num_kv_heads, config.head_width
@@ -144,7 +145,7 @@ class Attention(nnx.Module):
             query, key = self.q_norm(rotated[..., :-1, :]), self.k_norm(rotated[..., -1:, :])
             rotated = jnp.concatenate([query, key], axis=-2)
         if angles is not None:
-            rotated = rotate(rotated, angles, late_rounding=config.late_rounding)
+            rotated, value = rotate_beside(rotated, value, angles, late_rounding=config.late_rounding)
         query, key = rotated[..., :-1, :], rotated[..., -1, :]
         query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(asked or x.shape[1]) :]
         out = attend(
@@ -163,7 +164,22 @@ class Attention(nnx.Module):
         )
         if self.b_o is not None:
             out += self.b_o[...][None, None]
-        return out, (key, value)
+        return out, _for_cache(rotated, value)
+
+
+def _for_cache(rotated: Float[Array, "B T K X H"], value: Float[Array, "B T K H"]) -> KeyValue:
+    """Returns keys and values for the cache's `commit`."""
+    if target_platform() != "tpu":
+        return rotated[..., -1, :], value
+    pairs = jnp.stack([rotated[..., -1, :], value], axis=-2)
+    if not is_divided():
+        # The same, cut from the rows of entries that the compiler knows `heads` to be: one by one, nothing is turned.
+        heads = jnp.concatenate([rotated, value[..., None, :]], axis=-2)
+        ends = [(head + 1) * heads.shape[3] * heads.shape[4] for head in range(heads.shape[2])]
+        row = heads.reshape(*heads.shape[:2], -1)
+        cut = [row[:, :, end - 2 * heads.shape[4] : end] for end in ends]
+        pairs = jnp.concatenate(cut, axis=-1).reshape(pairs.shape)
+    return SideBySide(pairs=pairs)
 
 
 class MLP(nnx.Module):
@@ -220,7 +236,7 @@ class Layer(nnx.Module):
         cache: LayerCache | None,
         block: Block,
         asked: int | None = None,
-    ) -> tuple[Float[Array, "B Q D"], tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]]:
+    ) -> tuple[Float[Array, "B Q D"], KeyValue]:
         """Returns the residual after the layer and the new entries' keys and values.
 
         Args:

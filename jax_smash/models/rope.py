@@ -23,7 +23,6 @@ Llama 3.1; Peng et al. 2023, sections 3.1 and 3.3 (`dynamic`).
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -160,29 +159,56 @@ def rotate(
       angles: from `rotation`.
       late_rounding: multiply in float32 and round the result, not cos and sin.
     """
-    heads = (1,) * (x.ndim - 3)
-    computed = jnp.dtype(jnp.float32) if late_rounding else x.dtype
-    cos, sin = (a.astype(computed).reshape(*a.shape[:2], *heads, -1) for a in angles)
-    turned, rest = x, None
-    if 2 * cos.shape[-1] < x.shape[-1]:
-        turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
-    if target_platform() == "tpu":
-        turned = _turned_whole(turned, cos, sin)
-    else:
-        first, second = jnp.split(turned.astype(computed), 2, axis=-1)
-        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-    return turned if rest is None else jnp.concatenate([turned, rest], axis=-1)
+    cos, sin = (a.reshape(*a.shape[:2], *(1,) * (x.ndim - 3), -1) for a in _rounded(angles, x, late_rounding))
+    width = 2 * cos.shape[-1]
+    first, second = jnp.split(x[..., :width].astype(cos.dtype), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return turned if width == x.shape[-1] else jnp.concatenate([turned, x[..., width:]], axis=-1)
 
 
-def _turned_whole(
-    x: Float[Array, "B T *heads H"], cos: Float[Array, "B T *ones half"], sin: Float[Array, "B T *ones half"]
-) -> Float[Array, "B T *heads H"]:
-    """Does the same without halves, which a TPU stores in two or four times the room that they need.
+def rotate_beside(
+    x: Float[Array, "B T K X H"], value: Float[Array, "B T K H"], angles: Angles, *, late_rounding: bool = False
+) -> tuple[Float[Array, "B T K X H"], Float[Array, "B T K H"]]:
+    """Turns the queries and keys of an entry as `rotate` does, and returns them and its values.
 
-    The halves change places in a product with a permutation, of which every sum has one term.
+    A TPU turns them where they lie, in one row with the values.
     """
-    half = cos.shape[-1]
-    swap = jnp.roll(jnp.eye(2 * half, dtype=x.dtype), half, axis=1)
-    swapped = jnp.einsum("...H,HI->...I", x, swap, precision=jax.lax.Precision.HIGHEST).astype(cos.dtype)
+    if target_platform() != "tpu":
+        return rotate(x, angles, late_rounding=late_rounding), value
+    heads = jnp.concatenate([x, value[..., None, :]], axis=-2)
+    turned = _turned_in_rows(heads, *_rounded(angles, x, late_rounding)).astype(x.dtype)
+    return turned[..., :-1, :], turned[..., -1, :]
+
+
+def _rounded(angles: Angles, x: Float[Array, "B T *heads H"], late_rounding: bool) -> Angles:
+    """Returns cos and sin in what they are multiplied in."""
+    cos, sin = angles
+    computed = jnp.dtype(jnp.float32) if late_rounding else x.dtype
+    return cos.astype(computed), sin.astype(computed)
+
+
+def _turned_in_rows(
+    heads: Float[Array, "B T K X H"], cos: Float[Array, "B T half"], sin: Float[Array, "B T half"]
+) -> Float[Array, "B T K X H"]:
+    """Turns all heads but the last of each KV head, without cutting an entry's row into heads.
+
+    A head's half is no whole number of a TPU's lanes, and heads are no rows: each pair's other half comes from the
+    whole row, moved by half a head.
+    """
+    batch, width, kv_heads, count, head_width = heads.shape
+    half, lanes = cos.shape[-1], kv_heads * count * head_width
+    row = heads.reshape(batch, width, lanes).astype(cos.dtype)
+    moved = jnp.pad(row, ((0, 0), (0, 0), (half, half)))
+    is_first = jnp.arange(lanes, dtype=jnp.int32) % head_width < half
+    other = jnp.where(is_first[None, None], moved[:, :, 2 * half :], moved[:, :, :lanes])
+
+    def spread(of_pairs: Array, beyond: float) -> Float[Array, "B T lanes"]:
+        """Returns the factor of every lane; of those that are not turned, another."""
+        short = [(0, 0), (0, 0), (0, head_width - 2 * half)]
+        by_head = jnp.pad(of_pairs, short, constant_values=beyond)[:, :, None]
+        by_head = jnp.broadcast_to(by_head, (batch, width, count - 1, head_width))
+        by_head = jnp.pad(by_head, [(0, 0), (0, 0), (0, 1), (0, 0)], constant_values=beyond)[:, :, None]
+        return jnp.broadcast_to(by_head, (batch, width, kv_heads, count, head_width)).reshape(batch, width, lanes)
+
     cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
-    return (x.astype(cos.dtype) * cos + swapped * sin).astype(x.dtype)
+    return (row * spread(cos, 1.0) + other * spread(sin, 0.0)).reshape(heads.shape)

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from jax_smash.cache import Block, KVCache, init_cache
+from jax_smash.cache import Block, KeyValue, KVCache, init_cache
 from jax_smash.config import ModelConfig
 from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
@@ -133,7 +133,7 @@ class Transformer(nnx.Module):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _apply_layer(graphdef: nnx.GraphDef, params: nnx.State, *inputs: Any) -> tuple[Array, tuple[Array, Array]]:
+def _apply_layer(graphdef: nnx.GraphDef, params: nnx.State, *inputs: Any) -> tuple[Array, KeyValue]:
     """Calls a layer. Jitted, so that layers of one kind are traced and lowered once, however many there are."""
     return nnx.merge(graphdef, params)(*inputs)
 

@@ -62,6 +62,7 @@ TESTS = (
     Case("padding between", 12, 64, (40, 9), padding=-1),
     Case("words that end in a block", 33, 80, (70,), head_width=32),
     Case("more entries than a tile", 129, 40, (35, 2), heads=2, kv_heads=1),
+    Case("entries in two tiles", 290, 72, (60, 2), heads=2, kv_heads=1, window=30, padding=-1),
     Case("narrow heads", 5, 272, (272, 100), head_width=32),
     Case("wide heads", 5, 272, (272, 100), head_width=256),
     Case("a cache that no tile divides", 5, 301, (301, 100), dtype="bfloat16"),

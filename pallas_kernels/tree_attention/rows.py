@@ -1,6 +1,6 @@
-"""How the kernels lay out a block: a KV head's queries side by side, and what each of them may see.
+"""How the kernels lay out a block's entries, and what each of them may see.
 
-Row t · G + g of a KV head is entry t's query of its g-th head.
+Row t · G + g of a KV head is entry t's query of its g-th head, where a kernel has queries as rows.
 """
 
 import jax
@@ -39,13 +39,34 @@ def row_positions(inputs: Inputs, rows: int) -> Int[Array, "B R"]:
     return _pad(jnp.repeat(position, _group(inputs), axis=1), 1, rows, NOWHERE)
 
 
-def row_words(inputs: Inputs, rows: int, words: int) -> UInt32[Array, "B R Words"]:
-    """Returns which entries each row sees, as packed bits: the ancestors that are valid, none at padding."""
+def entry_positions(inputs: Inputs, rows: int) -> Int[Array, "B R"]:
+    """Returns the position of each entry; `NOWHERE` at padding."""
+    return _pad(jnp.where(inputs.valid, inputs.position, NOWHERE), 1, rows, NOWHERE)
+
+
+def entry_words(inputs: Inputs, rows: int, words: int) -> UInt32[Array, "B R Words"]:
+    """Returns which entries each entry sees, as packed bits: the ancestors that are valid, none at padding."""
     visible = inputs.ancestors & _pack(inputs.valid, inputs.ancestors.shape[2])[:, None]
     visible = jnp.where(inputs.valid[:, :, None], visible, jnp.uint32(0))
     # The caller's words may be more than the entries need.
-    visible = _pad(visible[:, :, :words], 2, words)
+    return _pad(_pad(visible[:, :, :words], 2, words), 1, rows)
+
+
+def row_words(inputs: Inputs, rows: int, words: int) -> UInt32[Array, "B R Words"]:
+    """Returns the words of `entry_words` for each row."""
+    visible = entry_words(inputs, inputs.position.shape[1], words)
     return _pad(jnp.repeat(visible, _group(inputs), axis=1), 1, rows)
+
+
+def heads_side_by_side(inputs: Inputs, entries: int) -> Float[Array, "B E Lanes"]:
+    """Returns each entry's heads in one row, padded to so many entries: for each KV head its queries, key and value.
+
+    Where they were cut from such a row, the compiler takes that.
+    """
+    batch, width, _, head_width = inputs.query.shape
+    query = inputs.query.reshape(batch, width, inputs.key.shape[2], -1, head_width)
+    heads = jnp.concatenate([query, inputs.key[:, :, :, None], inputs.value[:, :, :, None]], axis=3)
+    return _pad(heads.reshape(batch, width, -1), 1, entries)
 
 
 def head_major(own: Float[Array, "B T K H"], columns: int) -> Float[Array, "B K U H"]:

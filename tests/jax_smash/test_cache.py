@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,8 +52,8 @@ def plain_commit(held, keys, position, count, path):
 
 
 WRITERS = {
-    "by array": cache_module._write_by_array,
-    "by entry": functools.partial(cpu.write_by_entry, cache_module._write_by_array),
+    "by array": lambda *arrays, rotating: cache_module._write_by_array(*arrays),
+    "by entry": lambda *arrays, rotating: cpu.write_by_entry(cache_module._write_by_array, *arrays),
     "by row": cache_module._write_by_row,
 }
 

@@ -116,7 +116,7 @@ def learned(name, rows):
     """Returns what a drafter has learned that does not depend on when it did."""
     kept, shared = rows.state.rows.draft.drafter, rows.state.shared.memory.drafter
     if name == "recycling":
-        return shared.matrix[:, 0].tolist(), shared.count.tolist()
+        return shared.matrix.table[:, 0].tolist(), shared.count.tolist()
     text = kept if name == "lookup" else kept.text
     return [row[:length] for row, length in zip(text.token.tolist(), text.length.tolist(), strict=True)]
 

@@ -10,7 +10,7 @@ import pytest
 from jax_smash import SamplingOptions
 from jax_smash.cache import Block
 from jax_smash.draft.acceptance import prior_rates
-from jax_smash.draft.recycling import RANK_FALL, RANK_FIRST, TRUST, Lesson, Recycling, _followed, _written
+from jax_smash.draft.recycling import RANK_FALL, RANK_FIRST, TRUST, ByToken, Lesson, Recycling, _followed, _written
 from jax_smash.draft.templates import named_tree
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.pytree import replace
@@ -44,7 +44,7 @@ def test_ids_do_not_depend_on_whether_probabilities_are_kept():
     """The same trees teach the same ids: a chain has one shape."""
     ids, both = (known(decoded(stored=stored)) for stored in (False, True))
     assert ids.probability is None
-    np.testing.assert_array_equal(ids.matrix, both.matrix)
+    np.testing.assert_array_equal(ids.matrix.values, both.matrix.values)
     np.testing.assert_array_equal(ids.common, both.common)
 
 
@@ -66,17 +66,17 @@ def test_probabilities_are_those_that_the_model_gave_last():
         return jax.nn.softmax(target.unembed(out.hidden)[0, -1])
 
     said = softmax(jnp.asarray([tokens], jnp.int32))
-    row = np.asarray(memory.matrix[tokens[-1]])
-    np.testing.assert_allclose(memory.probability[tokens[-1]], said[row], rtol=1e-4)
+    row = np.asarray(memory.matrix.table[tokens[-1]])
+    np.testing.assert_allclose(memory.probability.table[tokens[-1]], said[row], rtol=1e-4)
     assert row.tolist() == np.argsort(-said, stable=True)[:8].tolist()
 
 
 def test_unread_tokens_have_no_probability_and_read_ones_fall_by_rank():
     memory = known(decoded(stored=True))
-    unread = np.asarray(memory.matrix)[:, 0] < 0
+    unread = np.asarray(memory.matrix.table)[:, 0] < 0
     assert 0 < unread.sum() < len(unread)
-    assert not np.asarray(memory.probability)[unread].any()
-    read = np.asarray(memory.probability)[~unread]
+    assert not np.asarray(memory.probability.table)[unread].any()
+    read = np.asarray(memory.probability.table)[~unread]
     assert (read > 0).all()
     assert (np.diff(read, axis=1) <= 0).all()
     assert (read.sum(1) <= 1 + 1e-6).all()
@@ -91,24 +91,26 @@ def test_of_several_entries_of_a_token_the_last_seen_is_written(stored):
     )
     token, seen = jnp.asarray([9, 9, 9, 11], jnp.int32), jnp.asarray([True, True, False, False])
     after = _written(drafter.empty(tiny_model().params), token, lesson, seen)
-    assert after.matrix[9].tolist() == [3, 4]
-    assert after.matrix[11].tolist() == [-1, -1]
-    assert not stored or after.probability[9].tolist() == [np.float32(0.6), np.float32(0.2)]
+    assert after.matrix.table[9].tolist() == [3, 4]
+    assert after.matrix.table[11].tolist() == [-1, -1]
+    assert not stored or after.probability.table[9].tolist() == [np.float32(0.6), np.float32(0.2)]
 
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_what_followed_a_token_moves_to_the_front_of_its_successors(stored):
     drafter = Recycling(target=tiny_model().definition, width=3, probabilities=stored)
     memory = drafter.empty(tiny_model().params)
-    memory = replace(memory, matrix=memory.matrix.at[9].set(jnp.asarray([5, 6, 7], jnp.int32)))
+    table = memory.matrix.table.at[9].set(jnp.asarray([5, 6, 7], jnp.int32))
+    memory = replace(memory, matrix=ByToken.of(table))
     if stored:
-        memory = replace(memory, probability=memory.probability.at[9].set(jnp.asarray([0.5, 0.25, 0.125])))
+        table = memory.probability.table.at[9].set(jnp.asarray([0.5, 0.25, 0.125]))
+        memory = replace(memory, probability=ByToken.of(table))
 
     def follow(*pairs):
         token, then, seen = (jnp.asarray(x) for x in zip(*pairs, strict=True))
         after = jax.jit(_followed)(memory, token.astype(jnp.int32), then.astype(jnp.int32), seen)
-        kept = after.probability[9].tolist() if stored else None
-        return after.matrix[9].tolist(), kept, after.matrix[11].tolist()
+        kept = after.probability.table[9].tolist() if stored else None
+        return after.matrix.table[9].tolist(), kept, after.matrix.table[11].tolist()
 
     known_one, new_one = follow((9, 6, True), (11, 4, True), (11, 3, False)), follow((9, 4, True), (9, 8, True))
     assert known_one == ([6, 5, 7], [0.25, 0.5, 0.125] if stored else None, [4, -1, -1])
@@ -129,7 +131,8 @@ def test_the_tree_holds_the_highest_products_of_likelihoods():
     session = decoded(stored=True, tree="recycling-80")
     memory, pending = known(session), np.asarray(session.state.rows.pending)
     tree = propose(session, named_tree("recycling-80"))
-    matrix, probability, common = (np.asarray(x) for x in (memory.matrix, memory.probability, memory.common))
+    held = (memory.matrix.table, memory.probability.table, memory.common)
+    matrix, probability, common = (np.asarray(x) for x in held)
     often = np.asarray(memory.count)[np.maximum(common, 0)] / np.asarray(memory.count).sum()
     by_rank = RANK_FIRST * RANK_FALL ** np.arange(8)
 
@@ -159,18 +162,18 @@ def test_the_tree_holds_the_highest_products_of_likelihoods():
 def test_a_matrix_without_probabilities_begins_with_guesses_by_rank():
     drafter = Recycling(target=tiny_model().definition, width=2, probabilities=True)
     empty = drafter.empty(tiny_model().params)
-    matrix = np.zeros(empty.matrix.shape, np.int32)
+    matrix = np.zeros(empty.matrix.table.shape, np.int32)
     guessed = drafter.warmed(empty, matrix, None)
-    np.testing.assert_array_equal(guessed.probability, np.broadcast_to(prior_rates(1, 2), matrix.shape))
+    np.testing.assert_array_equal(guessed.probability.table, np.broadcast_to(prior_rates(1, 2), matrix.shape))
     given = drafter.warmed(empty, matrix, np.full(matrix.shape, 0.25, np.float32))
-    assert (given.probability == 0.25).all()
+    assert (given.probability.values == 0.25).all()
 
 
 def test_a_row_s_own_matrix_keeps_probabilities_of_its_own():
     model = tiny_model()
     drafter = Recycling(target=model.definition, own=True, probabilities=True)
     own = drafter.init(model.params, 3, 16)
-    assert own.probability.shape == (3, model.vocab_size, 8)
+    assert own.probability.table.shape == (3, model.vocab_size, 8)
     token = jnp.asarray([[5], [5], [6]], jnp.int32)
     lesson = Lesson(
         token=jnp.broadcast_to(jnp.arange(8, dtype=jnp.int32), (3, 1, 8)),

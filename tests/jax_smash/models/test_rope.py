@@ -13,7 +13,7 @@ from jax_smash.cache import Block
 from jax_smash.config import RopeConfig
 from jax_smash.methods import make_method
 from jax_smash.models.families import from_hf
-from jax_smash.models.rope import longest, reach_of_turn, rotate, rotation
+from jax_smash.models.rope import longest, reach_of_turn, rotate, rotate_beside, rotation
 from jax_smash.platform import tracing_for
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
@@ -159,8 +159,11 @@ def test_a_tpus_rotation_is_the_same(late_rounding, dtype, partial):
     x = jnp.asarray(rng.normal(size=(2, 3, 4, 2, 16)), dtype)
     position = jnp.asarray([[0, 5, 900], [1, 2, 3]], jnp.int32)
     angles = rotation(RopeConfig(partial=partial), 16, position)
-    rotated = functools.partial(rotate, late_rounding=late_rounding)
-    plain = jax.jit(rotated)(x, angles)
+    value = jnp.asarray(rng.normal(size=(2, 3, 4, 16)), dtype)
+    rotated = functools.partial(rotate_beside, late_rounding=late_rounding)
+    plain, same = jax.jit(rotated)(x, value, angles)
     with tracing_for("tpu"):
-        found = jax.jit(rotated)(x, angles)
+        found, kept = jax.jit(rotated)(x, value, angles)
     np.testing.assert_allclose(found.astype(jnp.float32), plain.astype(jnp.float32), atol=float(jnp.finfo(dtype).eps))
+    np.testing.assert_array_equal(kept, value)
+    np.testing.assert_array_equal(same, value)

@@ -5,7 +5,14 @@ import pytest
 
 from pallas_kernels.tree_attention.cases import EMPTY, TESTS, Case, make, slot_positions
 from pallas_kernels.tree_attention.inputs import Options
-from pallas_kernels.tree_attention.rows import entries, needed_blocks, query_rows, row_positions, row_words
+from pallas_kernels.tree_attention.rows import (
+    entries,
+    heads_side_by_side,
+    needed_blocks,
+    query_rows,
+    row_positions,
+    row_words,
+)
 
 BLOCK = 16
 
@@ -60,6 +67,18 @@ def test_rows_and_entries_are_each_others_inverse():
     np.testing.assert_array_equal(position[:, : width * heads : heads], inputs.position)
     assert (position[:, width * heads :] == -1).all()
     assert row_words(inputs, 48, 2).shape == (batch, 48, 2)
+
+
+def test_heads_lie_side_by_side_as_a_layer_makes_them():
+    inputs = make(TESTS[1])
+    (batch, width, heads, head_width), kv_heads = inputs.query.shape, inputs.key.shape[2]
+    row = np.asarray(jax.jit(heads_side_by_side, static_argnums=1)(inputs, width + 3))
+    assert row.shape == (batch, width + 3, (heads + 2 * kv_heads) * head_width)
+    assert not row[:, width:].any()
+    made = row[:, :width].reshape(batch, width, kv_heads, -1, head_width)
+    np.testing.assert_array_equal(made[..., :-2, :].reshape(inputs.query.shape), inputs.query)
+    np.testing.assert_array_equal(made[..., -2, :], inputs.key)
+    np.testing.assert_array_equal(made[..., -1, :], inputs.value)
 
 
 def test_padding_is_no_row_s_ancestor_and_has_none():
