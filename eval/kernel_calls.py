@@ -68,7 +68,9 @@ def known_kernels(program: Program) -> dict[str, Kernel]:
         named = program.named(computation)
         for x in lines:
             if '"tpu_custom_call"' in x.rest and (key := _key_of(x, named)) in CALLS and key[0] in FULL:
-                found[x.name] = _full(key)
+                operands = [named[name].arrays[0] for name in x.operands if name in named]
+                in_main = tuple(not array.space for array in (*operands, x.arrays[0]))
+                found[x.name] = _full(key, in_main[-len(CALLS[key][1]) - 1 :])
     return found
 
 
@@ -76,7 +78,7 @@ def _full_tree_attention(operands: Sequence[Any], steps: int) -> tuple[int, list
     """Returns the steps of tree attention's last axis and its scalars, where every block of the cache is needed."""
     rows, blocks = operands[0].shape
     order = jnp.broadcast_to(jnp.arange(blocks, dtype=jnp.int32), (rows, blocks))
-    return steps + blocks, [order, jnp.full((rows,), blocks, jnp.int32)]
+    return max(steps, blocks), [order, jnp.full((rows,), blocks, jnp.int32)]
 
 
 FULL = {"tree_attention": _full_tree_attention}
@@ -84,16 +86,24 @@ FULL = {"tree_attention": _full_tree_attention}
 
 
 @functools.cache
-def _full(key: Key) -> Kernel:
+def _full(key: Key, in_main: tuple[bool, ...]) -> Kernel:
+    """Returns what a call does.
+
+    Args:
+      key: of the call.
+      in_main: whether each operand, and the result, is in main memory. What is in fast memory moves nothing.
+    """
     options, operands = CALLS[key]
     spec = options["grid_spec"]
     count = spec.num_scalar_prefetch
-    # Beside the blocks of the cache there are those of the block's own entries.
+    # The blocks of the cache are read beside tiles of the block's own entries.
     own = operands[count + 3].shape[1]
     steps, scalars = FULL[options["name"]](operands, own)
     grid = (*(int(n) for n in spec.grid[:-1]), steps)
     reads = [Blocks.of(s, x) for s, x in zip(spec.in_specs, operands[count:], strict=True)]
-    moved = kernel_bytes(grid, reads, [Blocks.of(spec.out_specs, options["out_shape"])], scalars)
+    reads = [blocks for blocks, main in zip(reads, in_main[count:-1], strict=True) if main]
+    writes = [Blocks.of(spec.out_specs, options["out_shape"])] if in_main[-1] else []
+    moved = kernel_bytes(grid, reads, writes, scalars)
     return Kernel(traffic=moved, operations=int(options["cost_estimate"].flops))
 
 

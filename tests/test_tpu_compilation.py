@@ -90,17 +90,19 @@ def test_a_plain_step_reads_weights_and_cache_once_and_a_tree_more():
     assert len(drafted["dearest"]) == 10
 
 
-def test_a_tree_of_eighty_entries_a_row_moves_little_more_than_weights_and_cache():
-    options = {"programs": ("decode",), "batch_size": 8, "slots": 1024, "prefill_chunk": 16, "extrapolate": True}
-    report = measured("llama-3.2-1b", "v5e:1x1", method="recycling", tree="recycling-80", **options)
+@pytest.mark.parametrize(("chip", "traffic", "time"), [("v5e:1x1", 1.3, 1.11), ("v6e:1x1", 1.08, 1.40)])
+def test_a_tree_of_eighty_entries_a_row_moves_little_more_than_weights_and_cache(chip, traffic, time):
+    # Whole: what stays in fast memory does not grow in a straight line with the layers.
+    options = {"programs": ("decode",), "batch_size": 8, "slots": 1024, "prefill_chunk": 16}
+    report = measured("llama-3.2-1b", chip, method="recycling", tree="recycling-80", **options)
     (row,) = report["rows"]
     assert report["model"]["nodes"] == 80
-    assert row["traffic"] < 1.15
-    assert row["modelled_ms"] < 1.25 * row["roofline_ms"]
-    # No weight, no cache, no logits: what is copied are queries and the drafter's table.
-    regrouped = {"queries regrouped by head", "queries, keys and values regrouped by head"}
-    assert {x["reason"] for x in row["copies"]} <= regrouped | {"drafter's state"}
+    assert row["traffic"] < traffic
+    assert row["modelled_ms"] < time * row["roofline_ms"]
+    # No weight, no cache, no logits, no queries, and nothing that the drafter knows.
+    assert row["copies"] == []
     assert row["unknown_loops"] == []
+    assert row["uncounted_kernels"] == []
 
 
 @pytest.mark.slow

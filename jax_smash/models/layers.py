@@ -172,14 +172,13 @@ def _for_cache(rotated: Float[Array, "B T K X H"], value: Float[Array, "B T K H"
     if target_platform() != "tpu":
         return rotated[..., -1, :], value
     pairs = jnp.stack([rotated[..., -1, :], value], axis=-2)
-    if not is_divided():
-        # The same, cut from the rows of entries that the compiler knows `heads` to be: one by one, nothing is turned.
-        heads = jnp.concatenate([rotated, value[..., None, :]], axis=-2)
-        ends = [(head + 1) * heads.shape[3] * heads.shape[4] for head in range(heads.shape[2])]
-        row = heads.reshape(*heads.shape[:2], -1)
-        cut = [row[:, :, end - 2 * heads.shape[4] : end] for end in ends]
-        pairs = jnp.concatenate(cut, axis=-1).reshape(pairs.shape)
-    return SideBySide(pairs=pairs)
+    if is_divided():
+        return SideBySide(pairs=pairs)
+    # The same, cut from entries' rows, which the compiler knows the heads to be: nothing is laid out anew.
+    row = jnp.concatenate([rotated, value[..., None, :]], axis=-2).reshape(*value.shape[:2], -1)
+    pair, lanes = 2 * value.shape[3], row.shape[2] // value.shape[2]
+    cut = [row[:, :, end - pair : end] for end in range(lanes, row.shape[2] + 1, lanes)]
+    return SideBySide(pairs=jnp.concatenate(cut, axis=-1).reshape(pairs.shape))
 
 
 class MLP(nnx.Module):

@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.config import ModelConfig, RopeConfig
 from jax_smash.platform import target_platform
+from jax_smash.sharding import on_each_device
 
 Angles = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 """cos and sin of each pair's angle."""
@@ -176,7 +177,10 @@ def rotate_beside(
     if target_platform() != "tpu":
         return rotate(x, angles, late_rounding=late_rounding), value
     heads = jnp.concatenate([x, value[..., None, :]], axis=-2)
-    turned = _turned_in_rows(heads, *_rounded(angles, x, late_rounding)).astype(x.dtype)
+    rounded = _rounded(angles, x, late_rounding)
+    # Left to itself, XLA would fetch the ends of a row from the devices beside.
+    turned = on_each_device(_turned_in_rows, (heads, ("batch", None, "kv_heads")), (rounded, ("batch",)))
+    turned = turned.astype(x.dtype)
     return turned[..., :-1, :], turned[..., -1, :]
 
 
@@ -187,15 +191,13 @@ def _rounded(angles: Angles, x: Float[Array, "B T *heads H"], late_rounding: boo
     return cos.astype(computed), sin.astype(computed)
 
 
-def _turned_in_rows(
-    heads: Float[Array, "B T K X H"], cos: Float[Array, "B T half"], sin: Float[Array, "B T half"]
-) -> Float[Array, "B T K X H"]:
+def _turned_in_rows(heads: Float[Array, "B T K X H"], angles: Angles) -> Float[Array, "B T K X H"]:
     """Turns all heads but the last of each KV head, without cutting an entry's row into heads.
 
     A head's half is no whole number of a TPU's lanes, and heads are no rows: each pair's other half comes from the
     whole row, moved by half a head.
     """
-    batch, width, kv_heads, count, head_width = heads.shape
+    (batch, width, kv_heads, count, head_width), (cos, sin) = heads.shape, angles
     half, lanes = cos.shape[-1], kv_heads * count * head_width
     row = heads.reshape(batch, width, lanes).astype(cos.dtype)
     moved = jnp.pad(row, ((0, 0), (0, 0), (half, half)))
