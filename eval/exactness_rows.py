@@ -13,6 +13,7 @@ from eval.decoded import Decoded, Processors, decode_all
 from eval.divergence import ROUNDING, Rescorer, summary
 from eval.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes, tampered
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.draft.tree import Topology
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.methods.drafted import INT8
@@ -190,8 +191,9 @@ class Study:
 
     def _compared_with(self, case: Case) -> Case:
         if case.way == FIRST_CHILDREN:
-            levels = max(t.levels for t in self._method(case.method, case.tree, case.condition).memory.ladder)
-            return dataclasses.replace(case, way=AS_IT_IS, tree=f"chain-{levels}")
+            ladder = self._method(case.method, case.tree, case.condition).memory.ladder
+            depth = max(_first_children(topology) for topology in ladder)
+            return dataclasses.replace(case, way=AS_IT_IS, tree=f"chain-{depth}")
         if case.way in EQUIVALENT:
             return dataclasses.replace(case, way=AS_IT_IS)
         return Case(AS_IT_IS, "ar", None, case.condition)
@@ -228,6 +230,14 @@ class Study:
 
     def _make_rescorer(self, condition: Condition) -> Rescorer:
         return Rescorer(self.model, self._request(condition), dtype=self._dtype, max_new_tokens=self._new)
+
+
+def _first_children(topology: Topology) -> int:
+    """Returns how many nodes follow the root where each is the first child of the one before."""
+    parent, node, depth = np.asarray(topology.parent), 0, 0
+    while len(children := np.flatnonzero(parent[node + 1 :] == node)):
+        node, depth = node + 1 + int(children[0]), depth + 1
+    return depth
 
 
 def _skip_repetition(processors: Processors) -> Processors:

@@ -11,7 +11,7 @@ import pytest
 from eval.conditions import Condition
 from eval.exactness import Settings, cases_of, main, measure, read_tokens
 from eval.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
-from eval.exactness_rows import Case, Study
+from eval.exactness_rows import FIRST_CHILDREN, Case, Study
 from eval.shipped_prompts import shipped_prompts
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import load
@@ -62,6 +62,14 @@ def test_drafted_text_is_plain_decoding_s(report):
 def test_an_equivalent_tree_changes_neither_text_nor_forwards(report):
     found = row(report, "padded")
     assert (found["divergences"], found["forwards_differing"], found["must"]) == (0, 0, "equal")
+
+
+@pytest.mark.parametrize(("method", "chain"), [("recycling", "chain-4"), ("lookup", "chain-8")])
+def test_first_children_are_compared_with_a_chain_as_long_as_theirs(method, chain):
+    # Neither is as deep as the ladder's trees may be.
+    study = Study(tiny_model(), [[1, 2]], **OPTIONS)
+    found = study._compared_with(Case(FIRST_CHILDREN, method, "tree-15", Condition(4, "none", "greedy")))
+    assert (found.way, found.tree) == ("as it is", chain)
 
 
 @pytest.mark.parametrize("way", ["siblings swapped", pytest.param("first children", marks=pytest.mark.slow)])
