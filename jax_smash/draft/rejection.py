@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jax_smash.draft.noise import Purpose, gumbel, place_key
 from jax_smash.draft.rules import Independent, Rule, Trial, accepts
-from jax_smash.draft.tree import DraftTree
+from jax_smash.draft.tree import DraftTree, vectors_at
 from jax_smash.draft.verify import Accepted, path_to
 from jax_smash.draft.walk import NodeLogits
 from jax_smash.pytree import pytree
@@ -116,6 +116,8 @@ def _chance(key: Key[Array, "B"], position: Int[Array, "B"], node: Int[Array, "B
 
 def _at(values: Array, node: Int[Array, "B"]) -> Array:
     """Returns the entry of one node a row."""
+    if values.ndim == 3:
+        return vectors_at(values, node)[:, 0]
     place = node.reshape(-1, *[1] * (values.ndim - 1))
     return jnp.take_along_axis(values, place, axis=1)[:, 0]
 

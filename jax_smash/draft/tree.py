@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from jax_smash.cache import Block
 from jax_smash.pytree import pytree, replace, static
+from jax_smash.sharding import on_each_device
 
 WORD = 32
 """Ancestor bits in a word."""
@@ -169,6 +170,26 @@ def at_nodes(values: Shaped[Array, "B M"], node: Int[Array, "B *n"]) -> Shaped[A
     index = jnp.arange(values.shape[1], dtype=jnp.int32).reshape(1, *ones, -1)
     every = values.reshape(values.shape[0], *ones, -1)
     return jnp.where(node[..., None] == index, every, 0).sum(-1, dtype=values.dtype)
+
+
+def vectors_at(values: Float[Array, "B M V"], node: Int[Array, "B"]) -> Float[Array, "B 1 V"]:
+    """Returns each row's vector at its node."""
+
+    def at_once(values: Array, node: Array) -> Array:
+        return jnp.take_along_axis(values, node[:, None, None], axis=1)
+
+    def row_by_row(values: Array, node: Array) -> Array:
+        def read(row: Array) -> Array:
+            start = (row, node[row], jnp.zeros_like(row))
+            return jax.lax.dynamic_slice(values, start, (1, 1, values.shape[2]))[0]
+
+        return jax.lax.map(read, jnp.arange(len(node), dtype=node.dtype))
+
+    def of_share(values: Array, node: Array) -> Array:
+        # Of vectors as long as a vocabulary a TPU's gather reads those of all nodes.
+        return jax.lax.platform_dependent(values, node, tpu=row_by_row, default=at_once)
+
+    return on_each_device(of_share, (values, ("batch", None, "vocab")), (node, ("batch",)))
 
 
 def all_ancestors(marked: Bool[Array, "B M"], ancestors: UInt32[Array, "B M W"]) -> Bool[Array, "B M"]:

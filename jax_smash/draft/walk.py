@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_smash.draft.tree import DraftTree
+from jax_smash.draft.tree import DraftTree, vectors_at
 from jax_smash.draft.verify import Accepted
 from jax_smash.pytree import pytree
 from jax_smash.sampling import choose
@@ -29,8 +29,8 @@ class NodeLogits:
 
     def at(self, node: Int[Array, "B"]) -> Float[Array, "B V"]:
         """Returns the logits at one node a row."""
-        logits, path = (jnp.take_along_axis(x, node[:, None, None], axis=1) for x in (self.logits, self.paths))
-        return self.process(logits, path)[:, 0]
+        path = jnp.take_along_axis(self.paths, node[:, None, None], axis=1)
+        return self.process(vectors_at(self.logits, node), path)[:, 0]
 
     def everywhere(self) -> Float[Array, "B M V"]:
         """Returns the logits at all nodes."""

@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
+from jax_smash.platform import target_platform
 from jax_smash.protocols import CausalLM
 from jax_smash.pytree import pytree
 from jax_smash.sampling.choice import highest, likeliest
@@ -14,8 +16,8 @@ from jax_smash.sampling.choice import highest, likeliest
 LANES = 128
 """A piece has a multiple of so many tokens: the last axis of a TPU's tile."""
 
-PIECE_LOGITS = 5 << 20
-"""Logits of a piece, 20 MiB of them: they stay in a TPU's fast memory."""
+PIECE_LOGITS = 10 << 20
+"""Logits of a piece, 40 MiB of them: they stay in the fast memory of a v5e or v6e, and smaller products are slower."""
 
 BEHIND = 2**31 - 1
 """Behind every token."""
@@ -99,7 +101,7 @@ def likeliest_in_pieces(
     def absorb(i: Int[Array, ""], best: Best) -> Best:
         keys, tokens, summed, broken, kept = best
         start = jnp.minimum(i * piece, vocab_size - piece)
-        logits = logits_of(start)
+        logits = _row_by_row(logits_of(start))
         token = start + jnp.arange(piece, dtype=jnp.int32)[None]
         # A last piece that would end behind the vocabulary begins before its place. What was seen does not count again.
         fresh = token >= i * piece
@@ -110,18 +112,24 @@ def likeliest_in_pieces(
         found = _highest(key, jnp.broadcast_to(token, key.shape), n)
         keys, tokens = (jnp.concatenate(pair, axis=1) for pair in zip((keys, tokens), found, strict=True))
         if keep:
-            kept = jax.lax.dynamic_update_slice_in_dim(kept, logits, start, axis=1)
+            kept = _row_by_row(jax.lax.dynamic_update_slice_in_dim(kept, logits, start, axis=1))
         return *_highest(keys, tokens, n), summed, broken | nan.any(1), kept
 
     nothing = jnp.full((rows, n), -jnp.inf, jnp.float32)
     # Ids behind the vocabulary, so that of equal keys each has one of its own.
     none = jnp.broadcast_to(vocab_size + jnp.arange(n, dtype=jnp.int32), (rows, n))
     pieces = jnp.int32(-(-vocab_size // piece))
-    held = jnp.zeros((rows, vocab_size if keep else 0), jnp.float32)
+    # Every piece is written before anything is read.
+    held = _row_by_row(jax.lax.empty((rows, vocab_size if keep else 0), jnp.float32))
     first = (nothing, none, nothing[:, 0], jnp.zeros((rows,), bool), held)
     keys, tokens, summed, broken, kept = jax.lax.fori_loop(jnp.int32(0), pieces, absorb, first)
     values = keys.at[:, 0].set(jnp.where(broken, jnp.nan, keys[:, 0]))
     return Likeliest(values=values, tokens=tokens, total=summed if total else None, logits=kept if keep else None)
+
+
+def _row_by_row(logits: Float[Array, "R V"]) -> Float[Array, "R V"]:
+    """Keeps a row's logits together on a TPU, which would else lay them out by tokens, and then all of them anew."""
+    return with_layout_constraint(logits, Layout(major_to_minor=(0, 1))) if target_platform() == "tpu" else logits
 
 
 def together(parts: Likeliest) -> Likeliest:

@@ -6,7 +6,7 @@ import pytest
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.sizing import expected_tokens, most_expected
 from jax_smash.draft.templates import LEVELS, RANKS, named_tree, published_recycling_tree
-from jax_smash.draft.tree import chain, grow, pack, topology, tree_from_ranks, tree_of, unpack
+from jax_smash.draft.tree import chain, grow, pack, topology, tree_from_ranks, tree_of, unpack, vectors_at
 from jax_smash.draft.verify import accept
 
 
@@ -20,6 +20,16 @@ def ancestors(parent, node):
 
 def random_parents(rng, nodes):
     return [0, *(int(rng.integers(0, node)) for node in range(1, nodes))]
+
+
+def test_a_vector_of_each_row_is_read_at_its_node_however_it_is_read(monkeypatch):
+    values = jax.random.normal(jax.random.key(0), (3, 5, 40))
+    node = jnp.asarray([4, 0, 2], jnp.int32)
+    wanted = np.asarray(values)[np.arange(3), np.asarray(node)][:, None]
+    np.testing.assert_array_equal(jax.jit(vectors_at)(values, node), wanted)
+    # As on a TPU.
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, tpu, default: tpu(*arrays))
+    np.testing.assert_array_equal(jax.jit(lambda *arrays: vectors_at(*arrays))(values, node), wanted)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 31, 32, 33, 81])
