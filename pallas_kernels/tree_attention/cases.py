@@ -78,11 +78,11 @@ GEMMA: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_width": 256, "dtype": 
 
 RAGGED = (4000, 200, 1000, 500, 3000, 100, 50, 2000)
 BENCHMARKS = (
-    *(Case(f"llama-8b-{nodes}", nodes, 4096, (3000,), **LLAMA) for nodes in (1, 8, 64, 81)),
+    *(Case(f"llama-8b-{nodes}", nodes, 4096, (3000,), **LLAMA) for nodes in (1, 8, 64, 80)),
     Case("llama-8b-64-short", 64, 4096, (512,), **LLAMA),
     Case("llama-8b-64-long", 64, 32768, (30000,), **LLAMA),
     Case("llama-8b-64-ragged", 64, 4096, RAGGED, **LLAMA),
-    Case("llama-1b-64", 64, 4096, (3000,), **(LLAMA | {"head_width": 64})),
+    *(Case(f"llama-1b-{nodes}", nodes, 4096, (3000,), **(LLAMA | {"head_width": 64})) for nodes in (64, 80)),
     Case("gemma-2b-64-window", 64, 4096, (9000,), window=4096, softcap=50.0, **GEMMA),
 )
 

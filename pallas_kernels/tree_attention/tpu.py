@@ -58,8 +58,8 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
     kv_heads, slots = inputs.keys.shape[1:3]
     group = heads // kv_heads
     entries, tile = _entry_tiles(width, group)
-    tiles, rows, words = entries // tile, group * tile, -(-tile // WORD)
-    block = _block_slots(slots, rows, 2 * head_width * inputs.keys.dtype.itemsize)
+    rows, block = work_at_once(width, group, slots, 2 * head_width * inputs.keys.dtype.itemsize)
+    tiles, words = entries // tile, -(-tile // WORD)
     order, count = needed_blocks(inputs, options, block)
     # A TPU holds an array in the layout that pads less. Asked for in another, the whole cache would be copied.
     slots_last = _padded(slots, head_width) < _padded(head_width, slots)
@@ -141,6 +141,21 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
     )
     out = out if whole else out.transpose(0, 2, 1, 3)
     return out.reshape(batch, entries, heads, head_width)[:, :width]
+
+
+def work_at_once(width: int, group: int, slots: int, slot_bytes: int) -> tuple[int, int]:
+    """Returns the rows and slots whose scores a step of the grid makes; blocks of slots are equal, as few as can be.
+
+    Args:
+      width: entries of the block, T.
+      group: query heads of a KV head.
+      slots: of the cache.
+      slot_bytes: of a slot's key and value.
+    """
+    rows = group * _entry_tiles(width, group)[1]
+    most = min(MOST_SLOTS, SCORES // rows // LANES * LANES, BLOCK_BYTES // slot_bytes // LANES * LANES)
+    blocks = -(-slots // max(most, LANES))
+    return rows, min(slots, round_up(-(-slots // blocks), LANES))
 
 
 def _kernel(
@@ -267,13 +282,6 @@ def _entry_tiles(width: int, group: int) -> tuple[int, int]:
     tiles = -(-width // max(MOST_ROWS // group // WORD * WORD, WORD))
     tile = round_up(-(-width // tiles), WORD if tiles > 1 else ROWS) if width > 1 else 1
     return tiles * tile, tile
-
-
-def _block_slots(slots: int, rows: int, slot_bytes: int) -> int:
-    """Returns the slots of a block: of equal ones, as few as can be."""
-    most = min(MOST_SLOTS, SCORES // rows // LANES * LANES, BLOCK_BYTES // slot_bytes // LANES * LANES)
-    blocks = -(-slots // max(most, LANES))
-    return min(slots, round_up(-(-slots // blocks), LANES))
 
 
 def _padded(last: int, second: int) -> int:
