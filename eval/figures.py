@@ -115,7 +115,7 @@ def program_figures(
 def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tuple[int, ...]]]:
     """Returns the shapes of large arrays by what it means that one of them is copied."""
     batch = share(arguments.chunk.tokens)[0]
-    heads = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_width
+    heads = config.held_kv_heads, config.num_heads // config.held_kv_heads, config.head_width
     kv_heads, group, head_width = heads
     widths = {1, arguments.nodes, arguments.strategy.block, arguments.chunk.tokens.shape[1]}
     made = [(kv_heads, group + n, head_width) for n in (1, 2)] + [(kv_heads * (group + 2) * head_width,)]

@@ -71,7 +71,7 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
 
 def _attention(held: Any, config: ModelConfig, width: int) -> int:
     """Returns the operations of scores and of their mixtures, of new entries with the cache and with each other."""
-    group = config.num_heads // config.num_kv_heads
+    group = config.num_heads // config.held_kv_heads
     entries = (share(x) for x in jax.tree.leaves(held))
     return sum(2 * width * group * rows * heads * (slots + width) * size for rows, heads, slots, size in entries)
 

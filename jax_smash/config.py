@@ -77,6 +77,8 @@ class ModelConfig:
       attention_softcap, final_softcap: cap · tanh(x / cap); 0 for none.
       tied_head: the output head is the embedding matrix.
       bos_token, eos_tokens, pad_token: ids; None or empty where the model has none.
+      kv_copies: each KV head is held so many times, side by side, for as many groups of its query heads: so a mesh may
+        divide more devices than there are KV heads.
     """
 
     family: str
@@ -114,15 +116,20 @@ class ModelConfig:
     bos_token: int | None = None
     eos_tokens: tuple[int, ...] = ()
     pad_token: int | None = None
+    kv_copies: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "head_width", "mlp_width"):
+        sizes = ("vocab_size", "num_layers", "d_model", "num_heads", "num_kv_heads", "head_width", "mlp_width")
+        for name in (*sizes, "kv_copies"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
             )
+        if self.num_heads % self.held_kv_heads:
+            held = f"{self.num_heads} and {self.held_kv_heads}"
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads · kv_copies; got {held}")
         if self.head_width % 2:
             raise ValueError(f"head_width must be even for a rotary embedding; got {self.head_width}")
         for rope in (self.rope, self.rope_sliding):
@@ -140,6 +147,11 @@ class ModelConfig:
             raise ValueError(f"window must be at least 1 where a layer slides; got {self.window}")
         if not self.query_scale:
             object.__setattr__(self, "query_scale", self.head_width**-0.5)
+
+    @property
+    def held_kv_heads(self) -> int:
+        """KV heads in memory, copies among them."""
+        return self.num_kv_heads * self.kv_copies
 
     @property
     def kinds(self) -> tuple[AttentionKind, ...]:
@@ -167,7 +179,15 @@ class ModelConfig:
 
 
 ADDED = {
-    "": {"unrotated_layers", "late_rounding", "pre_norms", "joint_qk_norm", "residual_scale", "logits_divisor"},
+    "": {
+        "unrotated_layers",
+        "late_rounding",
+        "pre_norms",
+        "joint_qk_norm",
+        "residual_scale",
+        "logits_divisor",
+        "kv_copies",
+    },
     "rope": {"partial", "short_factors", "long_factors"},
 }
 """Fields that are no part of a configuration's identity where they have their defaults, by what they belong to: without
@@ -176,6 +196,7 @@ them, the configuration was known by the others alone."""
 
 def identity(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields that tell configurations apart, as JSON holds them, for hashes that outlive a version."""
+    config = dataclasses.replace(config, kv_copies=1)  # Where a model is held says nothing of what it is.
     return _identity(config, ADDED[""]) | {
         name: _identity(getattr(config, name), ADDED["rope"]) for name in ("rope", "rope_sliding")
     }

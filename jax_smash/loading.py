@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,6 +185,7 @@ def load(
     source = _source(path, config, folder)
     if adapter is not None and source != path:
         raise ValueError(f"{own} is an adapter, and {folder} holds weights of the base too; give one of them")
+    config = _divisible(config, source, mesh)
     placing = _placing(config, weights, mesh)
     seen = Fingerprint(config)
     with ThreadPoolExecutor(1) as pool:
@@ -393,10 +395,9 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
     """
     prepare_devices()
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
-    config = shape_config(shape)
+    config = _divisible(shape_config(shape), None, mesh)
     if mesh is not None:
         param_shardings(abstract_params(config)[1], mesh)  # Raises before anything is made.
-    _tell_of_heads(config, mesh)
     with on_mesh(mesh):
         graphdef, params = random_params(config, seed=seed, dtype=dtype)
     params = params if mesh is None else place(params, mesh)
@@ -409,20 +410,33 @@ def _placing(config: ModelConfig, weights: str, mesh: Mesh | None) -> huggingfac
         return None
     _, abstract = abstract_params(config)
     placing = None if mesh is None else _place_on(mesh, abstract)
-    _tell_of_heads(config, mesh)
     return quantising_place(abstract, placing) if weights == "int8" else placing
 
 
-def _tell_of_heads(config: ModelConfig, mesh: Mesh | None) -> None:
-    """Warns where a mesh does not divide the KV heads, so that every device holds and computes all of them."""
-    size = 1 if mesh is None else mesh.shape["tp"]
-    if config.num_kv_heads % size:
+def _divisible(config: ModelConfig, source: Path | None, mesh: Mesh | None) -> ModelConfig:
+    """Returns a configuration whose KV heads a mesh divides, each held as often as that takes; tells of it.
+
+    Where the heads of queries cannot be divided either, or weights are stored as they are held, every device holds all.
+    """
+    devices = 1 if mesh is None else mesh.shape["tp"]
+    if config.held_kv_heads % devices == 0:
+        return config
+    copies = devices // math.gcd(devices, config.num_kv_heads)
+    if config.num_heads % (config.num_kv_heads * copies) == 0 and not (source and orbax.is_checkpoint(source)):
         LOG.warning(
-            "jax-smash: a mesh of tp=%d does not divide %d KV heads: each device holds the attention weights and the "
-            "caches of all of them",
-            size,
+            "jax-smash: for a mesh of tp=%d each of %d KV heads is held %d times, side by side, and so is its cache",
+            devices,
             config.num_kv_heads,
+            copies,
         )
+        return dataclasses.replace(config, kv_copies=copies)
+    LOG.warning(
+        "jax-smash: a mesh of tp=%d does not divide %d KV heads: each device holds the attention weights and the "
+        "caches of all of them",
+        devices,
+        config.num_kv_heads,
+    )
+    return config
 
 
 def _place_on(mesh: Mesh, abstract: nnx.State) -> huggingface.Place:

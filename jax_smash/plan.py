@@ -50,7 +50,7 @@ def step_bytes(config: ModelConfig, params: Any, *, batch: int, slots: int) -> S
     weights = tree_bytes(params)
     if not config.tied_head:
         weights -= tree_bytes(params["embedding"])
-    entry = 2 * config.num_kv_heads * config.head_width * np.dtype(activation_dtype(params)).itemsize
+    entry = 2 * config.held_kv_heads * config.head_width * np.dtype(activation_dtype(params)).itemsize
     seen = sum(min(slots, config.window) if kind == "sliding" else slots for kind in config.layer_kinds)
     return StepBytes(weights=weights, cache=batch * seen * entry)
 
@@ -62,7 +62,7 @@ def forward_bytes(config: ModelConfig, *, batch: int, width: int, slots: int, it
     """
     scores = 2 * 4 * batch * config.num_heads * width * (slots + width)
     activations = itemsize * batch * width * (2 * config.mlp_width + 4 * config.d_model)
-    entries = 2 * itemsize * batch * width * config.num_layers * config.num_kv_heads * config.head_width
+    entries = 2 * itemsize * batch * width * config.num_layers * config.held_kv_heads * config.head_width
     return scores + activations + entries
 
 

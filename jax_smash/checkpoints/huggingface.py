@@ -20,7 +20,7 @@ from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.gguf import GgufTensors, config_json, find_gguf, is_gguf, open_gguf
 from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write_shards
 from jax_smash.config import ModelConfig
-from jax_smash.models.families import ParamPath, Part, family_of, from_hf, tensor_map, tensor_shapes, to_hf
+from jax_smash.models.families import ParamPath, Part, family_of, fill_copies, from_hf, tensor_map, tensor_shapes, to_hf
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
 
@@ -167,6 +167,7 @@ def load_params(
             bits = _aligned(shapes[where], BITS[weights.itemsize])
             for part in parts[where]:
                 shards.read_into(names[part.name], part.view(bits), weights, pool, start=part.start, rows=part.shape[0])
+            fill_copies(where, bits, config)
             array = bits.view(weights)
             # Not jnp.asarray, which copies: on a CPU the array itself becomes the parameter.
             leaves[where] = place(where, array) if place else jax.device_put(array)

@@ -107,7 +107,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: Keys, dtype: Any):
-        d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
+        d, n, k, h = config.d_model, config.num_heads, config.held_kv_heads, config.head_width
         self.config = config
         self.window = config.window_of(kind)
         width = (n + 2 * k) * h
@@ -134,7 +134,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B Q D"], KeyValue]:
         """Returns the output of the last `asked` entries, and the new entries' keys (rotated) and values."""
         config = self.config
-        k, h = config.num_kv_heads, config.head_width
+        k, h = config.held_kv_heads, config.head_width
         # The barrier keeps a TPU from laying the weight out for what follows, at every call.
         qkv = jax.lax.optimization_barrier(project(x, self.w_qkv[...])).reshape(*x.shape[:2], k, -1, h)
         qkv = constrain(qkv, "batch", None, "kv_heads")
@@ -157,7 +157,7 @@ class Attention(nnx.Module):
             window=self.window,
             softcap=config.attention_softcap,
         )
-        out = constrain(out.reshape(*out.shape[:2], config.num_kv_heads, -1), rows_axis(cache), None, "kv_heads")
+        out = constrain(out.reshape(*out.shape[:2], config.held_kv_heads, -1), rows_axis(cache), None, "kv_heads")
         # As one matrix product over all heads: contracted head by head, XLA copies w_o at every step.
         out = project(
             out.reshape(*out.shape[:2], -1), self.w_o[...].reshape(config.num_heads * config.head_width, config.d_model)

@@ -125,7 +125,7 @@ class Transformer(nnx.Module):
             batch=batch,
             slots=slots,
             block=block,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=config.held_kv_heads,
             head_width=config.head_width,
             dtype=self.dtype,
             follows_length=config.follows_length,

@@ -92,7 +92,7 @@ class MicroDecoder(nnx.Module):
 
     def init_cache(self, batch: int) -> MicroCache:
         """Makes the empty cache of a macro-step."""
-        shape = (batch, self.config.num_kv_heads, self.slots, self.config.head_width)
+        shape = (batch, self.config.held_kv_heads, self.slots, self.config.head_width)
         empty = tuple(jnp.zeros(shape, self.dtype) for _ in self.layers)
         return MicroCache(keys=empty, values=empty, entries=jnp.zeros((), jnp.int32))
 

@@ -241,8 +241,21 @@ def test_modules_are_not_grafted_on_other_weights_in_memory(bound, tmp_path):
         grafted(untold, model.modules)
 
 
-@pytest.mark.parametrize(("mesh", "told"), [("tp=2", False), ("tp=4", True), ("fsdp=4", False), (None, False)])
-def test_a_mesh_that_does_not_divide_the_kv_heads_is_told(tmp_path, caplog, mesh, told):
-    jax_smash.load(write_model(tmp_path, num_key_value_heads=2, num_attention_heads=4), mesh=mesh)
-    said = "a mesh of tp=4 does not divide 2 KV heads: each device holds the attention weights and the caches of all"
-    assert [said in record.getMessage() for record in caplog.records] == [True] * told
+@pytest.mark.parametrize(
+    ("mesh", "heads", "said"),
+    [
+        ("tp=2", 4, None),
+        ("tp=4", 4, "for a mesh of tp=4 each of 2 KV heads is held 2 times, side by side, and so is its cache"),
+        (
+            "tp=4",
+            2,
+            "a mesh of tp=4 does not divide 2 KV heads: each device holds the attention weights and the caches",
+        ),
+        ("fsdp=4", 4, None),
+        (None, 4, None),
+    ],
+)
+def test_a_mesh_that_does_not_divide_the_kv_heads_is_told(tmp_path, caplog, mesh, heads, said):
+    model = jax_smash.load(write_model(tmp_path, num_key_value_heads=2, num_attention_heads=heads), mesh=mesh)
+    assert [said in record.getMessage() for record in caplog.records] == [True] * (said is not None)
+    assert model.config.held_kv_heads == (4 if (mesh, heads) == ("tp=4", 4) else 2)

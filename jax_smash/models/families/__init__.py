@@ -15,7 +15,7 @@ from jax_smash.models.families.olmo import OLMO2, OLMO3
 from jax_smash.models.families.phi import PHI3
 from jax_smash.models.families.qwen import QWEN2, QWEN3
 from jax_smash.models.families.smollm import SMOLLM3
-from jax_smash.models.families.tensors import ParamPath, Part, TensorMap, tensor_shapes
+from jax_smash.models.families.tensors import ParamPath, Part, TensorMap, fill_copies, tensor_shapes
 from jax_smash.models.families.tensors import tensor_map as _tensor_map
 
 FAMILIES: dict[str, Family] = {
@@ -45,6 +45,7 @@ __all__ = [
     "Part",
     "TensorMap",
     "family_of",
+    "fill_copies",
     "from_hf",
     "tensor_map",
     "tensor_shapes",

@@ -89,7 +89,7 @@ def common_to_hf(config: ModelConfig, activation: str = "hidden_act") -> dict[st
 
 def in_use(config: ModelConfig) -> ModelConfig:
     """Returns the configuration with what no layer uses set to its default, so that equal models compare equal."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"kv_copies": 1}  # Where a model is held says nothing of what it is.
     rotated = {kind for kind, rotated in zip(config.layer_kinds, config.rotated, strict=True) if rotated}
     if "sliding" not in config.layer_kinds:
         changes |= {"window": 0}

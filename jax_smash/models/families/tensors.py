@@ -79,10 +79,11 @@ def tensor_map(config: ModelConfig, norms: Mapping[str, str], *, fused: bool = F
 
 def _attention(config: ModelConfig, prefix: str, fused: bool) -> dict[ParamPath, tuple[Part, ...]]:
     d, n, k, h = config.d_model, config.num_heads, config.num_kv_heads, config.head_width
-    heads_first = functools.partial(_heads_first, kv_heads=k, width=h)
+    heads_first = functools.partial(_heads_first, kv_heads=config.held_kv_heads, width=h)
     widths = {"q_proj": n * h, "k_proj": k * h, "v_proj": k * h}
-    # Along the head axis of a KV head: its query heads, its key head, its value head.
-    heads = {"q_proj": slice(None, -2), "k_proj": slice(-2, -1), "v_proj": slice(-1, None)}
+    # Of all KV heads, or of the first copy of each; along the head axis of one: its query heads, its key, its value.
+    once = slice(None, None, config.kv_copies)
+    heads = {"q_proj": (slice(None), slice(-2)), "k_proj": (once, slice(-2, -1)), "v_proj": (once, slice(-1, None))}
     parts: dict[ParamPath, tuple[Part, ...]] = {
         ("w_qkv",): _one_behind_the_other(
             [
@@ -103,9 +104,23 @@ def _attention(config: ModelConfig, prefix: str, fused: bool) -> dict[ParamPath,
         for norm in ("q_norm", "k_norm"):
             parts[norm, "scale"] = (Part(f"{prefix}.{norm}.weight", (h,), _whole),)
     if config.joint_qk_norm:
-        for norm, count in (("q_norm", n), ("k_norm", k)):
-            parts[norm, "scale"] = (Part(f"{prefix}.{norm}.weight", (count * h,), _whole),)
+        for norm, count, held in (("q_norm", n, slice(None)), ("k_norm", k, once)):
+            parts[norm, "scale"] = (Part(f"{prefix}.{norm}.weight", (count * h,), _then(_whole, held)),)
     return parts
+
+
+def fill_copies(name: ParamPath, parameter: np.ndarray, config: ModelConfig) -> None:
+    """Writes the copies of KV heads, of which a parameter's parts are the first ones."""
+    if name[-1] == "w_qkv":
+        copied = _heads_first(parameter, kv_heads=config.held_kv_heads, width=config.head_width)[:, -2:]
+    elif name[-1] == "b_qkv":
+        copied = parameter[:, -2:]
+    elif name[-2:] == ("k_norm", "scale") and config.joint_qk_norm:
+        copied = parameter
+    else:
+        return
+    for i in range(1, config.kv_copies):
+        copied[i :: config.kv_copies] = copied[:: config.kv_copies]
 
 
 def _mlp(config: ModelConfig, prefix: str, fused: bool) -> dict[ParamPath, tuple[Part, ...]]:
@@ -152,7 +167,5 @@ def _hidden_first(w_gate_up: np.ndarray) -> np.ndarray:
 
 
 def _then(view: Callable[[np.ndarray], np.ndarray], part: Any) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a view that then takes a part: an index of the first axis, or a slice of the second."""
-    if isinstance(part, slice):
-        return lambda parameter: view(parameter)[:, part]
+    """Returns a view that then takes a part, by an index."""
     return lambda parameter: view(parameter)[part]
