@@ -1,7 +1,8 @@
 """Tree attention for a Hopper GPU, on Mosaic GPU: a warpgroup takes 64 rows of a KV head and a part of the cache.
 
-A draft tree has few rows, so the cache is split over the multiprocessors and the parts' softmaxes are joined behind.
-The kernel has run interpreted and has been lowered; it is not tuned.
+Up to three warpgroups share the blocks that another one fetches, so that a block is read once for 192 rows, and one's
+softmax runs beside another's products. A draft tree has few rows: the cache is split over the multiprocessors, and the
+parts' softmaxes are joined behind. The kernel has run interpreted and has been lowered; it is not tuned.
 """
 
 import functools
@@ -35,6 +36,9 @@ BLOCK = 64
 SHARED_BYTES = 100_000
 """Of shared memory for blocks on their way: three of 64 slots at a head width of 128."""
 
+REGISTERS = {1: None, 2: (232, 40), 3: (152, 40)}
+"""Of a thread that attends and of one that fetches, by the warpgroups that attend; None leaves them as they are."""
+
 MULTIPROCESSORS = 132
 """Of an H100: about as many parts are made."""
 
@@ -60,34 +64,37 @@ def unsupported(inputs: Inputs) -> str | None:
     return None
 
 
-def attend(inputs: Inputs, options: Options, *, interpret: bool = False) -> Float[Array, "B T N H"]:
+def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float[Array, "B T N H"]:
     """Returns what the reference returns.
 
     Needs a Hopper GPU: its matrix product from shared memory (wgmma) and its bulk copies (TMA).
 
     Args:
       inputs, options: of the call.
-      interpret: runs without a GPU.
+      interpret: True or `InterpretGPUParams` runs without a GPU.
     """
     batch, width, heads, head_width = inputs.query.shape
     kv_heads = inputs.keys.shape[1]
-    rows, columns = round_up(width * heads // kv_heads, TILE), round_up(width, BLOCK)
+    warpgroups, tiles = _split(width * heads // kv_heads, head_width)
+    rows, columns = tiles * warpgroups * TILE, round_up(width, BLOCK)
     order, count = needed_blocks(inputs, options, BLOCK)
-    groups = batch * kv_heads * (rows // TILE)
-    parts = max(1, min(MULTIPROCESSORS // groups, order.shape[1]))
+    groups = batch * kv_heads
+    parts = max(1, min(MULTIPROCESSORS // (groups * tiles), order.shape[1]))
     part = (parts, batch, kv_heads, rows)
     call = plgpu.kernel(  # type: ignore[call-arg]
-        functools.partial(_kernel, options=options, parts=parts, kv_heads=kv_heads),
+        functools.partial(_kernel, options=options, parts=parts, kv_heads=kv_heads, warpgroups=warpgroups),
         out_type=(
             jax.ShapeDtypeStruct((*part, head_width), jnp.float32),
             jax.ShapeDtypeStruct(part, jnp.float32),
             jax.ShapeDtypeStruct(part, jnp.float32),
         ),
-        grid=(parts, rows // TILE, batch * kv_heads),
+        grid=(parts, tiles, groups),
         grid_names=("part", "tile", "group"),
-        scratch_types=_scratch(head_width, inputs.query.dtype),
+        num_threads=warpgroups + 1,
+        thread_name="warpgroup",
+        scratch_types=_scratch(warpgroups, head_width, inputs.query.dtype),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-        interpret=plgpu.InterpretGPUParams() if interpret else None,  # type: ignore[attr-defined]
+        interpret=plgpu.InterpretGPUParams() if interpret is True else interpret or None,  # type: ignore[attr-defined]
     )
     mixed, peak, total = call(
         order,
@@ -108,7 +115,7 @@ def attend(inputs: Inputs, options: Options, *, interpret: bool = False) -> Floa
 def _kernel(
     order: Any,
     count: Any,
-    query: Any,
+    query_rows_in: Any,
     row_position: Any,
     words: Any,
     own_position: Any,
@@ -127,101 +134,134 @@ def _kernel(
     position_held: Any,
     row_held: Any,
     arrived: Any,
+    left: Any,
     query_arrived: Any,
     *,
     options: Options,
     parts: int,
     kv_heads: int,
+    warpgroups: int,
 ) -> None:
-    """Reads one part of a batch row's blocks for a tile of a KV head's rows."""
-    part, tile, group = (jax.lax.axis_index(name) for name in ("part", "tile", "group"))
-    buffers = key_held.shape[0]
+    """Reads one part of a row's blocks for some tiles of a KV head: one warpgroup fetches, the others attend."""
+    part, tile, group, warpgroup = (jax.lax.axis_index(name) for name in ("part", "tile", "group", "warpgroup"))
+    buffers, head_width = key_held.shape[0], key_held.shape[2]
     row, head = jax.lax.div(group, jnp.int32(kv_heads)), jax.lax.rem(group, jnp.int32(kv_heads))
-    at = pl.ds(tile * TILE, TILE)
+    # The first part reads the block's own entries, too, before any slot.
+    own_blocks = jnp.where(part == 0, own_key.shape[2] // BLOCK, 0)
+    all_blocks = own_blocks + jax.lax.div(count[row] - part + parts - 1, jnp.int32(parts))
 
-    def fetch(source: tuple[Any, Any, Any], block: Array, start: Array, buffer: Array) -> None:
-        """Begins to read a block's positions, keys and values into a buffer."""
-        position, key, value = source
-        slots, barrier = pl.ds(start, BLOCK), arrived.at[buffer]
-        plgpu.copy_gmem_to_smem(position.at[row, pl.ds(block * BLOCK, BLOCK)], position_held.at[buffer], barrier)
-        plgpu.copy_gmem_to_smem(key.at[row, head, slots], key_held.at[buffer], barrier)
-        plgpu.copy_gmem_to_smem(value.at[row, head, slots], value_held.at[buffer], barrier)
+    def buffer_of(i: Array) -> Array:
+        return jax.lax.rem(i, jnp.int32(buffers))
 
-    def fetch_cached(i: Array) -> None:
-        block = order[row, part + i * parts]
-        start = jnp.minimum(block * BLOCK, keys.shape[2] - BLOCK)
-        fetch((slot_position, keys, values), block, start, jax.lax.rem(i, jnp.int32(buffers)))
+    def fetch(i: Array) -> None:
+        """Reads the i-th block's positions, keys and values once the attending warpgroups have left its buffer."""
+        buffer = buffer_of(i)
+        barrier = arrived.at[buffer]
 
-    def absorb(buffer: Array, carry: tuple[Array, ...], bits: Any, prefetch: Any) -> tuple[Array, ...]:
-        """Adds a block to the softmax once it has arrived; `bits` tell what is seen of the block's own entries."""
-        plgpu.barrier_wait(arrived.at[buffer])
-        mixed, peak, total = carry
-        position = _along_rows(position_held[buffer])
-        reader = _down_columns(row_held[...], BLOCK)
-        seen = bits if bits is not None else position <= reader
-        if options.window:
-            seen &= position > reader - options.window
-        scores = _product(query_held, key_held.at[buffer].transpose((1, 0)), BLOCK) * options.scale
-        if options.softcap:
-            scores = options.softcap * jnp.tanh(scores / options.softcap)
-        scores = jnp.where(seen, scores, MASKED)
-        highest = jnp.maximum(peak, scores.max(1))
-        weights = jnp.where(seen, jnp.exp(scores - _down_columns(highest, BLOCK)), 0.0)
-        fade = jnp.exp(peak - highest)
-        total = fade * total + weights.sum(1)
-        mixed = _down_columns(fade, mixed.shape[1]) * mixed
-        weights_held[...] = weights.astype(weights_held.dtype)
-        plgpu.commit_smem()
-        # Here every warp is done with the block before this one, so its buffer can be filled.
-        prefetch()
-        mixed += _product(weights_held, value_held.at[buffer], mixed.shape[1])
-        return mixed, highest, total
+        def read(position: Any, key: Any, value: Any, at: Array, start: Array) -> None:
+            slots = pl.ds(start, BLOCK)
+            plgpu.copy_gmem_to_smem(position.at[row, pl.ds(at, BLOCK)], position_held.at[buffer], barrier)
+            plgpu.copy_gmem_to_smem(key.at[row, head, slots], key_held.at[buffer], barrier)
+            plgpu.copy_gmem_to_smem(value.at[row, head, slots], value_held.at[buffer], barrier)
 
-    def own(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        plgpu.commit_smem()  # As above: the block before has left the buffer.
-        fetch((own_position, own_key, own_value), i, i * BLOCK, jnp.int32(0))
-        seen = [words.at[row, BLOCK // WORD * i + j, at] for j in range(BLOCK // WORD)]
-        bits = _bits([plgpu.load(word, optimized=False) for word in seen])  # type: ignore[call-arg]
-        return absorb(jnp.int32(0), carry, bits, lambda: None)
+        @pl.when(i >= buffers)
+        def _() -> None:
+            plgpu.barrier_wait(left.at[buffer])
 
-    def cached(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        ahead = i + buffers - 1
-        prefetch = functools.partial(pl.when(ahead < mine), functools.partial(fetch_cached, ahead))
-        return absorb(jax.lax.rem(i, jnp.int32(buffers)), carry, None, prefetch)
+        @pl.when(i < own_blocks)
+        def _() -> None:
+            read(own_position, own_key, own_value, i * BLOCK, i * BLOCK)
 
-    plgpu.copy_gmem_to_smem(query.at[row, head, at], query_held, query_arrived)
-    plgpu.copy_gmem_to_smem(row_position.at[row, at], row_held, query_arrived)
-    plgpu.barrier_wait(query_arrived)
-    carry = (
-        jnp.zeros(query_held.shape, jnp.float32),
-        jnp.full((TILE,), MASKED, jnp.float32),
-        jnp.zeros((TILE,), jnp.float32),
-    )
-    # The first part reads the block itself, too.
-    carry = jax.lax.fori_loop(0, jnp.where(part == 0, own_key.shape[2] // BLOCK, 0), own, carry)
-    mine = jax.lax.div(count[row] - part + parts - 1, jnp.int32(parts))
-    plgpu.commit_smem()
-    for i in range(buffers - 1):
-        pl.when(mine > i)(functools.partial(fetch_cached, jnp.int32(i)))
-    mixed, peak, total = jax.lax.fori_loop(0, mine, cached, carry)
-    # From registers: the shared memory is full where heads are wide.
-    for out, found in ((mixed_out, mixed), (peak_out, peak), (total_out, total)):
-        plgpu.store(out.at[part, row, head, at], found, optimized=False)  # type: ignore[attr-defined]
+        @pl.when(i >= own_blocks)
+        def _() -> None:
+            at = order[row, part + (i - own_blocks) * parts] * BLOCK
+            read(slot_position, keys, values, at, jnp.minimum(at, keys.shape[2] - BLOCK))
+
+    @pl.when(warpgroup == warpgroups)
+    def _() -> None:
+        _set_registers(warpgroups, 1)
+        jax.lax.fori_loop(0, all_blocks, lambda i, _: fetch(i), None)
+
+    @pl.when(warpgroup < warpgroups)
+    def _() -> None:
+        _set_registers(warpgroups, 0)
+        at = pl.ds((tile * warpgroups + warpgroup) * TILE, TILE)
+        query, weights_at, reader_at = query_held.at[warpgroup], weights_held.at[warpgroup], row_held.at[warpgroup]
+        queried = query_arrived.at[warpgroup]
+
+        def absorb(i: Array, carry: tuple[Array, ...], bits: Any) -> tuple[Array, ...]:
+            """Adds a block to the softmax once it has arrived; `bits` tell what is seen of the block's own entries."""
+            buffer = buffer_of(i)
+            plgpu.barrier_wait(arrived.at[buffer])
+            mixed, peak, total = carry
+            position = _along_rows(position_held[buffer])
+            reader = _down_columns(reader_at[...], BLOCK)
+            seen = bits if bits is not None else position <= reader
+            if options.window:
+                seen &= position > reader - options.window
+            scores = _product(query, key_held.at[buffer].transpose((1, 0)), BLOCK) * options.scale
+            if options.softcap:
+                scores = options.softcap * jnp.tanh(scores / options.softcap)
+            scores = jnp.where(seen, scores, MASKED)
+            highest = jnp.maximum(peak, scores.max(1))
+            weights = jnp.where(seen, jnp.exp(scores - _down_columns(highest, BLOCK)), 0.0)
+            fade = jnp.exp(peak - highest)
+            total = fade * total + weights.sum(1)
+            mixed = _down_columns(fade, head_width) * mixed
+            weights_at[...] = weights.astype(weights_held.dtype)
+            plgpu.commit_smem()
+            mixed += _product(weights_at, value_held.at[buffer], head_width)
+            plgpu.barrier_arrive(left.at[buffer])
+            return mixed, highest, total
+
+        def own(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            seen = [words.at[row, BLOCK // WORD * i + j, at] for j in range(BLOCK // WORD)]
+            return absorb(i, carry, _bits([plgpu.load(word, optimized=False) for word in seen]))  # type: ignore[call-arg]
+
+        plgpu.copy_gmem_to_smem(query_rows_in.at[row, head, at], query, queried)
+        plgpu.copy_gmem_to_smem(row_position.at[row, at], reader_at, queried)
+        plgpu.barrier_wait(queried)
+        carry = (
+            jnp.zeros((TILE, head_width), jnp.float32),
+            jnp.full((TILE,), MASKED, jnp.float32),
+            jnp.zeros((TILE,), jnp.float32),
+        )
+        carry = jax.lax.fori_loop(0, own_blocks, own, carry)
+        carry = jax.lax.fori_loop(own_blocks, all_blocks, lambda i, carry: absorb(i, carry, None), carry)
+        # From registers: the shared memory is full where heads are wide.
+        for out, found in zip((mixed_out, peak_out, total_out), carry, strict=True):
+            plgpu.store(out.at[part, row, head, at], found, optimized=False)  # type: ignore[attr-defined]
 
 
-def _scratch(head_width: int, dtype: Any) -> list[Any]:
+def _split(rows: int, head_width: int) -> tuple[int, int]:
+    """Returns how many warpgroups attend together, and how often they must to take all rows, with least padding."""
+    # A tile of wide heads takes more registers than a third of a multiprocessor has.
+    most = 3 if head_width <= 128 else 2
+    tiles = -(-rows // TILE)
+    times = -(-tiles // most)
+    return -(-tiles // times), times
+
+
+def _set_registers(warpgroups: int, role: int) -> None:
+    """Divides the registers between threads that attend (role 0) and that fetch (role 1)."""
+    if found := REGISTERS[warpgroups]:
+        plgpu.set_max_registers(found[role], action=("increase", "decrease")[role])
+
+
+def _scratch(warpgroups: int, head_width: int, dtype: Any) -> list[Any]:
     """Returns what a multiprocessor's shared memory holds, in the kernel's order."""
     buffers = 3 if 3 * 2 * BLOCK * head_width * 2 <= SHARED_BYTES else 2
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     return [
-        plgpu.SMEM((TILE, head_width), dtype, transforms=swizzled),
+        plgpu.SMEM((warpgroups, TILE, head_width), dtype, transforms=swizzled),
         plgpu.SMEM((buffers, BLOCK, head_width), dtype, transforms=swizzled),
         plgpu.SMEM((buffers, BLOCK, head_width), dtype, transforms=swizzled),
-        plgpu.SMEM((TILE, BLOCK), dtype, transforms=swizzled),
+        plgpu.SMEM((warpgroups, TILE, BLOCK), dtype, transforms=swizzled),
         plgpu.SMEM((buffers, BLOCK), jnp.int32),
-        plgpu.SMEM((TILE,), jnp.int32),
+        plgpu.SMEM((warpgroups, TILE), jnp.int32),
         plgpu.Barrier(num_arrivals=3, num_barriers=buffers),
-        plgpu.Barrier(num_arrivals=2),
+        plgpu.Barrier(num_arrivals=warpgroups, num_barriers=buffers),
+        plgpu.Barrier(num_arrivals=2, num_barriers=warpgroups),
     ]
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from pallas_kernels.tree_attention import gpu, kernel_here, tree_attention
 from pallas_kernels.tree_attention.cases import BENCHMARKS, TESTS, Case, make, random_case
+from tests.interpreter import run
 from tests.kernels import attended, expected, flip, parametrised, scribble, tolerance
 
 needs_a_simulated_gpu = pytest.mark.skipif(
@@ -46,6 +47,46 @@ def test_bits_without_meaning_change_nothing():
     case = next(case for case in CASES if case.name == "padding between")
     inputs = make(case)
     np.testing.assert_array_equal(attended(inputs, case, "gpu"), attended(scribble(inputs), case, "gpu"))
+
+
+WATCHED = """
+import functools
+import sys
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)  # So many threads has the simulation.
+
+import numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.tree_attention import gpu
+from pallas_kernels.tree_attention.cases import Case, make
+from tests.kernels import expected, tolerance
+
+case = Case("many blocks", 40, 320, (310, 150), heads=8, dtype="bfloat16")
+gpu.MULTIPROCESSORS = 1
+if sys.argv[1] == "left too early":
+    gpu.plgpu.barrier_arrive = lambda barrier: None
+    waits, wait = [], plgpu.barrier_wait
+    # The first wait in the kernel's text is that of the warpgroup that fetches.
+    gpu.plgpu.barrier_wait = lambda barrier: wait(barrier) if waits else waits.append(barrier)
+watched = plgpu.InterpretGPUParams(detect_races=True)
+out = jax.jit(functools.partial(gpu.attend, options=case.options, interpret=watched))(make(case))
+np.testing.assert_allclose(np.float32(out), expected(case), **tolerance(case))
+"""
+"""Attends with three warpgroups and more blocks than buffers; a race raises."""
+
+
+@needs_a_simulated_gpu
+def test_a_buffer_is_filled_when_every_warpgroup_has_left_it():
+    run(WATCHED, "as written")
+
+
+@needs_a_simulated_gpu
+def test_a_buffer_that_is_filled_too_early_is_noticed():
+    with pytest.raises(AssertionError, match=r"RACE DETECTED|already at phase"):
+        run(WATCHED, "left too early")
 
 
 @needs_a_simulated_gpu
