@@ -1,9 +1,10 @@
 """Faster language-model decoding in JAX, with proof that the output is right.
 
-What most programs need is `load`, `generate` and `SamplingOptions`; `save` writes a model back. Own models come in by
-`from_apply`, which takes any function from tokens to logits, or as a `CausalLM` with `NnxModel`, `Block`, `KVCache` and
-`attend`. Own drafters and verifiers are made of trees (`chain_tree`, `tree_from_ranks`, `grow_tree` …), `choose`,
-`accept` and `reject`. Importing this package starts no device and changes no setting of JAX.
+What most programs need is `load`, `generate` and `SamplingOptions`; `save` writes a model back. `rollout` samples texts
+inside a training step of your own. Own models come in by `from_apply`, which takes any function from tokens to logits,
+or as a `CausalLM` with `NnxModel`, `Block`, `KVCache` and `attend`. Own drafters and verifiers are made of trees
+(`chain_tree`, `tree_from_ranks`, `grow_tree` …), `choose`, `accept` and `reject`. Importing this package starts no
+device and changes no setting of JAX.
 """
 
 import importlib
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from jax_smash.checkpoints.convert import convert
     from jax_smash.config import ModelConfig, RopeConfig
     from jax_smash.decode.autoregressive import Autoregressive
+    from jax_smash.decode.rollout import Rollout, rollout
     from jax_smash.decode.state import DecodeState
     from jax_smash.draft.rejection import reject
     from jax_smash.draft.templates import named_tree
@@ -54,6 +56,7 @@ _HOMES = {
     "ModelConfig": "config",
     "ModelDef": "protocols",
     "NnxModel": "models.definition",
+    "Rollout": "decode.rollout",
     "RopeConfig": "config",
     "SamplingOptions": "sampling",
     "Session": "session",
@@ -75,6 +78,7 @@ _HOMES = {
     "named_tree": "draft.templates",
     "random_model": "loading",
     "reject": "draft.rejection",
+    "rollout": "decode.rollout",
     "row_keys": "sampling",
     "save": "saving",
     "tree_by_row": "draft.tree:tree_of",

@@ -23,11 +23,13 @@ class Autoregressive:
       target: the model.
       sampled: some row may sample; False compiles a loop without noise.
       log_probs: how many likeliest tokens to record beside each emitted one; None records nothing.
+      as_chosen: log-probabilities are those of the distribution that tokens are drawn from, in place of the model's.
     """
 
     target: ModelDef
     sampled: bool = False
     log_probs: int | None = None
+    as_chosen: bool = False
 
     block = 1
     """The most entries that one step commits."""
@@ -65,5 +67,6 @@ class Autoregressive:
         processed = processed_logits(state, logits[:, None], path)
         token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)
         chosen = jnp.take_along_axis(logits, token, axis=1)
-        log_probs = None if self.log_probs is None else log_probabilities(logits[:, None], token, self.log_probs)
+        told = processed if self.as_chosen else logits[:, None]
+        log_probs = None if self.log_probs is None else log_probabilities(told, token, self.log_probs)
         return emit(state, token, chosen, log_probs=log_probs)

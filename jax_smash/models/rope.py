@@ -138,8 +138,7 @@ def reach_of_turn(config: ModelConfig, *, held: int, before: int, prompt: int, n
     if not config.follows_length:
         return 0
     read, end = held + prompt, held + prompt + new
-    ropes = [config.rope_of(kind) for kind in config.kinds]
-    original = min((rope.original_positions for rope in ropes if rope.scaling == "longrope"), default=None)
+    original = _longrope_context(config)
     if original is None or end <= original:
         return read
     if held and before <= original:
@@ -148,6 +147,28 @@ def reach_of_turn(config: ModelConfig, *, held: int, before: int, prompt: int, n
             f"({held} taken, {prompt} prompt, {new} new) need the whole text read anew"
         )
     return max(read, original + 1)
+
+
+def reach_of_text(config: ModelConfig, *, prompt: Int[Array, "B"], new: int) -> Int[Array, "B"] | None:
+    """Returns what `reach_of_turn` says of fresh rows, traced; None where the rotary embedding needs no reach.
+
+    Args:
+      config: of the model.
+      prompt: tokens that each row begins with.
+      new: tokens that it may emit.
+    """
+    if not config.follows_length:
+        return None
+    original = _longrope_context(config)
+    return (
+        prompt if original is None else jnp.where(prompt + new <= original, prompt, jnp.maximum(prompt, original + 1))
+    )
+
+
+def _longrope_context(config: ModelConfig) -> int | None:
+    """Returns the positions up to which `longrope` has its short factors; None where no layer has it."""
+    ropes = [config.rope_of(kind) for kind in config.kinds]
+    return min((rope.original_positions for rope in ropes if rope.scaling == "longrope"), default=None)
 
 
 def rotate(

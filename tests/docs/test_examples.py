@@ -1,19 +1,20 @@
 import importlib.util
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jax_smash
 from jax_smash.protocols import honours_trees
 
-EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "examples" / "another_model.py"
+EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 1, 2, 3, 4], [9]]
 WARM = jax_smash.SamplingOptions(temperature=0.7, repetition_penalty=1.2)
 
 
-def example():
-    spec = importlib.util.spec_from_file_location("another_model", EXAMPLE)
+def example(name="another_model"):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -111,3 +112,9 @@ def test_a_tree_would_change_the_text_of_a_model_that_ignores_blocks():
     plain = jax_smash.generate(module.make(), PROMPTS, max_new_tokens=24)
     drafted = jax_smash.generate(module.make(), PROMPTS, method="recycling", draft=draft, max_new_tokens=24)
     assert tokens(plain) != tokens(drafted)
+
+
+def test_reinforcement_raises_the_reward():
+    with jax.numpy_dtype_promotion("standard"):  # As optax needs it.
+        rewards = list(example("reinforce").train(steps=12))
+    assert sum(rewards[-3:]) > 1.2 * sum(rewards[:3])

@@ -1,0 +1,173 @@
+"""Texts sampled inside other people's programs: a pure function for training by reinforcement."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+
+from jax_smash.decode.autoregressive import Autoregressive
+from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
+from jax_smash.decode.state import STOP_TOKEN, DecodeState, Shared
+from jax_smash.models.rope import reach_of_text
+from jax_smash.protocols import LogitsProcessor, ModelDef
+from jax_smash.pytree import pytree
+from jax_smash.sampling import Temperature
+from jax_smash.shapes import round_up
+
+PROMPT_CHUNK = 512
+"""Prompt tokens of a row that one forward reads."""
+
+SLOT_MULTIPLE = 16
+
+
+@pytree
+class Rollout:
+    """Sampled continuations.
+
+    Attributes:
+      tokens: of each row, in order; 0 from `length` on.
+      log_probs: of each token, in nats, under the distribution that it was drawn from, processors included; 0 from
+        `length` on.
+      length: tokens of each row, a stop token included.
+      stopped: the row ended with a stop token.
+    """
+
+    tokens: Int[Array, "B O"]
+    log_probs: Float[Array, "B O"]
+    length: Int[Array, "B"]
+    stopped: Bool[Array, "B"]
+
+    @property
+    def valid(self) -> Bool[Array, "B O"]:
+        """Marks the tokens before `length`."""
+        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None] < self.length[:, None]
+
+
+def rollout(
+    model_def: ModelDef,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    key: Key[Array, "..."] | Shaped[Array, "..."],
+    *,
+    max_new_tokens: int,
+    lengths: Int[Array, "B"] | None = None,
+    temperature: float | Float[Array, "..."] = 1.0,
+    processors: Sequence[LogitsProcessor] = (),
+    stop_tokens: Sequence[int] = (),
+) -> Rollout:
+    """Samples a continuation of each prompt.
+
+    A pure function of its arrays: it may be called under the caller's `jit` and mesh, and other weights, prompts, keys
+    or temperatures of the same shapes compile nothing. It runs until every row has ended, without the host. No gradient
+    flows through it.
+
+    A row's continuation depends on its prompt, its key and the weights, and on no other row. With a temperature of 1
+    and no processors, `log_probs` are those of the model itself.
+
+    Args:
+      model_def: the model, such as `load(name).definition` or `NnxModel(graphdef)`.
+      params: what `model_def.bind` takes, such as `load(name).params["target"]`.
+      tokens: prompts, padded on the right.
+      key: one for all rows, or one for each; made by `jax.random.key` or `jax.random.PRNGKey`.
+      max_new_tokens: O, at least 1.
+      lengths: tokens of each prompt, from 1 to T; None means T.
+      temperature: of all rows, or of each; 0 takes the likeliest token.
+      processors: change logits further, after the temperature, such as `TopK(k=…)` with a setting for each row.
+      stop_tokens: ids that end a row.
+
+    Raises:
+      TypeError: tokens, lengths or the key have another type than they must.
+      ValueError: shapes do not belong together, or `max_new_tokens` is less than 1.
+    """
+    check(tokens, lengths, max_new_tokens, key)
+    batch, width = tokens.shape
+    keys = _row_keys(key, batch)
+    lengths = jnp.full((batch,), width, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
+    warmth = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))
+    roles = {"target": jax.lax.stop_gradient(params)}
+    strategy = Autoregressive(target=model_def, sampled=True, log_probs=0, as_chosen=True)
+    shared = Shared(
+        processors=(Temperature(temperature=warmth), *processors),
+        stop_tokens=jnp.asarray(tuple(stop_tokens) or (-1,), jnp.int32),
+    )
+    chunk = min(width, PROMPT_CHUNK)
+    rows = init_rows(
+        strategy,
+        roles,
+        shared,
+        keys,
+        slots=round_up(width + max_new_tokens - 1, SLOT_MULTIPLE),
+        output=max_new_tokens,
+        block=chunk,
+        log_probs=0,
+    )
+    config = getattr(model_def.bind(roles["target"]), "config", None)
+    reach = None if config is None else reach_of_text(config, prompt=lengths, new=max_new_tokens - 1)
+    none = jnp.zeros_like(lengths)
+    state = DecodeState(rows=open_turn(rows, limit=none + max_new_tokens, stop=none, reach=reach), shared=shared)
+
+    def read(state: DecodeState, piece: tuple[Array, Array]) -> tuple[DecodeState, None]:
+        return prefill(strategy, roles, state, Chunk(tokens=piece[0], valid=piece[1]))[0], None
+
+    state, _ = jax.lax.scan(read, state, _pieces(tokens, lengths, chunk))
+    state = decode(strategy, roles, start(strategy, roles, state), jnp.int32(max_new_tokens))
+    rows = state.rows
+    made = Rollout(
+        tokens=rows.output,
+        log_probs=rows.log_probs.chosen,
+        length=rows.output_length,
+        stopped=rows.finish == STOP_TOKEN,
+    )
+    return Rollout(
+        tokens=jnp.where(made.valid, made.tokens, 0),
+        log_probs=jnp.where(made.valid, made.log_probs, 0.0),
+        length=made.length,
+        stopped=made.stopped,
+    )
+
+
+def _pieces(
+    tokens: Int[Array, "B T"], lengths: Int[Array, "B"], chunk: int
+) -> tuple[Int[Array, "pieces B chunk"], Bool[Array, "pieces B chunk"]]:
+    """Returns the prompts cut into pieces of equal width, and which of their entries are no padding."""
+    batch, width = tokens.shape
+    count = -(-width // chunk)
+    padded = jnp.pad(tokens.astype(jnp.int32), ((0, 0), (0, count * chunk - width)))
+    valid = jnp.arange(count * chunk, dtype=jnp.int32)[None] < lengths[:, None]
+    by_piece = (batch, count, chunk)
+    return padded.reshape(by_piece).swapaxes(0, 1), valid.reshape(by_piece).swapaxes(0, 1)
+
+
+def check(tokens: Array, lengths: Array | None, max_new_tokens: int, key: Array) -> None:
+    """Refuses arguments of `rollout` that do not belong together.
+
+    Raises:
+      TypeError: tokens, lengths or the key have another type than they must.
+      ValueError: shapes do not belong together, or `max_new_tokens` is less than 1.
+    """
+    for name, array, axes in (("tokens", tokens, 2), ("lengths", lengths, 1)):
+        if array is None:
+            continue
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise TypeError(f"{name} must be integers; got {array.dtype}")
+        if array.ndim != axes or not array.size:
+            raise ValueError(f"{name} must have {axes} axes and some rows; got shape {array.shape}")
+    batch = tokens.shape[0]
+    if lengths is not None and len(lengths) != batch:
+        raise ValueError(f"lengths must be one for each of {batch} prompts; got {len(lengths)}")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens}")
+    old = key.dtype == jnp.uint32
+    if not (old or jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        raise TypeError(f"key must be made by jax.random.key or jax.random.PRNGKey; got {key.dtype}")
+    if key.shape[: key.ndim - old] not in ((), (batch,)):
+        raise ValueError(f"key must be one key, or one for each of {batch} rows; got shape {key.shape}")
+
+
+def _row_keys(key: Array, batch: int) -> Key[Array, "B"]:
+    """Returns a key for each row."""
+    if key.dtype == jnp.uint32:
+        key = jax.random.wrap_key_data(key)
+    return jax.random.split(key, batch) if key.ndim == 0 else key

@@ -1,0 +1,194 @@
+"""Texts sampled inside other programs are those of `generate`, with the probabilities that they were drawn with."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_smash
+from jax_smash.cache import Block
+from jax_smash.decode.rollout import check
+from jax_smash.models.rope import reach_of_text, reach_of_turn
+from jax_smash.sampling import TopK
+from jax_smash.sharding import make_mesh, on_mesh, place
+from tests.tiny import tiny_config, tiny_model
+
+PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 1, 2, 3, 4], [9]]
+LENGTHS = jnp.asarray([len(p) for p in PROMPTS])
+NEW = 10
+
+
+def padded(prompts=PROMPTS):
+    width = max(map(len, prompts))
+    return jnp.asarray([p + [7] * (width - len(p)) for p in prompts])
+
+
+def rolled(model, tokens, key, **options):
+    run = jax.jit(
+        functools.partial(jax_smash.rollout, model.definition, max_new_tokens=NEW),
+        static_argnames=("stop_tokens",),
+    )
+    return run(model.params["target"], tokens, key, **options)
+
+
+def texts(rollout):
+    return [row[:n].tolist() for row, n in zip(np.asarray(rollout.tokens), np.asarray(rollout.length), strict=True)]
+
+
+def read_again(model, prompts, rollout):
+    """Returns the model's own log-probabilities of what was sampled, each text read alone and at once."""
+    target = model.definition.bind(model.params["target"])
+    rows = []
+    for prompt, text in zip(prompts, texts(rollout), strict=True):
+        tokens = jnp.asarray([prompt + text])
+        position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        out = target.forward(target.embed(tokens), position, None, Block.causal(jnp.ones_like(tokens, bool)))
+        logits = target.unembed(out.hidden)[0, len(prompt) - 1 : -1]
+        rows.append(logits)
+    return rows
+
+
+def test_greedy_rollouts_are_what_generate_says_of_ragged_prompts():
+    model = tiny_model()
+    plain = [c.token_ids for c in jax_smash.generate(model, PROMPTS, max_new_tokens=NEW)]
+    stop = plain[0][4]
+    made = rolled(model, padded(), jax.random.key(0), lengths=LENGTHS, temperature=0.0)
+    assert texts(made) == plain
+    assert not made.stopped.any()
+    stopped = rolled(model, padded(), jax.random.key(0), lengths=LENGTHS, temperature=0.0, stop_tokens=(stop,))
+    ends = [text.index(stop) + 1 if stop in text else NEW for text in plain]
+    assert texts(stopped) == [text[:end] for text, end in zip(plain, ends, strict=True)]
+    np.testing.assert_array_equal(stopped.stopped, [stop in text for text in plain])
+    assert not stopped.tokens[~stopped.valid].any()
+    assert not stopped.log_probs[~stopped.valid].any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(temperature):
+    model = tiny_model(spread=6.0)
+    made = rolled(model, padded(), jax.random.key(3), lengths=LENGTHS, temperature=temperature)
+    for logits, text, told in zip(read_again(model, PROMPTS, made), texts(made), made.log_probs, strict=True):
+        expected = jax.nn.log_softmax(logits / temperature)[jnp.arange(NEW), jnp.asarray(text)]
+        np.testing.assert_allclose(told, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_processors_count_in_the_log_probabilities():
+    model, k = tiny_model(spread=6.0), 3
+    made = rolled(model, padded(), jax.random.key(3), lengths=LENGTHS, processors=(TopK(k=jnp.full((3,), k)),))
+    for logits, text, told in zip(read_again(model, PROMPTS, made), texts(made), made.log_probs, strict=True):
+        values, tokens = jax.lax.top_k(logits, k)
+        among = tokens == jnp.asarray(text)[:, None]
+        assert among.any(1).all()
+        expected = jnp.where(among, jax.nn.log_softmax(values), 0.0).sum(1)
+        np.testing.assert_allclose(told, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_row_is_the_same_alone_and_beside_others_and_keys_tell_rows_apart():
+    model, keys = tiny_model(), jax.random.split(jax.random.key(5), 3)
+    together = texts(rolled(model, padded(), keys, lengths=LENGTHS))
+    for row, prompt in enumerate(PROMPTS):
+        assert texts(rolled(model, jnp.asarray([prompt]), keys[row : row + 1])) == [together[row]]
+    same_prompts = texts(rolled(model, padded([PROMPTS[0]] * 3), jax.random.key(5)))
+    assert len(set(map(tuple, same_prompts))) == 3
+    assert texts(rolled(model, padded([PROMPTS[0]] * 3), jax.random.PRNGKey(5))) == same_prompts
+
+
+def test_first_tokens_are_drawn_as_often_as_their_probabilities_say():
+    model, rows = tiny_model(), 4000
+    run = jax.jit(functools.partial(jax_smash.rollout, model.definition, max_new_tokens=1))
+    made = run(model.params["target"], jnp.tile(jnp.asarray([PROMPTS[0]]), (rows, 1)), jax.random.key(1))
+    first = made.tokens[:, 0]
+    once = read_again(model, PROMPTS[:1], jax.tree.map(lambda x: x[:1], made))[0][0]
+
+    def distance(logits):
+        expected = np.asarray(jax.nn.softmax(logits)) * rows
+        often = expected > 5
+        found = np.bincount(np.asarray(first), minlength=len(expected))
+        return ((found - expected)[often] ** 2 / expected[often]).sum() / often.sum()
+
+    assert distance(once) < 2  # Of chi-squared a degree of freedom, of which there are about a hundred.
+    assert distance(0.5 * once) > 4  # The control: another temperature is told apart.
+
+
+def test_other_weights_prompts_keys_and_temperatures_compile_nothing():
+    model, calls = tiny_model(), []
+
+    @jax.jit
+    def run(params, tokens, lengths, key, temperature):
+        calls.append(1)
+        return jax_smash.rollout(
+            model.definition, params, tokens, key, lengths=lengths, max_new_tokens=NEW, temperature=temperature
+        )
+
+    params = model.params["target"]
+    first = run(params, padded(), LENGTHS, jax.random.key(0), 1.0)
+    others = jax.tree.map(lambda w: -w, params)
+    second = run(others, padded() + 1, LENGTHS - jnp.asarray([1, 1, 0]), jax.random.key(1), 0.5)
+    assert len(calls) == 1
+    assert run._cache_size() == 1
+    assert texts(first) != texts(second)
+
+
+def test_a_prompt_is_read_in_pieces(monkeypatch):
+    model = tiny_model()
+    whole = rolled(model, padded(), jax.random.key(2), lengths=LENGTHS)
+    monkeypatch.setattr("jax_smash.decode.rollout.PROMPT_CHUNK", 3)
+    assert texts(rolled(model, padded(), jax.random.key(2), lengths=LENGTHS)) == texts(whole)
+
+
+@pytest.mark.parametrize("shape", ["data=3", "fsdp=2,tp=2"])
+def test_a_mesh_changes_no_text(shape):
+    model, mesh = tiny_model(), make_mesh(shape, devices=jax.devices()[: 3 if shape == "data=3" else 4])
+    expected = rolled(model, padded(), jax.random.key(4), lengths=LENGTHS)
+    with on_mesh(mesh):
+        params = place(model.params["target"], mesh)
+        run = jax.jit(functools.partial(jax_smash.rollout, model.definition, max_new_tokens=NEW))
+        made = run(params, padded(), jax.random.key(4), lengths=LENGTHS)
+    assert texts(made) == texts(expected)
+    np.testing.assert_allclose(made.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+
+
+def test_no_gradient_flows_through_a_rollout():
+    model = tiny_model()
+
+    def total(params):
+        return jax_smash.rollout(
+            model.definition, params, padded(), jax.random.key(0), lengths=LENGTHS, max_new_tokens=4
+        ).log_probs.sum()
+
+    gradients = jax.jit(jax.grad(total))(model.params["target"])
+    assert not any(jnp.any(g) for g in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"tokens": jnp.zeros((2, 3))}, TypeError, "tokens must be integers; got float32"),
+        ({"tokens": jnp.zeros((3,), int)}, ValueError, r"tokens must have 2 axes and some rows; got shape \(3,\)"),
+        ({"lengths": jnp.ones(3, int)}, ValueError, "lengths must be one for each of 2 prompts; got 3"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1; got 0"),
+        ({"key": jnp.zeros((2,))}, TypeError, "key must be made by jax.random.key or .*; got float32"),
+        ({"key": jax.random.split(jax.random.key(0), 3)}, ValueError, "one for each of 2 rows; got shape"),
+    ],
+)
+def test_what_does_not_belong_together_is_named(changes, error, message):
+    given = {"tokens": jnp.ones((2, 3), int), "lengths": None, "max_new_tokens": 4, "key": jax.random.key(0)} | changes
+    with pytest.raises(error, match=message):
+        check(given["tokens"], given["lengths"], given["max_new_tokens"], given["key"])
+
+
+def test_the_reach_of_a_rope_that_follows_the_length_is_that_of_generate():
+    from jax_smash.config import RopeConfig
+
+    lengths = [1, 20, 24, 30]
+    for rope in (
+        RopeConfig(scaling="longrope", original_positions=24, short_factors=(1.0,) * 4, long_factors=(9.0,) * 4),
+        RopeConfig(scaling="dynamic", original_positions=24, factor=4.0),
+    ):
+        config = tiny_config(rope=rope, rope_sliding=rope)
+        assert config.follows_length
+        made = reach_of_text(config, prompt=jnp.asarray(lengths, jnp.int32), new=4)
+        assert made.tolist() == [reach_of_turn(config, held=0, before=0, prompt=n, new=4) for n in lengths]
+    assert reach_of_text(tiny_config(), prompt=jnp.asarray(lengths, jnp.int32), new=4) is None
