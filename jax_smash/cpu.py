@@ -15,7 +15,10 @@ from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 from jax_smash.sharding import is_divided
 
 FEW_ROWS = 4
-"""Rows up to which each is multiplied with a weight alone."""
+"""Rows up to which each is multiplied with a small weight alone."""
+
+SMALL = 1 << 20
+"""Bytes of such a weight at most; with a larger one several rows are faster together."""
 
 LARGE = 2 << 20
 """Bytes of a weight from which it is read in four parts, not two."""
@@ -38,7 +41,7 @@ SHORT_PATH = 16
 
 def has_few_rows(x: Float[Array, "B T I"], matrix: Float[Array, "I O"]) -> bool:
     """Whether `product_of_few` is faster than one product."""
-    return x.shape[0] * x.shape[1] <= FEW_ROWS and x.shape[2] % _parts(matrix) == 0 and x.dtype == jnp.float32
+    return _are_few(x, matrix.nbytes) and x.shape[2] % _parts(matrix) == 0
 
 
 def product_of_few(x: Float[Array, "B T I"], matrix: Float[Array, "I O"]) -> Float[Array, "B T O"]:
@@ -49,12 +52,18 @@ def product_of_few(x: Float[Array, "B T I"], matrix: Float[Array, "I O"]) -> Flo
 def products_of_pair(x: Float[Array, "B T I"], matrices: Float[Array, "2 I O"]) -> Float[Array, "2 B T O"]:
     """Returns the products with both matrices."""
     parts, shape = _parts(matrices) // 2, (2, *x.shape[:2], matrices.shape[2])
-    if x.shape[0] * x.shape[1] <= FEW_ROWS and x.shape[2] % parts == 0 and x.dtype == jnp.float32:
+    if _are_few(x, matrices.nbytes // 2) and x.shape[2] % parts == 0:
         both = _one_by_one(x, matrices, parts=parts).reshape(*x.shape[:2], 2, -1)
         return jnp.moveaxis(both, 2, 0)
     # One product a matrix, side by side: of a single one XLA would turn the matrices, of two apart copy them.
     rows = jnp.broadcast_to(x.reshape(1, -1, x.shape[2]), (2, x.shape[0] * x.shape[1], x.shape[2]))
     return jnp.einsum("PRI,PIO->PRO", rows, matrices).reshape(shape)
+
+
+def _are_few(x: Float[Array, "B T I"], nbytes: int) -> bool:
+    """Whether each row is multiplied alone with a matrix of so many bytes."""
+    rows = x.shape[0] * x.shape[1]
+    return x.dtype == jnp.float32 and (rows == 1 or (rows <= FEW_ROWS and nbytes <= SMALL))
 
 
 def _parts(weight: Shaped[Array, "..."]) -> int:
@@ -65,7 +74,7 @@ def _one_by_one(x: Float[Array, "B T I"], matrices: Float[Array, "P I O"], *, pa
     """Multiplies a few rows with P matrices: each row alone, in equal parts of I that run side by side.
 
     XLA gives the product of one row and a matrix of up to 2 MiB to one core, and a larger one to as many as it has such
-    pieces; two rows at once take three times as long as one.
+    pieces. Of a small matrix, two rows at once may take three times as long as one.
     """
     count, inner, out = matrices.shape
     pieces = matrices.reshape(count * parts, inner // parts, out)
