@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.cpu import FEW_ROWS, HEAD_PARTS, LARGE
+from jax_smash.cpu import FEW_ROWS, HEAD_PARTS, LARGE, SMALL
 from jax_smash.models.projection import project, row_products
 
 
@@ -40,6 +40,16 @@ def test_several_rows_have_the_product_that_each_has_alone(rows):
     x, w = normal(0, (*rows, 64)), normal(1, (64, 4, 8))
     expected = np.tensordot(np.asarray(x, np.float64), np.asarray(w, np.float64), axes=1)
     np.testing.assert_allclose(jax.jit(project)(x, w), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_several_rows_meet_a_large_weight_together():
+    def by_row(rows, width):
+        lowered = jax.jit(project).lower(jnp.zeros((1, rows, 1024)), jnp.zeros((1024, width)))
+        return "x1x512xf32" in lowered.as_text() or "x1x256xf32" in lowered.as_text()
+
+    assert by_row(2, SMALL // 4096)
+    assert not by_row(2, SMALL // 4096 + 64)
+    assert by_row(1, SMALL // 4096 + 64)
 
 
 def test_half_precision_and_many_rows_make_one_product():
