@@ -202,11 +202,27 @@ def _of_arithmetic(name: str, write: Callable[[Row], str], method: str = "hambur
     return Figure(f"hamburger-{name}", "hamburger-defaults", written)
 
 
+def _of_int8(name: str, task: str, metric: str) -> Figure:
+    """Returns what int8 weights change in a score of SmolLM2."""
+
+    def written(report: Report) -> str:
+        (row,) = (
+            row
+            for row in report.rows
+            if (row["task"], row["metric"], row["settings"]["weights"]) == (task, metric, "int8")
+        )
+        return cells.difference(row)
+
+    return Figure(f"int8-{name}", "smollm2-quality", written)
+
+
 FIGURES: tuple[Figure, ...] = (
     _of_arithmetic("plain", lambda row: f"{100 * row['score']:.1f}%", "ar"),
     _of_arithmetic("right", lambda row: f"{100 * row['score']:.1f}%"),
     _of_arithmetic("count", lambda row: f"{row['n']:,}"),
     _of_arithmetic("lost", cells.difference),
     _of_arithmetic("slot", table.number("output_compression")),
+    _of_int8("questions", "all tasks", "accuracy"),
+    _of_int8("text", "wikitext", "perplexity"),
 )
 """Numbers that stand in sentences."""
