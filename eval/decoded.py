@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jax_smash.decode.state import FINISH_REASONS
+from jax_smash.finish import REASONS
 from jax_smash.generation import QUIET_STEPS
 from jax_smash.loading import Model
 from jax_smash.methods import Method
@@ -96,7 +96,7 @@ def _outcomes(session: Session, count: int) -> list[Decoded]:
     return [
         Decoded(
             tokens=outputs[row],
-            finish=FINISH_REASONS[finish[row]],
+            finish=REASONS[finish[row]],
             forwards=int(forwards[row]),
             log_probs=None if records is None else records[row],
         )

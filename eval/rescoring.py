@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_smash.cache import Block
 from jax_smash.protocols import LogitsProcessor, ModelDef, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import MinP, TopK, TopP, gumbel_noise, log_probabilities
+from jax_smash.sampling import MinP, TopK, TopP, gumbel_noise, log_probabilities, process
 
 LEAST_LOGIT = -1e29
 """Below it a logit is a ban, not a magnitude."""
@@ -116,9 +116,8 @@ def _judge(
     path = jnp.zeros((*logits.shape[:2], 0), jnp.int32)
     shaped = logits.astype(jnp.float32)
     cuts = tuple(p for p in processors if isinstance(p, TopK | TopP | MinP))
-    for processor, memory in zip(processors, memories, strict=True):
-        if not any(processor is cut for cut in cuts):
-            shaped = processor.apply(memory, shaped, path)
+    shaping = [(p, memory) for p, memory in zip(processors, memories, strict=True) if not any(p is cut for cut in cuts)]
+    shaped = process([p for p, _ in shaping], [memory for _, memory in shaping], shaped, path)
     scale = jnp.where(shaped > LEAST_LOGIT, jnp.abs(shaped), 0).max(-1)[:, 0]
     room = tolerance * scale
     score = (shaped if noise is None else shaped + noise)[:, 0]

@@ -11,7 +11,7 @@ from jax_smash.automaton import StreamDecoder
 from jax_smash.decode.drafted import Drafted, drafted_rows
 from jax_smash.decode.groups import Smashed, smashed_rows
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.decode.state import FINISH_REASONS
+from jax_smash.finish import REASONS
 from jax_smash.loading import Model
 from jax_smash.methods import (
     DraftOptions,
@@ -277,7 +277,7 @@ class _Turn:
                 token_ids=outputs[row],
                 prompt_tokens=len(self.request.tokens[self.batch[prompt]]),
                 new_tokens=len(outputs[row]),
-                finish_reason=FINISH_REASONS[finish[row]],
+                finish_reason=REASONS[finish[row]],
                 target_forwards=int(forwards[row]),
                 mean_accepted_tokens=decoded / int(forwards[row]) if forwards[row] else None,
                 tokens_per_second=decoded / self.decode_s if decoded else None,

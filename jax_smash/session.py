@@ -15,7 +15,8 @@ from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, 
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.score import score
 from jax_smash.decode.sized import SizedCalls, is_sized
-from jax_smash.decode.state import NOT_A_NUMBER, RUNNING, DecodeState, Shared, lay_out, take_rows
+from jax_smash.decode.state import DecodeState, Shared, lay_out, take_rows
+from jax_smash.finish import NOT_A_NUMBER, RUNNING
 from jax_smash.loading import Model
 from jax_smash.methods import Method
 from jax_smash.models.rope import reach_of_turn

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LAYERS = [
-    {"pytree", "shapes", "config", "sharding", "tasks", "platform", "tracing"},
+    {"pytree", "shapes", "config", "finish", "sharding", "tasks", "platform", "tracing"},
     {"cpu"},
     {"cache"},
     {"protocols"},

@@ -76,11 +76,11 @@ def resized(
         expected = jnp.stack([expected_tokens(rates, tree) for tree in trees])
         return trees, jnp.argmax(expected / sizing.seconds).astype(jnp.int32), expected
 
-    ladder, choice, expected = once(sizing.steps % ROUND_STEPS == 0, anew, (ladder, choice, sizing.expected))
+    ladder, choice, expected = changed_if(sizing.steps % ROUND_STEPS == 0, anew, (ladder, choice, sizing.expected))
     return ladder, choice, replace(sizing, expected=expected)
 
 
-def once(due: Bool[Array, ""], change: Callable[[Carried], Carried], carried: Carried) -> Carried:
+def changed_if(due: Bool[Array, ""], change: Callable[[Carried], Carried], carried: Carried) -> Carried:
     """Applies a change if it is due, in place. A conditional would copy the arrays that it may leave unchanged."""
 
     def changed(turn: tuple[Carried, Array]) -> tuple[Carried, Array]:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.cache import Block, KVCache, after
-from jax_smash.decode.state import LENGTH, RUNNING, DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
+from jax_smash.decode.state import DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
+from jax_smash.finish import LENGTH, RUNNING
 from jax_smash.protocols import InRounds, Params, Strategy
 from jax_smash.pytree import pytree, replace
 from jax_smash.sharding import constrain

@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
-from jax_smash.decode.state import STOP_TOKEN, DecodeState, Shared
+from jax_smash.decode.state import DecodeState, Shared
+from jax_smash.finish import STOP_TOKEN
 from jax_smash.models.rope import reach_of_text
 from jax_smash.protocols import LogitsProcessor, ModelDef
 from jax_smash.pytree import pytree

@@ -61,9 +61,9 @@ class SmashedDecoding(FusedDecoding):
             smasher,
             entry.prefix,
             entry.hidden,
-            speak=functools.partial(self._speak, state, base.unembed, None),
-            further=functools.partial(
-                self._speak, state, functools.partial(micro_logits, base, params), limits.token_confidence
+            choose_first=functools.partial(self._choose, state, base.unembed, None),
+            choose_next=functools.partial(
+                self._choose, state, functools.partial(micro_logits, base, params), limits.token_confidence
             ),
             # The cache stays outside the loop of micro-steps: none of them reads it.
             carry=replace(rows, cache=None, draft=None),
@@ -76,7 +76,7 @@ class SmashedDecoding(FusedDecoding):
         unread = jnp.where(running, group.count, rows.unread)
         return replace(state, rows=replace(said, cache=rows.cache, draft=kept, unread=unread))
 
-    def _speak(
+    def _choose(
         self,
         state: DecodeState,
         head: Any,
@@ -84,9 +84,9 @@ class SmashedDecoding(FusedDecoding):
         rows: Rows,
         hidden: Float[Array, "B D"],
         index: Int[Array, ""],
-        going: Bool[Array, "B"],
+        active: Bool[Array, "B"],
     ) -> tuple[Rows, Int[Array, "B"], Bool[Array, "B"]]:
-        """Chooses a token of a group and emits it if the head is sure enough of it; see `Speak`."""
+        """Chooses a token of a group and emits it if the head is sure enough of it; see `ChooseToken`."""
         state = replace(state, rows=rows)
         logits = constrain(head(hidden), "batch")  # Gather the vocabulary, as in plain decoding.
         path = jnp.zeros((logits.shape[0], 1, 0), jnp.int32)
@@ -94,9 +94,9 @@ class SmashedDecoding(FusedDecoding):
         token = choose(processed, rows.key, rows.token_length[:, None], sampled=self.sampled)
         chosen = jnp.take_along_axis(logits, token, axis=1)
         log_probs = None if self.log_probs is None else log_probabilities(logits[:, None], token, self.log_probs)
-        said = going
+        said = active
         if least is not None:
             # A reduced head may have no token that the processors permit; the base has one.
-            said = going & (processed.max(-1)[:, 0] != -jnp.inf) & sure(logits, least)
+            said = active & (processed.max(-1)[:, 0] != -jnp.inf) & sure(logits, least)
         emitted = emit(state, token, chosen, said.astype(jnp.int32), log_probs=log_probs)
         return emitted.rows, jnp.where(said, token[:, 0], -1), running_rows(emitted)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import after
-from jax_smash.decode.budget import ROUND_STEPS, Sizing, once, resized, seen_in_shadow
+from jax_smash.decode.budget import ROUND_STEPS, Sizing, changed_if, resized, seen_in_shadow
 from jax_smash.decode.state import DecodeState, Shared, emit, lay_out, processed_logits, running_rows
 from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
@@ -173,7 +173,7 @@ class Speculative:
         """Lets the drafter learn from a chunk of the prompt, after what it missed in the turn before."""
         if state.shared.memory.sizing is not None:
             missed = (state.rows.draft.missed != NOTHING).any()
-            state = once(missed, functools.partial(self._caught_up, params), state)
+            state = changed_if(missed, functools.partial(self._caught_up, params), state)
         return self.drafter.prefill(params, state, chunk, hidden, taps)
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
@@ -226,8 +226,8 @@ class Speculative:
         rows, memory, running = state.rows, state.shared.memory, running_rows(state)
         topology = memory.ladder[rung]
         # While nothing is drafted, the drafter need not learn at once; it catches up before the next draft.
-        quiet = memory.sizing is not None and not topology.levels
-        if quiet:
+        undrafted = memory.sizing is not None and not topology.levels
+        if undrafted:
             tree, made = grow(topology, rows.pending[:, None]), None
         else:
             with jax.named_scope("draft"):
@@ -249,7 +249,7 @@ class Speculative:
             forwards=rows.forwards + running.astype(jnp.int32),
         )
         emitted = replace(emitted, rows=kept)
-        if quiet:
+        if undrafted:
             return emitted
         # The drafter knows nothing of padding.
         target, likeliest, hidden, taps = jax.tree.map(
@@ -306,7 +306,7 @@ class Speculative:
         behind = (missed != NOTHING).any()
         due = (memory.sizing.steps % ROUND_STEPS == 0) & behind
         if len(memory.ladder) > 1:
-            known = once(due, functools.partial(self._in_shadow, params, state), memory.sizing.known)
+            known = changed_if(due, functools.partial(self._in_shadow, params, state), memory.sizing.known)
             memory = replace(memory, sizing=replace(memory.sizing, known=known))
             # Always true, but known only once the drafter's arrays were read; else XLA would copy them to write them.
             due &= (known.trials >= 0).all()
@@ -316,7 +316,7 @@ class Speculative:
         if self.exact:
             # The host may have the next call draft. Where trees bear on the text, it must not matter where calls end.
             due |= over & behind
-        return once(due, functools.partial(self._caught_up, params), state)
+        return changed_if(due, functools.partial(self._caught_up, params), state)
 
     def _in_shadow(self, params: Params, state: DecodeState, known: Acceptance) -> Acceptance:
         """Returns what is known after an unchecked draft that follows the first token that the drafter missed."""

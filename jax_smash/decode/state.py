@@ -9,19 +9,13 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.automaton import TokenAutomaton
 from jax_smash.cache import KVCache
+from jax_smash.finish import LENGTH, NOT_A_NUMBER, RUNNING, STOP_STRING, STOP_TOKEN
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.pytree import pytree, replace
+from jax_smash.sampling import process
 from jax_smash.sharding import constrain
 
 State = TypeVar("State", "Rows", "DecodeState")
-
-RUNNING = 0
-LENGTH = 1
-STOP_TOKEN = 2
-STOP_STRING = 3
-NOT_A_NUMBER = 4
-FINISH_REASONS = ("running", "length", "stop_token", "stop_string", "not_a_number")
-"""Why a row ended, by its `finish` code."""
 
 
 @pytree
@@ -177,9 +171,7 @@ def processed_logits(
       logits: the target's, for each row and node.
       path: tokens from the committed sequence to each node, padded with −1; P is 0 in plain decoding.
     """
-    for processor, memory in zip(state.shared.processors, state.rows.processors, strict=True):
-        logits = processor.apply(memory, logits, path)
-    return logits
+    return process(state.shared.processors, state.rows.processors, logits, path)
 
 
 def lay_out(state: State, put: Callable[..., Any]) -> State:

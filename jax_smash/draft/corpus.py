@@ -86,12 +86,12 @@ class Corpus:
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Keeps the prompt's tokens."""
         count = chunk.valid.sum(1, dtype=jnp.int32)
-        return with_rows(state, state.rows.draft.drafter.then(chunk.tokens, count))
+        return with_rows(state, state.rows.draft.drafter.extended(chunk.tokens, count))
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree of what follows in the corpus."""
         pending = state.rows.pending
-        ending = state.rows.draft.drafter.then(pending[:, None], jnp.ones_like(pending)).ending(LENGTH)
+        ending = state.rows.draft.drafter.extended(pending[:, None], jnp.ones_like(pending)).ending(LENGTH)
         index: CorpusIndex = state.shared.memory.drafter
         size = index.order.shape[0]
         side = jnp.arange(-self.places // 2, self.places // 2, dtype=jnp.int32)[None]
@@ -109,11 +109,11 @@ class Corpus:
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Keeps what was committed."""
-        return with_rows(state, state.rows.draft.drafter.then(kept_tokens(verified), verified.count))
+        return with_rows(state, state.rows.draft.drafter.extended(kept_tokens(verified), verified.count))
 
     def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
         """Keeps what was read."""
-        return with_rows(state, state.rows.draft.drafter.then(token, count))
+        return with_rows(state, state.rows.draft.drafter.extended(token, count))
 
 
 def index_corpus(texts: Sequence[str], tokenizer: Any) -> CorpusIndex:

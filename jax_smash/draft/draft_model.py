@@ -13,7 +13,7 @@ from jax_smash.draft.children import Children, draw_independent, draw_without_re
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow, pack, unpack
 from jax_smash.protocols import CausalLM, ModelDef, Params, continues_blocks
 from jax_smash.pytree import pytree, replace, static
-from jax_smash.sampling import gumbel_noise, likeliest
+from jax_smash.sampling import gumbel_noise, likeliest, process
 
 
 class Draws(enum.Enum):
@@ -253,9 +253,7 @@ class DraftModel:
         return replace(rows, cache=rows.cache.commit(block_kv, position, written, path))
 
     def _processed(self, state: Any, logits: Float[Array, "B A V"], path: Int[Array, "B A P"]) -> Float[Array, "B A V"]:
-        for processor, memory in zip(state.shared.processors, state.rows.processors, strict=True):
-            logits = processor.apply(memory, logits, path)
-        return logits
+        return process(state.shared.processors, state.rows.processors, logits, path)
 
 
 def _forwards(levels: int, nodes: int) -> int:

@@ -50,12 +50,12 @@ class Lookup:
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Keeps the prompt's tokens."""
         count = chunk.valid.sum(1, dtype=jnp.int32)
-        return with_rows(state, state.rows.draft.drafter.then(chunk.tokens, count))
+        return with_rows(state, state.rows.draft.drafter.extended(chunk.tokens, count))
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree of what followed the last tokens before."""
         pending = state.rows.pending
-        text = state.rows.draft.drafter.then(pending[:, None], jnp.ones_like(pending))
+        text = state.rows.draft.drafter.extended(pending[:, None], jnp.ones_like(pending))
         place, agreeing = text.latest(text.matches(self.max_ngram), self.places)
         # A place outweighs all that come after it together.
         weight = jnp.left_shift(1, jnp.arange(place.shape[1] - 1, -1, -1, dtype=jnp.int32))[None]
@@ -67,8 +67,8 @@ class Lookup:
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Keeps what was committed."""
-        return with_rows(state, state.rows.draft.drafter.then(kept_tokens(verified), verified.count))
+        return with_rows(state, state.rows.draft.drafter.extended(kept_tokens(verified), verified.count))
 
     def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
         """Keeps what was read."""
-        return with_rows(state, state.rows.draft.drafter.then(token, count))
+        return with_rows(state, state.rows.draft.drafter.extended(token, count))

@@ -7,18 +7,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.finish import RUNNING
 from jax_smash.protocols import CausalLM, ModelDef, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import choose
+from jax_smash.sampling import choose, process
 from jax_smash.sharding import constrain
 from jax_smash.smash.entry import Entry, chosen_entry, empty_entry, last_entry
 from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.macro_step import Group, macro_step
 from jax_smash.smash.micro_head import micro_logits, sure
 from jax_smash.smash.smasher import Smasher, SmasherDef
-
-RUNNING = 0
-"""What `rows.finish` is, by `decode.state`, in a row that has not ended."""
 
 
 @pytree
@@ -118,18 +116,17 @@ def drafted_group(
     running = rows.finish == RUNNING
     Path = Int[Array, "B P"]  # The tokens behind the pending one, padded with −1.
 
-    def given(path: Path, hidden: Array, index: Array, going: Bool[Array, "B"]) -> tuple[Path, Array, Array]:
-        return path, rows.pending, going
+    def pending(path: Path, hidden: Array, index: Array, active: Bool[Array, "B"]) -> tuple[Path, Array, Array]:
+        return path, rows.pending, active
 
-    def further(path: Path, hidden: Array, index: Array, going: Bool[Array, "B"]) -> tuple[Path, Array, Array]:
+    def drafted(path: Path, hidden: Array, index: Array, active: Bool[Array, "B"]) -> tuple[Path, Array, Array]:
         logits = constrain(micro_logits(base, params, hidden), "batch")[:, None]
         surely = sure(logits[:, 0], limits.token_confidence)
-        for processor, memory in zip(state.shared.processors, rows.processors, strict=True):
-            logits = processor.apply(memory, logits, path[:, None])
+        logits = process(state.shared.processors, rows.processors, logits, path[:, None])
         place = rows.token_length[:, None] - 1 + index
         token = choose(logits, rows.key, place, sampled=sampled)[:, 0]
-        token = jnp.where(going & surely & (logits.max(-1)[:, 0] > -jnp.inf), token, -1)
-        return path.at[:, index - 1].set(token), token, going
+        token = jnp.where(active & surely & (logits.max(-1)[:, 0] > -jnp.inf), token, -1)
+        return path.at[:, index - 1].set(token), token, active
 
     steps = smasher.config.micro_steps
     _, group, micro_steps = macro_step(
@@ -137,8 +134,8 @@ def drafted_group(
         smasher,
         entry.prefix,
         entry.hidden,
-        speak=given,
-        further=further,
+        choose_first=pending,
+        choose_next=drafted,
         carry=jnp.full((running.shape[0], max(steps - 1, 1)), -1, jnp.int32),
         running=running,
         confidence=jnp.broadcast_to(limits.confidence, running.shape),

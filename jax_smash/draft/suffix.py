@@ -33,7 +33,7 @@ class SuffixIndex:
     text: Text
     agreeing: Int[Array, "B S"]
 
-    def then(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "SuffixIndex":
+    def extended(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "SuffixIndex":
         """Returns the index of the text with the first `count` tokens behind it, read `PIECE` at a time."""
         if token.shape[1] <= PIECE:
             return self._with_piece(token, count)
@@ -46,7 +46,7 @@ class SuffixIndex:
         return jax.lax.fori_loop(jnp.int32(0), (count.max() + PIECE - 1) // PIECE, read, self)
 
     def _with_piece(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "SuffixIndex":
-        text = self.text.then(token, count)
+        text = self.text.extended(token, count)
         # Where all the new tokens agree, the tokens before them agree as far as they did.
         new = jnp.minimum(text.matches(token.shape[1]), count[:, None])
         place = jnp.arange(self.agreeing.shape[1], dtype=jnp.int32)[None] - count[:, None]
@@ -85,12 +85,12 @@ class Suffix:
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
         """Reads the prompt's tokens."""
         count = chunk.valid.sum(1, dtype=jnp.int32)
-        return with_rows(state, state.rows.draft.drafter.then(chunk.tokens, count))
+        return with_rows(state, state.rows.draft.drafter.extended(chunk.tokens, count))
 
     def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
         """Returns the tree of what followed the longest endings."""
         pending = state.rows.pending
-        index = state.rows.draft.drafter.then(pending[:, None], jnp.ones_like(pending))
+        index = state.rows.draft.drafter.extended(pending[:, None], jnp.ones_like(pending))
         place, agreeing = index.text.latest(index.agreeing, self.places)
         token = index.text.following(place, topology.levels)
         return tree_of_continuations(topology, pending, token, weights(agreeing)), None
@@ -100,12 +100,12 @@ class Suffix:
 
     def observe(self, params: Params, state: Any, verified: Any) -> Any:
         """Reads what was committed."""
-        index = state.rows.draft.drafter.then(kept_tokens(verified), verified.count)
+        index = state.rows.draft.drafter.extended(kept_tokens(verified), verified.count)
         return with_rows(state, index)
 
     def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
         """Reads what was read meanwhile."""
-        return with_rows(state, state.rows.draft.drafter.then(token, count))
+        return with_rows(state, state.rows.draft.drafter.extended(token, count))
 
 
 def weights(agreeing: Int[Array, "B R"]) -> Int[Array, "B R"]:

@@ -32,7 +32,7 @@ class Text:
         """Makes rows that have read nothing and can hold as many tokens as the cache has slots."""
         return cls(token=jnp.zeros((batch, slots), jnp.int32), length=jnp.zeros((batch,), jnp.int32))
 
-    def then(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "Text":
+    def extended(self, token: Int[Array, "B P"], count: Int[Array, "B"]) -> "Text":
         """Returns the text with the first `count` tokens behind it."""
         place = jnp.arange(token.shape[1], dtype=jnp.int32)[None]
         # Past the end is dropped.

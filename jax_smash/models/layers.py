@@ -130,9 +130,9 @@ class Attention(nnx.Module):
         angles: Angles | None,
         cache: LayerCache | None,
         block: Block,
-        asked: int | None = None,
+        num_queries: int | None = None,
     ) -> tuple[Float[Array, "B Q D"], KeyValue]:
-        """Returns the output of the last `asked` entries, and the new entries' keys (rotated) and values."""
+        """Returns the output of the last `num_queries` entries, and the new entries' keys (rotated) and values."""
         config = self.config
         k, h = config.held_kv_heads, config.head_width
         # The barrier keeps a TPU from laying the weight out for what follows, at every call.
@@ -147,7 +147,7 @@ class Attention(nnx.Module):
         if angles is not None:
             rotated, value = rotate_beside(rotated, value, angles, late_rounding=config.late_rounding)
         query, key = rotated[..., :-1, :], rotated[..., -1, :]
-        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(asked or x.shape[1]) :]
+        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(num_queries or x.shape[1]) :]
         out = attend(
             query,
             *block.behind_earlier(key, value, position),
@@ -234,7 +234,7 @@ class Layer(nnx.Module):
         angles: Angles | None,
         cache: LayerCache | None,
         block: Block,
-        asked: int | None = None,
+        num_queries: int | None = None,
     ) -> tuple[Float[Array, "B Q D"], KeyValue]:
         """Returns the residual after the layer and the new entries' keys and values.
 
@@ -244,14 +244,14 @@ class Layer(nnx.Module):
           angles: of the rotary embedding there; None where the layer has none.
           cache: what the layer has committed; None where there is nothing.
           block: which new entries see which.
-          asked: returns the residual of the last so many entries alone, as is enough behind a last layer; by default of
-            all.
+          num_queries: returns the residual of the last so many entries alone, as is enough behind a last layer; by
+            default of all.
         """
         rows = rows_axis(cache)
         read = x if self.attention_norm is None else self.attention_norm(x)
-        out, key_value = self.attention(read, position, angles, cache, block, asked)
+        out, key_value = self.attention(read, position, angles, cache, block, num_queries)
         out = constrain(out, rows, None, "embed")
-        x = x[:, -(asked or x.shape[1]) :] + self._scaled(
+        x = x[:, -(num_queries or x.shape[1]) :] + self._scaled(
             out if self.attention_post_norm is None else self.attention_post_norm(out)
         )
         out = constrain(self.mlp(x if self.mlp_norm is None else self.mlp_norm(x)), rows, None, "embed")

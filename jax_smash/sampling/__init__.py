@@ -3,6 +3,7 @@
 from jax_smash.sampling.choice import check_seeds, choose, gumbel_noise, highest, likeliest, log_probabilities, row_keys
 from jax_smash.sampling.options import SamplingOptions, processors_for
 from jax_smash.sampling.penalties import Constrained, LogitBias, MinNewTokens, OutputPenalty, RepetitionPenalty
+from jax_smash.sampling.processing import process
 from jax_smash.sampling.truncation import MinP, Temperature, TopK, TopP
 from jax_smash.sampling.vocabulary import Likeliest, likeliest_of, likeliest_tokens
 
@@ -26,6 +27,7 @@ __all__ = [
     "likeliest_of",
     "likeliest_tokens",
     "log_probabilities",
+    "process",
     "processors_for",
     "row_keys",
 ]

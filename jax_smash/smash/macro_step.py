@@ -14,7 +14,7 @@ from jax_smash.smash.smasher import Smasher
 from jax_smash.smash.stop_head import goes_on
 
 Carry = TypeVar("Carry")
-Speak = Callable[
+ChooseToken = Callable[
     [Carry, Float[Array, "B D"], Int[Array, ""], Bool[Array, "B"]], tuple[Carry, Int[Array, "B"], Bool[Array, "B"]]
 ]
 """Chooses a token: what is carried, the vectors to read it from, its place in the group, and which rows say one, to
@@ -47,7 +47,7 @@ class _Micro:
 
     carry: Any
     group: Group
-    going: Bool[Array, "B"]
+    active: Bool[Array, "B"]
     vector: Float[Array, "B D"]
     cache: MicroCache
     index: Int[Array, ""]
@@ -59,8 +59,8 @@ def macro_step(
     prefix: Float[Array, "B taps D"],
     hidden: Float[Array, "B D"],
     *,
-    speak: Speak,
-    further: Speak | None = None,
+    choose_first: ChooseToken,
+    choose_next: ChooseToken | None = None,
     carry: Carry,
     running: Bool[Array, "B"],
     confidence: Float[Array, "B"],
@@ -71,7 +71,7 @@ def macro_step(
 
     A row's first token is read from the base's hidden vector, each further one from the micro-step decoder's. A row's
     group ends where the stop head is less than `confidence` sure that it goes on, where `limit` or J is reached, and
-    where `speak` says so; all groups end once fewer than `least_rows` rows would go on, for the others wait.
+    where the choice says so; all groups end once fewer than `least_rows` rows would go on, for the others wait.
 
     The next macro-step reads `smasher.fuse` of the group's vectors at the position of its last token.
 
@@ -80,33 +80,34 @@ def macro_step(
       smasher: the grafted modules.
       prefix: tapped vectors of the slot that each row read last, from `Smasher.prefix`.
       hidden: its final hidden vector.
-      speak: chooses, records and checks a token.
-      further: does so for the tokens behind a group's first, where a smaller head makes their logits; None for `speak`.
-      carry: handed to `speak` from token to token.
+      choose_first: chooses, records and checks a token.
+      choose_next: does so for the tokens behind a group's first, where a smaller head makes their logits; None for the
+        same.
+      carry: handed to these from token to token.
       running: rows that say a group.
       confidence: from 0 to 1; above what the stop head reaches, every group is one token.
       limit: tokens that a row's group may have, at least 1.
       least_rows: rows that a further micro-step is worth, at least 1.
 
     Returns:
-      What `speak` carries after the last token, the groups, and how many micro-steps were made: one that gave no row a
+      What is carried after the last token, the groups, and how many micro-steps were made: one that gave no row a
       token is among them.
     """
     steps = smasher.config.micro_steps
 
-    def say(state: _Micro, hidden: Float[Array, "B D"], choose: Speak) -> _Micro:
+    def say(state: _Micro, hidden: Float[Array, "B D"], choose: ChooseToken) -> _Micro:
         """Adds a token to the groups that go on, and finds those that go on behind it."""
         stop = smasher.stop_logits(hidden)
-        carry, token, open_rows = choose(state.carry, hidden, state.index, state.going)
-        said, token = state.going & (token >= 0), jnp.maximum(token, 0)
+        carry, token, open_rows = choose(state.carry, hidden, state.index, state.active)
+        said, token = state.active & (token >= 0), jnp.maximum(token, 0)
         group = Group(
             tokens=state.group.tokens.at[:, state.index].set(jnp.where(said, token, 0)),
             count=state.group.count + said.astype(jnp.int32),
         )
-        going = said & open_rows & goes_on(stop, confidence) & (group.count < limit)
-        going &= going.sum(dtype=jnp.int32) >= least_rows
+        active = said & open_rows & goes_on(stop, confidence) & (group.count < limit)
+        active &= active.sum(dtype=jnp.int32) >= least_rows
         vector = base.embed(token[:, None])[:, 0]
-        return _Micro(carry=carry, group=group, going=going, vector=vector, cache=state.cache, index=state.index + 1)
+        return _Micro(carry=carry, group=group, active=active, vector=vector, cache=state.cache, index=state.index + 1)
 
     @jax.named_scope("micro_step")
     def micro_step(state: _Micro) -> _Micro:
@@ -114,19 +115,19 @@ def macro_step(
             return decoder.read(jnp.concatenate([prefix, vector], axis=1), cache)
 
         read, cache = jax.lax.cond(state.index == 1, first, decoder.read, state.vector[:, None], state.cache)
-        return say(replace(state, cache=cache), read, further or speak)
+        return say(replace(state, cache=cache), read, choose_next or choose_first)
 
     decoder = smasher.micro_decoder
     batch = hidden.shape[0]
     state = _Micro(
         carry=carry,
         group=Group.empty(batch, steps),
-        going=running,
+        active=running,
         vector=jnp.zeros_like(hidden),
         cache=decoder.init_cache(batch),
         index=jnp.zeros((), jnp.int32),
     )
-    state = say(state, hidden, speak)
+    state = say(state, hidden, choose_first)
     if steps > 1:
-        state = jax.lax.while_loop(lambda s: s.going.any() & (s.index < steps), micro_step, state)
+        state = jax.lax.while_loop(lambda s: s.active.any() & (s.index < steps), micro_step, state)
     return state.carry, state.group, state.index - 1

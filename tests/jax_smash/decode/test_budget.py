@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.decode.budget import ROUND_STEPS, once, resized, seen_in_shadow, unused
+from jax_smash.decode.budget import ROUND_STEPS, changed_if, resized, seen_in_shadow, unused
 from jax_smash.draft.acceptance import acceptance
 from jax_smash.draft.sizing import best_tree, expected_tokens
 from jax_smash.draft.tree import grow, tree_from_ranks
@@ -87,6 +87,6 @@ def test_the_tree_with_most_tokens_a_second_is_chosen_from_traced_rates():
 
 
 def test_a_change_is_made_once_and_only_where_it_is_due():
-    change = jax.jit(lambda due, number: once(due, lambda x: x + 1, number))
+    change = jax.jit(lambda due, number: changed_if(due, lambda x: x + 1, number))
     assert int(change(jnp.bool_(True), jnp.int32(4))) == 5
     assert int(change(jnp.bool_(False), jnp.int32(4))) == 4

@@ -9,7 +9,7 @@ import pytest
 
 from jax_smash.cache import EMPTY
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.decode.state import FINISH_REASONS
+from jax_smash.finish import REASONS
 from jax_smash.methods import SmashOptions, make_method
 from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
@@ -131,7 +131,7 @@ def test_rows_that_wait_for_each_other_say_as_much_of_their_groups_as_the_share_
         row.read(prompt)
     expected = blind_together(rows, NEW, CONFIDENCE, float(session.method.memory.share))
     assert session.outputs() == expected
-    assert [FINISH_REASONS[code] for code in session.state.rows.finish] == ["length"] * 3
+    assert [REASONS[code] for code in session.state.rows.finish] == ["length"] * 3
     assert lengths(session) == [[[*row.lengths, len(row.pending)].count(n) for n in range(1, 5)] for row in rows]
     alone = [said for said, _ in plainly()]
     assert (expected == alone) == (share == 0.01)
@@ -150,7 +150,7 @@ def test_nothing_is_said_behind_a_stop_token_within_a_group():
     place = next(i for i in range(5, NEW) if i % 4 in (1, 2) and text[i] not in text[:i])
     rows = decoded(group_length=4, model=smashed_model(stop_tokens=(text[place],))).state.rows
     assert rows.output[0, : rows.output_length[0]].tolist() == text[: place + 1]
-    assert FINISH_REASONS[rows.finish[0]] == "stop_token"
+    assert REASONS[rows.finish[0]] == "stop_token"
     assert rows.unread.tolist()[0] == place % 4 + 1
     assert lengths_of(rows)[0] == [0] * (place % 4) + [1] + [0] * (2 - place % 4) + [place // 4]
 

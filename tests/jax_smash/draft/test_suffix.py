@@ -26,7 +26,7 @@ def test_a_longer_match_wins_and_of_equally_long_ones_the_frequent_continuation(
 def test_the_index_grown_piece_by_piece_knows_the_longest_match_of_every_place(pieces):
     rng = np.random.default_rng(pieces)
     text = np.concatenate([rng.integers(0, 2, 30), np.tile([0, 1, 1], 7), rng.integers(0, 3, 9)]).tolist()
-    then = jax.jit(lambda index, token, count: index.then(token, count))
+    then = jax.jit(lambda index, token, count: index.extended(token, count))
     index, read = Suffix().init({}, 2, 64), [[], []]
     while len(read[0]) < len(text):
         count = [min(int(rng.integers(0, pieces + 1)), len(text) - len(row)) for row in read]

@@ -11,11 +11,11 @@ def text_of(*rows: list[int], slots: int = 40) -> Text:
     """Returns the text of some rows, read in one piece."""
     width = max(map(len, rows))
     padded = jnp.asarray([row + [7] * (width - len(row)) for row in rows], jnp.int32)
-    return Text.empty(len(rows), slots).then(padded, jnp.asarray([len(row) for row in rows], jnp.int32))
+    return Text.empty(len(rows), slots).extended(padded, jnp.asarray([len(row) for row in rows], jnp.int32))
 
 
 def test_tokens_stand_behind_each_other_and_padding_is_not_read():
-    text = text_of([1, 2, 3], [4]).then(jnp.asarray([[5, 6], [8, 9]], jnp.int32), jnp.asarray([1, 2], jnp.int32))
+    text = text_of([1, 2, 3], [4]).extended(jnp.asarray([[5, 6], [8, 9]], jnp.int32), jnp.asarray([1, 2], jnp.int32))
     np.testing.assert_array_equal(text.length, [4, 3])
     assert text.token[0, :4].tolist() == [1, 2, 3, 5]
     assert text.token[1, :3].tolist() == [4, 8, 9]
@@ -23,7 +23,7 @@ def test_tokens_stand_behind_each_other_and_padding_is_not_read():
 
 
 def test_what_does_not_fit_is_dropped():
-    full = text_of([1, 2, 3], slots=3).then(jnp.asarray([[4]], jnp.int32), jnp.asarray([1], jnp.int32))
+    full = text_of([1, 2, 3], slots=3).extended(jnp.asarray([[4]], jnp.int32), jnp.asarray([1], jnp.int32))
     assert full.token.tolist() == [[1, 2, 3]]
 
 

@@ -17,10 +17,10 @@ B, J = 4, 4
 PROMPT = jnp.array([[7, 8, 9], [30, 31, 32], [90, 91, 92], [7, 8, 9]], jnp.int32)
 
 
-def greedy(base, carry, hidden, index, going):
+def greedy(base, carry, hidden, index, active):
     """Says the likeliest token, and lists what was asked of it."""
     token = jnp.argmax(base.unembed(hidden), axis=-1).astype(jnp.int32)
-    return carry.at[index].set(going.astype(jnp.int32)), token, going
+    return carry.at[index].set(active.astype(jnp.int32)), token, active
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def reading(name):
     return read
 
 
-def stepping(speak=None, further=None, name="llama"):
+def stepping(choose_first=None, choose_next=None, name="llama"):
     """Returns a compiled macro-step behind what was read, the rows' limits and confidences being its arguments."""
     base, smasher = base_of(name), smasher_of(name, micro_layers=1)
 
@@ -48,8 +48,8 @@ def stepping(speak=None, further=None, name="llama"):
             smasher,
             prefix,
             hidden,
-            speak=speak or functools.partial(greedy, base),
-            further=further,
+            choose_first=choose_first or functools.partial(greedy, base),
+            choose_next=choose_next,
             carry=jnp.zeros((smasher.config.micro_steps, hidden.shape[0]), jnp.int32),
             running=running,
             confidence=confidence,
@@ -148,11 +148,11 @@ def test_a_token_that_ends_a_text_ends_its_group():
     prefix, hidden, _, whole, _ = groups()
     last = whole.tokens[1, 1]
 
-    def speak(carry, hidden, index, going):
-        carry, token, going = greedy(base, carry, hidden, index, going)
+    def choose_first(carry, hidden, index, active):
+        carry, token, active = greedy(base, carry, hidden, index, active)
         return carry, token, token != last
 
-    asked, group, _ = said(stepping(speak), prefix, hidden)
+    asked, group, _ = said(stepping(choose_first), prefix, hidden)
     assert asked.sum(0).tolist() == group.count.tolist()
     assert int(group.count[1]) == 2
     assert int(group.tokens[1, 1]) == int(last)
@@ -161,10 +161,10 @@ def test_a_token_that_ends_a_text_ends_its_group():
 def test_another_head_may_say_the_further_tokens():
     prefix, hidden, _, whole, _ = groups()
 
-    def fixed(carry, hidden, index, going):
-        return carry, jnp.full_like(going, 77, jnp.int32), going
+    def fixed(carry, hidden, index, active):
+        return carry, jnp.full_like(active, 77, jnp.int32), active
 
-    _, group, _ = said(stepping(further=fixed), prefix, hidden)
+    _, group, _ = said(stepping(choose_next=fixed), prefix, hidden)
     np.testing.assert_array_equal(group.tokens[:, 0], whole.tokens[:, 0])
     assert (group.tokens[:, 1:] == 77).all()
 
@@ -173,10 +173,10 @@ def test_a_head_that_has_no_token_for_a_row_ends_its_group():
     base = base_of()
     prefix, hidden, _, whole, _ = groups()
 
-    def speechless(carry, hidden, index, going):
-        _, token, _ = greedy(base, carry, hidden, index, going)
+    def speechless(carry, hidden, index, active):
+        _, token, _ = greedy(base, carry, hidden, index, active)
         unable = (jnp.arange(B, dtype=jnp.int32) == 2) & (index == 2)
-        return carry, jnp.where(unable, -1, token), going
+        return carry, jnp.where(unable, -1, token), active
 
     _, group, _ = said(stepping(speechless), prefix, hidden)
     assert group.count.tolist() == [4, 4, 2, 4]
@@ -188,10 +188,10 @@ def test_a_micro_step_that_gives_no_token_was_made_all_the_same():
     """Rows that may say two tokens, and a head that has none behind the first."""
     prefix, hidden, *_ = groups()
 
-    def mute(carry, hidden, index, going):
-        return carry, jnp.full_like(going, -1, jnp.int32), going
+    def mute(carry, hidden, index, active):
+        return carry, jnp.full_like(active, -1, jnp.int32), active
 
-    step = stepping(further=mute)
+    step = stepping(choose_next=mute)
     for limit, made in ((1, 0), (2, 1), (4, 1)):
         _, group, micro_steps = said(step, prefix, hidden, limit=limit)
         assert (group.count.tolist(), int(micro_steps)) == ([1] * B, made)
@@ -235,7 +235,7 @@ def test_groups_of_one_token_are_plain_decoding(sizes):
             smasher,
             smasher.prefix(out.taps, out.hidden)[:, -1],
             out.hidden[:, -1],
-            speak=functools.partial(greedy, base),
+            choose_first=functools.partial(greedy, base),
             carry=jnp.zeros((config.micro_steps, 1), jnp.int32),
             running=jnp.ones((1,), bool),
             confidence=jnp.zeros((1,)),
