@@ -3,7 +3,7 @@
     python -m eval.against HEAD~1 --model smollm2 --batch-sizes 1,8 --json against.json
 
 Each version has a process of its own, which loads the model once. They decode the same prompts in turn, so that a
-machine that slows down slows both alike.
+machine that slows down slows both alike. The seconds are those of whole calls of `generate`, prefill included.
 """
 
 import contextlib
@@ -90,15 +90,16 @@ class Settings:
 class Side:
     """A process that decodes with one version of the project."""
 
-    def __init__(self, root: Path, settings: Settings):
+    def __init__(self, root: Path, home: Path, settings: Settings):
         """Starts it.
 
         Args:
           root: of the version's files.
+          home: an empty folder, where it finds no measured costs.
           settings: of the comparison.
         """
         self._root = root
-        environment = os.environ | {"PYTHONPATH": str(root), "JAX_SMASH_HOME": str(root / ".costs")}
+        environment = os.environ | {"PYTHONPATH": str(root), "JAX_SMASH_HOME": str(home)}
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(SIDE)],
             cwd=root,
@@ -135,9 +136,8 @@ class Side:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # Its own message is on standard error; what it says next is nothing.
+        # A process that has ended has said why on standard error; `_heard` raises.
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
@@ -187,7 +187,8 @@ def measure(settings: Settings) -> dict[str, Any]:
     settings.check()
     cases = settings.cases()
     with files_of(settings.commit) as (folder, digest), contextlib.ExitStack() as open_sides:
-        sides = {"before": Side(folder, settings), "now": Side(ROOT, settings)}
+        home = Path(open_sides.enter_context(tempfile.TemporaryDirectory()))
+        sides = {"before": Side(folder, home, settings), "now": Side(ROOT, home, settings)}
         for side in sides.values():
             open_sides.callback(side.close)
         for side in sides.values():
@@ -207,13 +208,13 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 def _row(samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     seconds = {name: [sample["seconds"] for sample in own] for name, own in samples.items()}
-    texts = {name: own[-1]["tokens"] for name, own in samples.items()}
+    pairs = zip(samples["before"], samples["now"], strict=True)
     return {
         "pairs": len(seconds["now"]),
         "before_s": statistics.median(seconds["before"]),
         "now_s": statistics.median(seconds["now"]),
         **_speed(seconds["before"], seconds["now"]),
-        "same_text": texts["before"] == texts["now"],
+        "same_text": all(before["tokens"] == now["tokens"] for before, now in pairs),
         "seconds": seconds,
     }
 

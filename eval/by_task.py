@@ -14,13 +14,14 @@ method's tree, its chain and plain decoding take turns on every batch: a speed-u
 same batch a moment before.
 
 `METHOD:auto` has its trees sized while it decodes, once for each of `--curves` that it may begin with. The curves are
-measured first. What was learned of costs is forgotten with everything else before each repeat.
+measured first. What was learned of costs is forgotten with everything else before each repeat, but for `--keep-costs`:
+a process that decodes for long pays for a wrong curve once.
 """
 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ from eval.report import check_output, heading, print_table, run_program, write_j
 from eval.task_contest import Learner, batches_of, capacities_for, hold
 from eval.task_prompts import Task, task_prompts
 from eval.task_rows import below_chains, rows_of
+from jax_smash.costs import Follower
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import OPTIONS, REACH, DraftOptions, check_draft, check_method, make_method
@@ -79,6 +81,7 @@ class Settings:
       max_new_tokens: of an answer.
       repeats: of everything; medians count.
       peers: other programs to run on the same weights and prompts; transformers-lookup takes one prompt at a time.
+      keep_costs: what was learned of costs is known to the next repeat.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
       dtype: of the weights.
       json: file to write, after each method.
@@ -103,6 +106,7 @@ class Settings:
     max_new_tokens: int = 64
     repeats: int = 1
     peers: Peers = ()
+    keep_costs: bool = False
     settle_seconds: float = 0.2
     dtype: Literal["float32", "bfloat16"] = "float32"
     json: Path | None = None
@@ -231,8 +235,10 @@ def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -
     capacities = capacities_for(tasks, settings.max_new_tokens, context)
 
     def learner(method: str, tree: str | None, curve: str = "none") -> Learner:
+        learned: dict[Hashable, dict[Hashable, Follower]] = {}
+
         def make(slots: int) -> Ours:
-            with beginning_with(curves[curve], model):
+            with beginning_with(curves[curve], model, learned):
                 return Ours(
                     method,
                     model,
@@ -295,7 +301,14 @@ def _run(heat: Heat, settings: Settings, tasks: Sequence[Task], size: int) -> li
         done += 1
         say(f"batch {size}: {contenders[1].name}: {done} of {total} batches")
 
-    runs = hold(contenders, batches, repeats=settings.repeats, settle_seconds=settings.settle_seconds, on_batch=tell)
+    runs = hold(
+        contenders,
+        batches,
+        repeats=settings.repeats,
+        keep_costs=settings.keep_costs,
+        settle_seconds=settings.settle_seconds,
+        on_batch=tell,
+    )
     others = {"host_load_average": {"before": load_before, "after": os.getloadavg()[0]}}
     return [row | others for row in rows_of(contenders, runs, batches, batch_size=size, chains=heat.chains)]
 

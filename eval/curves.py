@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from unittest import mock
 
 from eval.exactness_report import say
-from jax_smash.costs import CostCurve, save_costs
+from jax_smash import ladder
+from jax_smash.costs import CostCurve, Follower, save_costs
 from jax_smash.costs.store import cost_key
 from jax_smash.loading import Model
 from jax_smash.tuning import measure_costs
@@ -43,9 +44,21 @@ def scaled(curve: CostCurve, factor: float) -> CostCurve:
 
 
 @contextlib.contextmanager
-def beginning_with(curve: CostCurve | None, model: Model) -> Iterator[None]:
-    """Makes methods in this context begin with a curve, whatever this machine has stored; None for no curve."""
-    with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, {"JAX_SMASH_HOME": home}):
+def beginning_with(
+    curve: CostCurve | None, model: Model, learned: dict[Hashable, dict[Hashable, Follower]]
+) -> Iterator[None]:
+    """Makes methods in this context begin with a curve, whatever this machine has stored.
+
+    Args:
+      curve: None for no curve.
+      model: whose curve it is.
+      learned: what is known beyond the curve, in place of what this process knows; it grows by what is learned.
+    """
+    with (
+        tempfile.TemporaryDirectory() as home,
+        mock.patch.dict(os.environ, {"JAX_SMASH_HOME": home}),
+        mock.patch.object(ladder, "FOLLOWERS", learned),
+    ):
         if curve is not None:
             assert model.config is not None
             save_costs(curve, cost_key(model.config, model.params["target"], batch=curve.batch, slots=curve.slots))

@@ -129,10 +129,10 @@ class Ours:
         self._drafts: list[Drafted] = []
         self._compression = Compression()
 
-    def start_over(self) -> None:
-        """Forgets what was learned: by the drafter, and of what steps take."""
+    def start_over(self, *, keep_costs: bool = False) -> None:
+        """Forgets what the drafter learned; what steps take, too, unless that is to be kept."""
         self.memory = None
-        if self.method.follower is not None:
+        if self.method.follower is not None and not keep_costs:
             self.method = dataclasses.replace(self.method, follower=self.method.follower.anew())
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:

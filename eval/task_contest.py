@@ -56,11 +56,11 @@ class Learner:
         self._made: dict[int, Ours] = {}
         self._capacities, self._new = capacities, max_new_tokens
 
-    def start_over(self) -> None:
-        """Forgets what was learned."""
+    def start_over(self, *, keep_costs: bool = False) -> None:
+        """Forgets what was learned, of what steps take too unless that is to be kept."""
         self.memory = None
         for ours in self._made.values():
-            ours.start_over()
+            ours.start_over(keep_costs=keep_costs)
 
     def warm_up(self, batches: Sequence[list[list[int]]]) -> None:
         """Compiles a prefill for each length that occurs in a cache of the capacity that goes with it, and the loop."""
@@ -107,15 +107,19 @@ def hold(
     batches: Sequence[Batch],
     *,
     repeats: int,
+    keep_costs: bool = False,
     settle_seconds: float,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Runs:
-    """Lets all contenders continue each batch in turn, `repeats` times over; each repeat knows nothing of the others.
+    """Lets all contenders continue each batch in turn, `repeats` times over.
+
+    What one repeat teaches the next does not know.
 
     Args:
       contenders: warmed up.
       batches: of prompts.
       repeats: of everything.
+      keep_costs: but what was learned of what steps take.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
       on_batch: called after each batch.
     """
@@ -123,7 +127,7 @@ def hold(
     for repeat in range(repeats):
         for contender in contenders:
             if isinstance(contender, Learner):
-                contender.start_over()
+                contender.start_over(keep_costs=keep_costs)
         for batch in batches:
             once = take_turns(contenders, [batch.prompts], repeats=1, settle_seconds=settle_seconds)
             for name, samples in once.items():

@@ -35,8 +35,8 @@ RUNGS, CPU_RUNGS = 3, 2
 CHAIN_NODES = 4
 """Drafted nodes of an automatic tree where the model reads every block in order."""
 
-FOLLOWERS: dict[Hashable, Follower] = {}
-"""What this process has learned of what steps take, by all that it depends on."""
+FOLLOWERS: dict[Hashable, dict[Hashable, Follower]] = {}
+"""What this process has learned of what steps take: by what decodes and the source of its curve, then by cache, trees."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +129,11 @@ def make_ladder(
     seconds = [curve.at(n + 1) for n in budgets]
     follower = None
     if not frozen and jax.process_count() == 1:
-        known = (model.definition, str(mesh_of(model.params)), method, batch, bucket(slots), sampled, budgets, curve)
-        follower = FOLLOWERS.setdefault(known, Follower(seconds))
+        # Curves from one source are wrong alike.
+        decoding = (model.definition, str(mesh_of(model.params)), method, batch, sampled, curve.source)
+        relatives = FOLLOWERS.setdefault(decoding, {})
+        beginning = Follower(seconds, relatives=relatives.values())
+        follower = relatives.setdefault((bucket(slots), budgets, curve), beginning)
     return Ladder(
         trees=trees,
         first=budgets.index(choose_budget(rates, curve, budgets).budget),

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -71,20 +71,30 @@ class Follower:
     All costs are in plain steps, each measured beside plain steps of the same moment, so that a machine that is slow
     for a while changes none. A tree is measured twice before it is used, and ever more rarely from then on. One that
     pays by the cost curve is tried at once; one that pays only if the curve is wrong, when so many steps were made that
-    the trial hardly counts. Smaller trees are tried first: a larger one costs as much at least.
+    the trial hardly counts. Smaller trees are tried first: a larger one costs as much at least. What relatives have
+    measured sets the curve right before anything else was measured, so that a wrong curve is paid for once.
 
     Attributes:
       clock: returns seconds.
     """
 
-    def __init__(self, seconds: Sequence[float], *, clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        seconds: Sequence[float],
+        *,
+        relatives: "Collection[Follower]" = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         """Begins with a cost curve.
 
         Args:
           seconds: of a step with each tree by the curve; the first is plain decoding.
+          relatives: the same method's in caches of other sizes, with curves that are as wrong as this one; they may
+            come later, and this one may be among them.
           clock: returns seconds.
         """
         self.clock = clock
+        self._relatives = relatives
         self._curve = np.asarray(seconds) / seconds[0]
         self._measured: list[collections.deque[float]] = [collections.deque(maxlen=KEPT) for _ in seconds]
         self._times, self._due = [0] * len(seconds), [0] * len(seconds)
@@ -192,10 +202,17 @@ class Follower:
         """Returns what a tree is likely to cost: as measured, or by the curve, set right by what was measured."""
         if self._measured[rung] or not rung:
             return float(self.costs[rung])
-        off = [self.costs[r] / self._curve[r] for r in range(1, len(self._curve)) if self._measured[r]]
-        return float(self._curve[rung] * (np.median(off) if off else 1.0))
+        wrong = self._known_error()
+        return float(self._curve[rung] * (np.median(wrong) if wrong else 1.0))
+
+    def _known_error(self) -> list[float]:
+        """Returns by what factors the curve was found to be wrong: here, or else by relatives."""
+        return self._error() or [factor for other in self._relatives for factor in other._error()]
+
+    def _error(self) -> list[float]:
+        return [float(self.costs[r] / self._curve[r]) for r in range(1, len(self._curve)) if self._measured[r]]
 
     def _least(self, rung: int) -> float:
         """Returns what a tree that was not measured costs at least: no less than a smaller one."""
         smaller = [self.costs[r] for r in range(1, rung) if self._measured[r]]
-        return max(1.0, self._likely(rung) / (UNSURE[1] if smaller else WRONG), *smaller)
+        return max(1.0, self._likely(rung) / (UNSURE[1] if self._known_error() else WRONG), *smaller)

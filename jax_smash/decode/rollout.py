@@ -43,7 +43,7 @@ class Rollout:
     @property
     def valid(self) -> Bool[Array, "B O"]:
         """Marks the tokens before `length`."""
-        return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None] < self.length[:, None]
+        return _before(self.length, self.tokens.shape[1])
 
 
 def rollout(
@@ -115,17 +115,12 @@ def rollout(
     state, _ = jax.lax.scan(read, state, _pieces(tokens, lengths, chunk))
     state = decode(strategy, roles, start(strategy, roles, state), jnp.int32(max_new_tokens))
     rows = state.rows
-    made = Rollout(
-        tokens=rows.output,
-        log_probs=rows.log_probs.chosen,
+    valid = _before(rows.output_length, max_new_tokens)
+    return Rollout(
+        tokens=jnp.where(valid, rows.output, 0),
+        log_probs=jnp.where(valid, rows.log_probs.chosen, 0.0),
         length=rows.output_length,
         stopped=rows.finish == STOP_TOKEN,
-    )
-    return Rollout(
-        tokens=jnp.where(made.valid, made.tokens, 0),
-        log_probs=jnp.where(made.valid, made.log_probs, 0.0),
-        length=made.length,
-        stopped=made.stopped,
     )
 
 
@@ -136,9 +131,14 @@ def _pieces(
     batch, width = tokens.shape
     count = -(-width // chunk)
     padded = jnp.pad(tokens.astype(jnp.int32), ((0, 0), (0, count * chunk - width)))
-    valid = jnp.arange(count * chunk, dtype=jnp.int32)[None] < lengths[:, None]
+    valid = _before(lengths, count * chunk)
     by_piece = (batch, count, chunk)
     return padded.reshape(by_piece).swapaxes(0, 1), valid.reshape(by_piece).swapaxes(0, 1)
+
+
+def _before(length: Int[Array, "B"], width: int) -> Bool[Array, "B width"]:
+    """Marks the first `length` entries of each row."""
+    return jnp.arange(width, dtype=jnp.int32)[None] < length[:, None]
 
 
 def check(tokens: Array, lengths: Array | None, max_new_tokens: int, key: Array) -> None:
@@ -163,7 +163,8 @@ def check(tokens: Array, lengths: Array | None, max_new_tokens: int, key: Array)
     old = key.dtype == jnp.uint32
     if not (old or jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         raise TypeError(f"key must be made by jax.random.key or jax.random.PRNGKey; got {key.dtype}")
-    if key.shape[: key.ndim - old] not in ((), (batch,)):
+    # A key of PRNGKey is an array of words.
+    if (key.shape[:-1] if old else key.shape) not in ((), (batch,)):
         raise ValueError(f"key must be one key, or one for each of {batch} rows; got shape {key.shape}")
 
 

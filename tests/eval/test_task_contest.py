@@ -3,6 +3,7 @@ from eval.task_contest import SHORT_SLOTS, Batch, Learner, batches_of, capacitie
 from eval.task_prompts import Task
 from jax_smash.methods import DraftOptions
 from tests.eval.markov import ring
+from tests.tiny import tiny_model
 
 NEW = 9
 
@@ -40,6 +41,15 @@ def test_what_a_batch_teaches_is_known_to_the_next_and_forgotten_at_the_next_rep
     # Eight letters behind the prefill's one, a forward each; then three a forward.
     assert forwards == [[8, 3], [8, 3]]
     assert contender.facts()["nodes"] == 2
+
+
+def test_what_steps_take_is_forgotten_with_everything_else_unless_it_is_kept():
+    ours = Ours("lookup", tiny_model(), slots=SHORT_SLOTS, max_new_tokens=NEW, batch_size=1, carries=True)
+    follower = ours.method.follower
+    ours.start_over(keep_costs=True)
+    assert ours.method.follower is follower
+    ours.start_over()
+    assert ours.method.follower is not follower
 
 
 def test_a_batch_that_is_not_full_counts_its_own_rows():

@@ -66,6 +66,28 @@ def test_a_tree_that_pays_is_found_whatever_the_curve_says(costs, expected, best
     assert settled.share(expected) > 0.95 * expected[best] / costs[best]
 
 
+def test_a_wrong_curve_is_paid_for_once_by_all_caches():
+    costs, expected = [1.0, 4.0, 20.0], [1.0, 1.6, 2.0]
+    relatives = []
+    followers = [Follower(curve(costs, 1 / 3), relatives=relatives) for _ in range(2)]
+    relatives += followers
+    first, second = Machine(costs), Machine(costs)
+    first.run(followers[0], expected, 2 * QUIET)
+    second.run(followers[1], expected, 2 * QUIET)
+    assert first.steps[1]
+    assert second.steps.tolist() == [2 * QUIET, 0, 0]
+
+
+def test_a_relative_does_not_hide_a_tree_that_pays():
+    relatives = []
+    followers = [Follower([1.0, 4.0, 20.0], relatives=relatives) for _ in range(2)]
+    relatives += followers
+    for follower in followers:
+        machine = Machine([1.0, 1.2, 4.0])
+        machine.run(follower, [1.0, 1.8, 2.0], 20 * QUIET)
+        assert machine.calls[-1].rung == 1
+
+
 def test_a_follower_that_never_measures_would_lose():
     """The control of the two above: what a curve says alone."""
     costs, expected = np.array([1.0, 4.0, 20.0]), np.array([1.0, 1.6, 2.0])
