@@ -68,7 +68,8 @@ class Abstract:
     @property
     def drafter_shapes(self) -> set[tuple[int, ...]]:
         """Shapes of what the method keeps beside the target's cache and is no vector, as each device holds them."""
-        kept = (self.state.rows.draft, self.state.shared.memory)
+        own = {role: memory for role, memory in self.state.rows.memory.items() if role != "target"}
+        kept = (own, self.state.shared.memory)
         return {share(array) for array in jax.tree.leaves(kept) if array.ndim > 1} - self.cache_shapes
 
 

@@ -12,6 +12,7 @@ from eval.intervals import ratio_bootstrap
 from eval.question_sets import Question, turn_tokens
 from eval.tasks.variety import RUN, VARIED, distinct_share
 from jax_smash.decode.drafted import drafted_rows
+from jax_smash.decode.speculative import Trees
 from jax_smash.draft.tree import Topology
 from jax_smash.generation import QUIET_STEPS
 from jax_smash.loading import Model
@@ -188,9 +189,9 @@ def by_category(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
 
 def with_tree(method: Method, tree: Topology) -> Method:
     """Returns a drafting method that always drafts one tree."""
-    memory = replace(method.memory, ladder=(tree,), choice=jnp.zeros((), jnp.int32), sizing=None)
+    trees = Trees(ladder=(tree,), choice=jnp.zeros((), jnp.int32))
     strategy = dataclasses.replace(method.strategy, levels=tree.levels)  # type: ignore[type-var]
-    return dataclasses.replace(method, strategy=strategy, memory=memory)
+    return dataclasses.replace(method, strategy=strategy, memory=method.memory | {"trees": trees})
 
 
 def with_drafter(method: Method, **changes: Any) -> Method:

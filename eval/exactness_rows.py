@@ -121,7 +121,7 @@ class Study:
         Raises:
           ValueError: the method does not take the tree.
         """
-        ladder = self._method(method, tree, condition).memory.ladder
+        ladder = self._method(method, tree, condition).memory["trees"].ladder
         drafted = [np.asarray(topology.parent)[1:] for topology in ladder if topology.nodes > 1]
         if not drafted:
             return []
@@ -191,7 +191,7 @@ class Study:
 
     def _compared_with(self, case: Case) -> Case:
         if case.way == FIRST_CHILDREN:
-            ladder = self._method(case.method, case.tree, case.condition).memory.ladder
+            ladder = self._method(case.method, case.tree, case.condition).memory["trees"].ladder
             depth = max(_first_children(topology) for topology in ladder)
             return dataclasses.replace(case, way=AS_IT_IS, tree=f"chain-{depth}")
         if case.way in EQUIVALENT:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_smash.cache import Block
+from jax_smash.cache import Block, Write
 from jax_smash.draft.templates import published_recycling_tree
 from jax_smash.loading import Model
 from jax_smash.shapes import bucket
@@ -139,4 +139,4 @@ def _forward(definition: Any, params: Any, token: Any, position: Any, cache: Any
 
 @jax.jit
 def _commit(cache: Any, block_kv: Any, position: Any, count: Any, path: Any) -> Any:
-    return cache.commit(block_kv, position, count, path)
+    return cache.commit(block_kv, Write(position, count, path))

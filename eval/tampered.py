@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.draft.tree import DraftTree, all_ancestors, pack, unpack
+from jax_smash.draft.context import Context, Outcome, Seen
+from jax_smash.draft.tree import DraftTree, Topology, all_ancestors, pack, unpack
 from jax_smash.methods import Method
-from jax_smash.protocols import Drafter, LogitsProcessor, Params, learned_tokens, learned_totals
+from jax_smash.protocols import Drafter, LogitsProcessor, Needs, Params
 from jax_smash.pytree import pytree, replace
 
 
@@ -26,48 +27,41 @@ class Tampered(abc.ABC):
     drafter: Drafter
 
     @property
-    def likeliest(self) -> int:
-        """Tokens of each node that the drafter learns from."""
-        return learned_tokens(self.drafter)
+    def needs(self) -> Needs:
+        """What the drafter needs."""
+        return self.drafter.needs
 
-    @property
-    def totals(self) -> bool:
-        """Whether it learns their probabilities, too."""
-        return learned_totals(self.drafter)
-
-    def init(self, params: Params, batch: int, slots: int) -> Any:
+    def init(self, params: Params, batch: int, slots: int, block: int) -> Any:
         """Makes what the drafter keeps of rows."""
-        return self.drafter.init(params, batch, slots)
+        return self.drafter.init(params, batch, slots, block)
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
-        """Lets the drafter learn from a chunk of the prompt."""
-        return self.drafter.prefill(params, state, chunk, hidden, taps)
+    def read(self, params: Params, own: Any, shared: Any, seen: Seen) -> tuple[Any, Any]:
+        """Lets the drafter learn from a piece of the prompt."""
+        return self.drafter.read(params, own, shared, seen)
 
-    def propose(self, params: Params, state: Any, topology: Any) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: Any, shared: Any, context: Context, topology: Topology
+    ) -> tuple[DraftTree, Any]:
         """Returns the drafter's tree, changed."""
-        tree, made = self.drafter.propose(params, state, topology)
+        tree, made = self.drafter.propose(params, own, shared, context, topology)
         return self.change(tree), made
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns what the drafter needs of the checked tree."""
-        return self.drafter.lesson(params, state, checked)
+    def learn(self, params: Params, own: Any, shared: Any, made: Any, outcome: Outcome) -> tuple[Any, Any]:
+        """Lets the drafter learn from what became of the tree."""
+        return self.drafter.learn(params, own, shared, made, self.restore(outcome))
 
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
-        """Lets the drafter learn from the verified tree."""
-        return self.drafter.observe(params, state, self.restore(verified))
-
-    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+    def follow(self, params: Params, own: Any, shared: Any, *missed: Array) -> tuple[Any, Any]:
         """Lets the drafter learn from what was read without a draft."""
         drafter: Any = self.drafter
-        return drafter.follow(params, state, token, count)
+        return drafter.follow(params, own, shared, *missed)
 
     @abc.abstractmethod
     def change(self, tree: DraftTree) -> DraftTree:
         """Returns the changed tree."""
 
-    def restore(self, verified: Any) -> Any:
-        """Returns what the drafter would have seen of its own tree."""
-        return verified
+    def restore(self, outcome: Outcome) -> Outcome:
+        """Returns what would have become of the drafter's own tree."""
+        return outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +96,10 @@ class Padded(Tampered):
             proposal=None if tree.proposal is None else jnp.pad(tree.proposal, ((0, 0), (0, self.extra), (0, 0))),
         )
 
-    def restore(self, verified: Any) -> Any:
-        """Returns what was verified, without the extra nodes."""
-        nodes = verified.tree.token.shape[1] - self.extra
-        cut = _of_nodes(verified, lambda x: x[:, :nodes])
+    def restore(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome without the extra nodes."""
+        nodes = outcome.tree.token.shape[1] - self.extra
+        cut = _of_nodes(outcome, lambda x: x[:, :nodes])
         return replace(cut, tree=replace(cut.tree, ancestors=cut.tree.ancestors[:, :, : -(-nodes // 32)]))
 
 
@@ -118,12 +112,12 @@ class Reordered(Tampered):
         order = _swapped(tree)
         return _renamed(jax.tree.map(lambda x: _picked(x, order), tree), order)
 
-    def restore(self, verified: Any) -> Any:
-        """Returns what was verified, siblings swapped back: the same swap again."""
-        order = _swapped(verified.tree)
-        back = _of_nodes(verified, lambda x: _picked(x, order))
-        path = jnp.take_along_axis(order, verified.accepted.path, axis=1)
-        return replace(back, tree=_renamed(back.tree, order), accepted=replace(verified.accepted, path=path))
+    def restore(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome with siblings swapped back: the same swap again."""
+        order = _swapped(outcome.tree)
+        back = _of_nodes(outcome, lambda x: _picked(x, order))
+        path = jnp.take_along_axis(order, outcome.accepted.path, axis=1)
+        return replace(back, tree=_renamed(back.tree, order), accepted=replace(outcome.accepted, path=path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,10 +208,10 @@ def _renamed(tree: DraftTree, order: Int[Array, "B M"]) -> DraftTree:
     return replace(tree, parent=jnp.take_along_axis(order, tree.parent, axis=1), ancestors=pack(seen))
 
 
-def _of_nodes(verified: Any, change: Callable[[Array], Array]) -> Any:
-    """Returns what was verified with every array of one entry a node changed."""
-    names = ("tree", "target", "lesson")
-    return replace(verified, **{name: jax.tree.map(change, getattr(verified, name)) for name in names})
+def _of_nodes(outcome: Outcome, change: Callable[[Array], Array]) -> Outcome:
+    """Returns the outcome with every array of one entry a node changed."""
+    names = ("tree", "target", "likeliest", "hidden", "taps")
+    return replace(outcome, **{name: jax.tree.map(change, getattr(outcome, name)) for name in names})
 
 
 def _picked(values: Array, order: Int[Array, "B M"]) -> Array:

@@ -115,6 +115,22 @@ class Block:
 
 
 @pytree
+class Write:
+    """Which entries of a forward a cache keeps.
+
+    Attributes:
+      position: of every entry of the forward.
+      count: entries to write a row, at most P. It must depend on the logits (`after`), so that every read of the cache
+        comes before the write and XLA can write in place; and there must be room for them.
+      path: which entries, in order; None takes them from the front.
+    """
+
+    position: Int[Array, "B T"]
+    count: Int[Array, "B"]
+    path: Int[Array, "B P"] | None = None
+
+
+@pytree
 class KVCache:
     """Keys and values of every layer, head-major, with slots that fill in order.
 
@@ -156,37 +172,27 @@ class KVCache:
         )
 
     @jax.named_scope("commit")
-    def commit(
-        self,
-        block_kv: BlockKV,
-        position: Int[Array, "B T"],
-        count: Int[Array, "B"],
-        path: Int[Array, "B P"] | None = None,
-    ) -> "KVCache":
-        """Writes the first `count` entries of `path` behind what each row already holds.
-
-        The caller makes `count` depend on the logits (`after`), so that every read of the cache comes before the
-        write and XLA can write in place. The caller has checked the capacity.
+    def commit(self, block_kv: BlockKV, write: Write) -> "KVCache":
+        """Writes entries behind what each row already holds.
 
         Args:
           block_kv: keys and values of the forward.
-          position: position of each entry.
-          count: entries to write a row, at most P.
-          path: which entries, in order; None takes entries from the front.
+          write: which of its entries.
         """
-        if path is not None:
-            block_kv = jax.tree.map(functools.partial(_pick, path=path), block_kv)
-            position = _pick(position, path)
+        position, count = write.position, write.count
+        if write.path is not None:
+            block_kv = jax.tree.map(functools.partial(_pick, path=write.path), block_kv)
+            position = _pick(position, write.path)
         layers = len(self.keys)
         arrays = (*self.keys, *self.values, *(p[:, None, :, None] for p in self.positions))
         keys, values = zip(*block_kv, strict=True)
         entries = (*keys, *values)
         entries = (*entries, *(position[:, :, None, None] for _ in self.positions))
         by_layer = [self.rotating[kind] for kind in self.kind_of_layer]
-        write = functools.partial(_write, rotating=(*by_layer, *by_layer, *self.rotating))
+        write_all = functools.partial(_write, rotating=(*by_layer, *by_layer, *self.rotating))
         # A device has all that its rows and heads need: left to itself, XLA would gather the cache to index its rows.
         written = on_each_device(
-            write, (arrays, HEADS), (entries, ("batch", None, "kv_heads")), (self.slot_length, ROWS), (count, ROWS)
+            write_all, (arrays, HEADS), (entries, ("batch", None, "kv_heads")), (self.slot_length, ROWS), (count, ROWS)
         )
         return replace(
             self,

@@ -173,7 +173,7 @@ def generate(
     if made.nodes > room:
         raise ValueError(f"the tree must fit the cache's {room} slots; it has {made.nodes} nodes, the root included")
 
-    def turn(batch: range, memory: Any) -> _Turn:
+    def turn(batch: range, memory: dict[str, Any]) -> _Turn:
         # Filled up with rows that sit out, so that a batch that is not full needs no program of its own.
         fill = size - len(batch)
         session = Session(
@@ -193,7 +193,7 @@ def generate(
         )
         return _Turn(model, session, request, batch, draft.tree, on_text, on_tokens, skip)
 
-    memory = None
+    memory: dict[str, Any] = made.memory
     completions: list[Completion] = []
     for first in range(skip // num_samples // size * size, len(request.tokens), size):
         batch = range(first, min(first + size, len(request.tokens)))

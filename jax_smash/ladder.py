@@ -36,7 +36,7 @@ CHAIN_NODES = 4
 """Drafted nodes of an automatic tree where the model reads every block in order."""
 
 FOLLOWERS: dict[Hashable, dict[Hashable, Follower]] = {}
-"""What this process has learned of what steps take: by what decodes and the source of its curve, then by cache and trees."""
+"""What this process has learned of what steps take: by what decodes and whence its curve is, then by cache."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """The interfaces between the parts of a decoder. Every protocol of the project is in this file."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.cache import Block, BlockKV
+from jax_smash.cache import Block, BlockKV, Write
 from jax_smash.pytree import pytree
 
 State = TypeVar("State")
@@ -42,10 +43,8 @@ class Cache(Protocol):
         """Capacity in slots."""
         ...
 
-    def commit(
-        self, block_kv: Any, position: Int[Array, "B T"], count: Int[Array, "B"], path: Int[Array, "B P"] | None = None
-    ) -> Any:
-        """Returns the cache with the first `count` entries of `path` written."""
+    def commit(self, block_kv: Any, write: Write) -> Any:
+        """Returns the cache with some of the entries written that a forward made."""
         ...
 
 
@@ -148,59 +147,87 @@ class SparsePolicy(Protocol):
         ...
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes trees and learns from how the target checks them.
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a drafter needs of the target.
 
-    A drafter is static in the compiled program, so it is hashable and holds no arrays. What it keeps for each row is in
-    `state.rows.draft.drafter`, and what the rows share is in `state.shared.memory.drafter`.
-
-    One that learns from the likeliest tokens at the nodes says how many by an attribute `likeliest`, and by `totals`
-    whether it needs the logarithm of the sum over all tokens.
+    Attributes:
+      likeliest: so many of the likeliest tokens at each node.
+      totals: and the logarithm of the sum over all tokens, which makes their logits probabilities.
+      taps: indices of the taps that it reads; a model that tells fewer is refused.
     """
 
-    def init(self, params: Params, batch: int, slots: int) -> Any:
-        """Makes what is kept for rows that have seen nothing; every leaf is `[B, …]`."""
+    likeliest: int = 0
+    totals: bool = False
+    taps: tuple[int, ...] = ()
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes trees and learns from how the target checks them: pure functions over what it keeps itself.
+
+    A drafter is static in the compiled program, so it is hashable and holds no arrays. What it keeps of rows, `own`,
+    has only `[B, …]` leaves; what the rows share is `shared`. It sees nothing else of the state. `draft.context` has
+    what it is told: `Context`, `Seen` and `Outcome`.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        """What it needs of the target."""
         ...
 
-    def prefill(self, params: Params, state: State, chunk: Any, hidden: Any, taps: Any) -> State:
-        """Learns from a chunk of the prompt, after the target has read it."""
+    def init(self, params: Params, batch: int, slots: int, block: int) -> Any:
+        """Makes what is kept of rows that have seen nothing.
+
+        Args:
+          params: of every module that decodes.
+          batch: rows.
+          slots: tokens that a row may have.
+          block: the most tokens that are read at once.
+        """
         ...
 
-    def propose(self, params: Params, state: Any, topology: Any) -> tuple[Any, Any]:
-        """Returns a tree with the topology's nodes and levels, rooted at the pending token, and data for `lesson`."""
+    def read(self, params: Params, own: Any, shared: Any, seen: Any) -> tuple[Any, Any]:
+        """Learns from a piece of the prompts, after the target has read it."""
         ...
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns what `observe` needs from a checked tree beside its tokens, or None."""
+    def propose(self, params: Params, own: Any, shared: Any, context: Any, topology: Any) -> tuple[Any, Any]:
+        """Returns a tree with the topology's nodes and levels, rooted at the pending token, and data for `learn`."""
         ...
 
-    def observe(self, params: Params, state: State, verified: Any) -> State:
-        """Learns from a verified tree. The state already contains the emitted tokens."""
+    def learn(self, params: Params, own: Any, shared: Any, made: Any, outcome: Any) -> tuple[Any, Any]:
+        """Learns from what became of a tree.
+
+        Args:
+          params: of every module that decodes.
+          own, shared: what it has learned.
+          made: what `propose` returned beside the tree.
+          outcome: what the target said of it.
+        """
         ...
-
-
-def learned_tokens(drafter: Drafter) -> int:
-    """Returns how many of the likeliest tokens at each node a drafter learns from; 0 where it says nothing."""
-    return int(getattr(drafter, "likeliest", 0))
-
-
-def learned_totals(drafter: Drafter) -> bool:
-    """Returns whether a drafter learns their probabilities."""
-    return bool(getattr(drafter, "totals", False))
 
 
 @runtime_checkable
 class LateLearner(Drafter, Protocol):
     """A drafter that can learn later from steps without drafts. Only for these can trees be sized while decoding."""
 
-    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+    def follow(
+        self,
+        params: Params,
+        own: Any,
+        shared: Any,
+        token: Int[Array, "B P"],
+        count: Int[Array, "B"],
+        pending: Int[Array, "B"],
+    ) -> tuple[Any, Any]:
         """Learns from tokens that were read without a draft.
 
         Args:
-          state: its pending token is the one after the last of these tokens.
+          params: of every module that decodes.
+          own, shared: what it has learned.
           token: the tokens of each row, in order.
           count: the number of tokens of each row; 0 for a row that missed nothing.
+          pending: the token after the last of them.
         """
         ...
 
@@ -222,8 +249,15 @@ class Strategy(Protocol):
         """The most entries that one step commits."""
         ...
 
-    def init(self, params: Params, batch: int, slots: int) -> Any:
-        """Makes what the method keeps for rows that have seen nothing; every leaf is `[B, …]`, or None."""
+    def init(self, params: Params, batch: int, slots: int, block: int) -> dict[str, Any]:
+        """Makes what rows that have seen nothing keep beside the target's cache, by role; every leaf is `[B, …]`.
+
+        Args:
+          params: of every module that decodes.
+          batch: rows.
+          slots: of the target's cache, a row.
+          block: the most entries that are read at once.
+        """
         ...
 
     def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jax_smash.cache import EMPTY, KVCache, after
+from jax_smash.cache import EMPTY, KVCache, Write, after
 from jax_smash.costs.curve import CostCurve, check_entries
 from jax_smash.costs.repeats import settled, spread
 from jax_smash.decode.loop import decode
@@ -212,7 +212,7 @@ def run_steps(target: ModelDef, params: Params, cache: Any, tree: Topology, step
         # What the next step reads depends on all logits of this one, so that none are left out.
         token = jnp.argmax(model.unembed(out.hidden), axis=-1).astype(jnp.int32)
         path = jnp.zeros((token.shape[0], tree.levels + 1), jnp.int32)
-        cache = cache.commit(out.block_kv, position, after(jnp.ones_like(token[:, 0]), token[:, 0]), path)
+        cache = cache.commit(out.block_kv, Write(position, after(jnp.ones_like(token[:, 0]), token[:, 0]), path))
         return cache, token, done + 1
 
     tokens = jnp.zeros((cache.slot_length.shape[0], tree.nodes), jnp.int32)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_smash.decode.state import context
 from jax_smash.draft.templates import named_tree
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, make_method
@@ -66,6 +67,17 @@ def proposed(tree) -> list[list[int]]:
     return np.where(tree.valid, tree.token, -1).tolist()
 
 
+def proposing(method):
+    """Returns what makes the tree that a method's drafter proposes in a state, for a topology."""
+
+    @jax.jit
+    def propose(state, topology):
+        own, shared = state.rows.memory["drafter"], state.shared.memory["drafter"]
+        return method.strategy.drafter.propose(method.params, own, shared, context(state), topology)[0]
+
+    return propose
+
+
 def follow_a_chat(method: str, plain_proposal, trees=("chain-4", "recycling-80"), **draft) -> None:
     """Holds two turns of a chat of three rows, and compares what is drafted on the way with a plain proposal.
 
@@ -80,7 +92,7 @@ def follow_a_chat(method: str, plain_proposal, trees=("chain-4", "recycling-80")
     session = Session(model, made, slots=96, max_new_tokens=20, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
     rng = np.random.default_rng(0)
     texts: list[list[int]] = [[], [], []]
-    propose = jax.jit(lambda state, topology: made.strategy.drafter.propose(made.params, state, topology)[0])
+    propose = proposing(made)
     for lengths in ((19, 1, 7), (5, 18, 2)):
         prompts = [rng.integers(97, 97 + LETTERS, n).tolist() for n in lengths]
         session.read(prompts)

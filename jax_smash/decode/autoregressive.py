@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jax_smash.cache import Block, after
-from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
+from jax_smash.cache import Block
+from jax_smash.decode.state import DecodeState, committed, emit, processed_logits, running_rows
 from jax_smash.protocols import ModelDef, Params
-from jax_smash.pytree import replace
 from jax_smash.sampling import choose, log_probabilities
 from jax_smash.sharding import constrain
 
@@ -34,8 +33,9 @@ class Autoregressive:
     block = 1
     """The most entries that one step commits."""
 
-    def init(self, params: Params, batch: int, slots: int) -> None:
-        """Returns None: plain decoding keeps nothing but the cache."""
+    def init(self, params: Params, batch: int, slots: int, block: int) -> dict[str, Any]:
+        """Returns nothing: plain decoding keeps the cache alone."""
+        return {}
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
         """Returns the state unchanged: there is no drafter."""
@@ -50,15 +50,14 @@ class Autoregressive:
         """Reads the pending token and emits the next."""
         rows = state.rows
         model = self.target.bind(params["target"])
-        running = running_rows(state).astype(jnp.int32)
+        running = running_rows(state)
         position = rows.token_length[:, None] - 1
         with jax.named_scope("forward"):
             block = Block.causal(jnp.ones_like(position, bool))
             out = model.forward(model.embed(rows.pending[:, None]), position, rows.cache, block)
         with jax.named_scope("choose"):
             emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
-        cache = rows.cache.commit(out.block_kv, position, after(running, emitted.rows.pending))
-        return replace(emitted, rows=replace(emitted.rows, cache=cache, forwards=rows.forwards + running))
+        return committed(emitted, out.block_kv, position, running.astype(jnp.int32), ran=running)
 
     def _emit(self, state: DecodeState, logits: Float[Array, "B V"]) -> DecodeState:
         rows = state.rows

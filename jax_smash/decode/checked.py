@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block, after
-from jax_smash.decode.groups import FusedDecoding
-from jax_smash.decode.state import DecodeState, emit, processed_logits, running_rows
+from jax_smash.cache import Block
+from jax_smash.decode.groups import FusedDecoding, kept_of
+from jax_smash.decode.state import DecodeState, committed, context, emit, processed_logits, running_rows
 from jax_smash.draft.micro import drafted_group
 from jax_smash.draft.tree import pack
 from jax_smash.protocols import CausalLM, Params
@@ -51,12 +51,12 @@ class CheckedDecoding(FusedDecoding):
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
         """Proposes a group after the pending token, checks it, and emits the agreed tokens and one more."""
-        rows = state.rows
+        rows, kept, limits = state.rows, kept_of(state), state.shared.memory["limits"]
         base, smasher = self._bound(params)
         running = running_rows(state)
         with jax.named_scope("draft"):
             group, micro_steps = drafted_group(
-                base, smasher, params, state, rows.draft.entry, limits=state.shared.memory, sampled=self.sampled
+                base, smasher, params, context(state), kept.entry, limits=limits, sampled=self.sampled
             )
         steps = self.longest
         group = replace(group, tokens=group.tokens[:, :steps])
@@ -73,15 +73,10 @@ class CheckedDecoding(FusedDecoding):
         # As many tokens share the slot as were emitted; nothing after a token that ends the text was read.
         count = emitted.rows.output_length - rows.output_length
         place = jnp.where(count > 1, steps + count - 2, 0)
-        entry = chosen_entry(running, entry_at(smasher, out.taps, out.hidden, place), rows.draft.entry)
-        written = after(running.astype(jnp.int32), emitted.rows.pending)
-        rows = replace(
-            emitted.rows,
-            cache=rows.cache.commit(out.block_kv, position, written, place[:, None]),
-            forwards=rows.forwards + running.astype(jnp.int32),
-            draft=replace(rows.draft, entry=entry).counted(count, micro_steps, running),
-        )
-        return replace(emitted, rows=rows)
+        entry = chosen_entry(running, entry_at(smasher, out.taps, out.hidden, place), kept.entry)
+        kept = replace(kept, entry=entry).counted(count, micro_steps, running)
+        state = committed(emitted, out.block_kv, position, running.astype(jnp.int32), place[:, None], ran=running)
+        return replace(state, rows=state.rows.remembering(smasher=kept))
 
     def _choice(
         self, state: DecodeState, logits: Float[Array, "B P V"], path: Int[Array, "B P levels"]

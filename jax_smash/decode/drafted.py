@@ -7,7 +7,6 @@ import numpy as np
 
 from jax_smash.costs import CostCurve
 from jax_smash.decode.sized import SizedCalls
-from jax_smash.decode.speculative import DraftMemory
 from jax_smash.decode.state import DecodeState
 
 
@@ -60,18 +59,18 @@ def drafted_rows(
       tree, source, curve: as in `Drafted`.
       sized: what divided the steps into calls; None for a fixed tree.
     """
-    memory, draft = state.shared.memory, state.rows.draft
-    if not isinstance(memory, DraftMemory):
+    if "trees" not in state.shared.memory:
         return None
-    sizes = [topology.nodes - 1 for topology in memory.ladder]
-    steps = {} if memory.sizing is None else dict(zip(sizes, np.asarray(memory.sizing.used).tolist(), strict=True))
+    trees, notes = state.shared.memory["trees"], state.rows.memory["drafts"]
+    sizes = [topology.nodes - 1 for topology in trees.ladder]
+    steps = {} if trees.sizing is None else dict(zip(sizes, np.asarray(trees.sizing.used).tolist(), strict=True))
     costs = [] if sized is None else sized.costs
-    rows = zip(np.asarray(draft.tried).tolist(), np.asarray(draft.kept).tolist(), strict=True)
+    rows = zip(np.asarray(notes.tried).tolist(), np.asarray(notes.kept).tolist(), strict=True)
     return [
         Drafted(
             tree=tree,
             source=source,
-            nodes=sizes[int(memory.choice)],
+            nodes=sizes[int(trees.choice)],
             steps=steps,
             costs={n: cost for n, cost in zip(sizes, costs, strict=False) if math.isfinite(cost)},
             choices=[] if sized is None else sized.choices,

@@ -60,6 +60,11 @@ class SmashRows:
         )
 
 
+def kept_of(state: DecodeState) -> SmashRows:
+    """Returns what decoding with fused slots keeps of the rows."""
+    return state.rows.memory["smasher"]
+
+
 @dataclasses.dataclass(frozen=True)
 class FusedDecoding:
     """The common part of the strategies whose tokens share slots. Each adds its own `start` and `step`.
@@ -80,15 +85,15 @@ class FusedDecoding:
     block = 1
     """The most entries that one step commits."""
 
-    def init(self, params: Params, batch: int, slots: int) -> SmashRows:
-        """Makes what is kept for rows that have read nothing."""
-        return SmashRows.empty(*self._bound(params), batch)
+    def init(self, params: Params, batch: int, slots: int, block: int) -> dict[str, SmashRows]:
+        """Makes what is kept of rows that have read nothing, under the role `smasher`."""
+        return {"smasher": SmashRows.empty(*self._bound(params), batch)}
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
         """Keeps the last entry of the prompt, from which the first group is made."""
-        kept = state.rows.draft
+        kept = kept_of(state)
         entry = last_entry(self._bound(params)[1], kept.entry, chunk.valid, taps, hidden)
-        return replace(state, rows=replace(state.rows, draft=replace(kept, entry=entry)))
+        return replace(state, rows=state.rows.remembering(smasher=replace(kept, entry=entry)))
 
     def _bound(self, params: Params) -> tuple[CausalLM, Smasher]:
         return self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
@@ -127,8 +132,8 @@ class Smashed:
 
 def smashed_rows(state: DecodeState) -> list[Smashed] | None:
     """Returns how the tokens of each row were put into slots; None where each token has a slot of its own."""
-    kept = state.rows.draft
-    if not isinstance(kept, SmashRows):
+    if "smasher" not in state.rows.memory:
         return None
+    kept = kept_of(state)
     rows = zip(np.asarray(kept.lengths).tolist(), np.asarray(kept.micro_steps).tolist(), strict=True)
     return [Smashed(lengths=lengths, micro_steps=steps) for lengths, steps in rows]

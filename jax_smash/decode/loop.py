@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_smash.cache import Block, KVCache, after
+from jax_smash.cache import Block, KVCache, Write, after
 from jax_smash.decode.state import DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
 from jax_smash.finish import LENGTH, RUNNING
 from jax_smash.protocols import InRounds, Params, Strategy
@@ -57,7 +57,7 @@ def init_rows(
     vector = jax.eval_shape(model.embed, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
     zeros = jnp.zeros((batch,), jnp.int32)
     rows = Rows(
-        cache=model.init_cache(batch, slots, block),
+        memory={"target": model.init_cache(batch, slots, block)} | strategy.init(params, batch, slots, block),
         pending=zeros,
         unread=zeros,
         token_length=zeros,
@@ -77,7 +77,6 @@ def init_rows(
             top_values=jnp.zeros((batch, output, log_probs), jnp.float32),
             top_tokens=jnp.zeros((batch, output, log_probs), jnp.int32),
         ),
-        draft=strategy.init(params, batch, slots),
     )
     return lay_out(rows, constrain)
 
@@ -97,9 +96,9 @@ def prefill(
     out = model.forward(model.embed(chunk.tokens), position, rows.cache, Block.causal(chunk.valid))
     count = chunk.valid.sum(axis=1, dtype=jnp.int32)
     last = jnp.take_along_axis(out.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    write = Write(position=position, count=after(count, last[:, 0]))
     rows = replace(
-        rows,
-        cache=rows.cache.commit(out.block_kv, position, after(count, last[:, 0])),
+        rows.remembering(target=rows.cache.commit(out.block_kv, write)),
         token_length=rows.token_length + count,
         last_hidden=jnp.where((count > 0)[:, None], last, rows.last_hidden),
         processors=tuple(

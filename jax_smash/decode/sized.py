@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from jax_smash.costs.follow import Call, Follower
 from jax_smash.decode.budget import ROUND_STEPS
-from jax_smash.decode.speculative import DraftMemory
 from jax_smash.decode.state import DecodeState
 from jax_smash.pytree import replace
 from jax_smash.sharding import put
@@ -59,23 +58,23 @@ class SizedCalls:
         return self._recorded(state, steps, loop) if self._follower is None else self._followed(state, steps, loop)
 
     def _recorded(self, state: DecodeState, steps: int, loop: Loop) -> tuple[DecodeState, int]:
-        memory = state.shared.memory
-        before, choice = jax.device_get((memory.sizing.steps, memory.choice))
-        steps, nodes = min(steps, ROUND_STEPS - int(before) % ROUND_STEPS), memory.ladder[int(choice)].nodes - 1
+        trees = state.shared.memory["trees"]
+        before, choice = jax.device_get((trees.sizing.steps, trees.choice))
+        steps, nodes = min(steps, ROUND_STEPS - int(before) % ROUND_STEPS), trees.ladder[int(choice)].nodes - 1
         state, _ = loop(state, steps, time.perf_counter)
-        made = int(state.shared.memory.sizing.steps) - int(before)
+        made = int(state.shared.memory["trees"].sizing.steps) - int(before)
         if self.choices and self.choices[-1][0] == nodes:
             made += self.choices.pop()[1]
         self.choices.append((nodes, made))
         return state, steps
 
     def _followed(self, state: DecodeState, steps: int, loop: Loop) -> tuple[DecodeState, int]:
-        follower, sizing = self._follower, state.shared.memory.sizing
+        follower, sizing = self._follower, state.shared.memory["trees"].sizing
         assert follower is not None
         expected, used = jax.device_get((sizing.expected, sizing.used))
         call = follower.next(expected, steps)
         state, seconds = loop(self._prepared(state, call, follower.weights), call.steps, follower.clock)
-        follower.heard(call, np.asarray(state.shared.memory.sizing.used) - used, seconds, expected)
+        follower.heard(call, np.asarray(state.shared.memory["trees"].sizing.used) - used, seconds, expected)
         return state, call.steps
 
     def _prepared(self, state: DecodeState, call: Call, weights: np.ndarray) -> DecodeState:
@@ -83,12 +82,14 @@ class SizedCalls:
         if call.alone:
             weights = np.where(np.arange(len(weights)) == call.rung, 1.0, np.inf)
         memory = state.shared.memory
+        trees = memory["trees"]
         seconds = put(jnp.asarray(weights, jnp.float32), self._mesh)
         choice = put(jnp.asarray(call.rung, jnp.int32), self._mesh)
-        memory = replace(memory, choice=choice, sizing=replace(memory.sizing, seconds=seconds))
-        return replace(state, shared=replace(state.shared, memory=memory))
+        trees = replace(trees, choice=choice, sizing=replace(trees.sizing, seconds=seconds))
+        return replace(state, shared=replace(state.shared, memory=memory | {"trees": trees}))
 
 
-def is_sized(memory: Any) -> bool:
+def is_sized(memory: dict[str, Any]) -> bool:
     """Says whether rows share a ladder whose trees are chosen while they decode."""
-    return isinstance(memory, DraftMemory) and memory.sizing is not None and len(memory.ladder) > 1
+    trees = memory.get("trees")
+    return trees is not None and trees.sizing is not None and len(trees.ladder) > 1

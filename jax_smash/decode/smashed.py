@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.cache import Block, after
-from jax_smash.decode.groups import FusedDecoding
-from jax_smash.decode.state import DecodeState, Rows, emit, processed_logits, running_rows
+from jax_smash.cache import Block
+from jax_smash.decode.groups import FusedDecoding, kept_of
+from jax_smash.decode.state import DecodeState, Rows, committed, emit, processed_logits, running_rows
 from jax_smash.protocols import Params
 from jax_smash.pytree import replace
 from jax_smash.sampling import choose, log_probabilities
@@ -34,27 +34,26 @@ class SmashedDecoding(FusedDecoding):
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
         """Emits the first group after the prompt."""
-        entry = replace(state.rows.draft.entry, hidden=state.rows.last_hidden)
+        entry = replace(kept_of(state).entry, hidden=state.rows.last_hidden)
         return self._said(params, state, entry)
 
     def step(self, params: Params, state: DecodeState) -> DecodeState:
         """Reads the pending group as one slot, and emits the next."""
         rows = state.rows
         base, smasher = self._bound(params)
-        running, group = running_rows(state).astype(jnp.int32), rows.draft.group
+        running, group = running_rows(state), kept_of(state).group
         inputs = smasher.fuse_some(base.embed(group.tokens), group.count)[:, None]
         # The position of the group's last token, however many slots lie before it.
         position = rows.token_length[:, None] - 1
         with jax.named_scope("forward"):
             out = base.forward(inputs, position, rows.cache, Block.causal(jnp.ones_like(position, bool)))
-        said = self._said(params, state, entry_at(smasher, out.taps, out.hidden, jnp.zeros_like(running)))
-        cache = rows.cache.commit(out.block_kv, position, after(running, said.rows.pending))
-        return replace(said, rows=replace(said.rows, cache=cache, forwards=rows.forwards + running))
+        said = self._said(params, state, entry_at(smasher, out.taps, out.hidden, jnp.zeros_like(rows.pending)))
+        return committed(said, out.block_kv, position, running.astype(jnp.int32), ran=running)
 
     def _said(self, params: Params, state: DecodeState, entry: Entry) -> DecodeState:
         """Emits the next group of each running row, token by token, and nothing after a token that ends a text."""
         base, smasher = self._bound(params)
-        limits: GroupLimits = state.shared.memory
+        limits: GroupLimits = state.shared.memory["limits"]
         rows, running = state.rows, running_rows(state)
         said, group, micro_steps = macro_step(
             base,
@@ -65,16 +64,17 @@ class SmashedDecoding(FusedDecoding):
             choose_next=functools.partial(
                 self._choose, state, functools.partial(micro_logits, base, params), limits.token_confidence
             ),
-            # The cache stays outside the loop of micro-steps: none of them reads it.
-            carry=replace(rows, cache=None, draft=None),
+            # The memory stays outside the loop of micro-steps: none of them reads it.
+            carry=replace(rows, memory={}),
             running=running,
             confidence=jnp.broadcast_to(limits.confidence, running.shape),
             limit=jnp.broadcast_to(limits.longest, running.shape),
             least_rows=limits.least(running),
         )
-        kept = replace(rows.draft, entry=entry, group=group).counted(group.count, micro_steps, running)
+        kept = replace(kept_of(state), entry=entry, group=group).counted(group.count, micro_steps, running)
         unread = jnp.where(running, group.count, rows.unread)
-        return replace(state, rows=replace(said, cache=rows.cache, draft=kept, unread=unread))
+        said = replace(said, memory=rows.memory, unread=unread).remembering(smasher=kept)
+        return replace(state, rows=said)
 
     def _choose(
         self,

@@ -1,5 +1,6 @@
 """What decoding carries from step to step."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.automaton import TokenAutomaton
-from jax_smash.cache import KVCache
+from jax_smash.cache import BlockKV, KVCache, Write, after
+from jax_smash.draft.context import Context
 from jax_smash.finish import LENGTH, NOT_A_NUMBER, RUNNING, STOP_STRING, STOP_TOKEN
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.pytree import pytree, replace
@@ -37,7 +39,8 @@ class Rows:
     """The rows of a batch. Every leaf is `[B, …]`, so that a row can be removed, inserted or sharded.
 
     Attributes:
-      cache: the target's cache; everything but the last `unread` tokens is in it.
+      memory: what modules keep of the row, by role: under `target` the target's cache, which holds everything but the
+        last `unread` tokens; under other roles what the method keeps beside it.
       pending: the last emitted token, not yet in the cache.
       unread: number of the last emitted tokens that are not in the cache: the pending one, or the group that it ends.
       token_length: tokens of the sequence so far: the prompt and all emitted tokens, unread ones included.
@@ -51,10 +54,9 @@ class Rows:
       forwards: decode forwards of the target made while the row ran; prefill is left out.
       last_hidden: the target's final hidden state of the last prompt token.
       log_probs: None unless asked for.
-      draft: what the method keeps for the row beside the target's cache; None in plain decoding.
     """
 
-    cache: Any
+    memory: dict[str, Any]
     pending: Int[Array, "B"]
     unread: Int[Array, "B"]
     token_length: Int[Array, "B"]
@@ -68,7 +70,15 @@ class Rows:
     forwards: Int[Array, "B"]
     last_hidden: Float[Array, "B D"]
     log_probs: LogProbs | None = None
-    draft: Any = None
+
+    @property
+    def cache(self) -> Any:
+        """The target's cache."""
+        return self.memory["target"]
+
+    def remembering(self, **memory: Any) -> "Rows":
+        """Returns the rows with other memory under some roles."""
+        return replace(self, memory=self.memory | memory)
 
 
 @pytree
@@ -79,13 +89,13 @@ class Shared:
       processors: logits processors; their settings are arrays of one value a row.
       stop_tokens: ids that end a row; −1 is padding.
       stops: the automaton of the stop strings; None where there are none.
-      memory: what the method keeps across rows; None in plain decoding.
+      memory: what the method keeps across rows, by role.
     """
 
     processors: tuple[LogitsProcessor, ...]
     stop_tokens: Int[Array, "n"]
     stops: TokenAutomaton | None = None
-    memory: Any = None
+    memory: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @pytree
@@ -162,6 +172,31 @@ def emit(
     return replace(state, rows=rows)
 
 
+def committed(
+    state: DecodeState,
+    block_kv: BlockKV,
+    position: Int[Array, "B T"],
+    count: Int[Array, "B"],
+    path: Int[Array, "B P"] | None = None,
+    *,
+    ran: Bool[Array, "B"],
+) -> DecodeState:
+    """Ends a step: writes what the target read into its cache, and counts the forward.
+
+    Args:
+      state: after the step's tokens were emitted, so that every read of the cache comes before the write.
+      block_kv: what the target's forward made of its entries.
+      position: of each entry.
+      count: entries to write a row.
+      path: which entries, in order; None takes them from the front.
+      ran: rows that took part.
+    """
+    rows = state.rows
+    write = Write(position=position, count=after(count, rows.pending), path=path)
+    rows = rows.remembering(target=rows.cache.commit(block_kv, write))
+    return replace(state, rows=replace(rows, forwards=rows.forwards + ran.astype(jnp.int32)))
+
+
 def processed_logits(
     state: DecodeState, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
 ) -> Float[Array, "B M V"]:
@@ -196,6 +231,19 @@ def lay_out(state: State, put: Callable[..., Any]) -> State:
 def take_rows(rows: Rows, index: Int[Array, "R"]) -> Rows:
     """Returns the rows with these indices, which may repeat."""
     return lay_out(jax.tree.map(lambda leaf: leaf[index], rows), constrain)
+
+
+def context(state: DecodeState) -> Context:
+    """Returns what drafters see of the rows."""
+    rows = state.rows
+    return Context(
+        pending=rows.pending,
+        token_length=rows.token_length,
+        running=running_rows(state),
+        key=rows.key,
+        processors=state.shared.processors,
+        processed=rows.processors,
+    )
 
 
 def running_rows(state: DecodeState) -> Bool[Array, "B"]:

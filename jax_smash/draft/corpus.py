@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.continuations import tree_of_continuations
 from jax_smash.draft.suffix import weights
-from jax_smash.draft.text import BEFORE, NOTHING, Text, kept_tokens, with_rows
+from jax_smash.draft.text import BEFORE, NOTHING, Text
 from jax_smash.draft.tree import DraftTree, Topology
-from jax_smash.protocols import Params
+from jax_smash.protocols import Needs, Params
 from jax_smash.pytree import pytree
 
 LENGTH = 16
@@ -79,20 +80,26 @@ class Corpus:
         if self.places < 2 or self.places % 2:
             raise ValueError(f"places must be even and at least 2; got {self.places}")
 
-    def init(self, params: Params, batch: int, slots: int) -> Text:
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the tokens."""
+        return Needs()
+
+    def init(self, params: Params, batch: int, slots: int, block: int) -> Text:
         """Makes rows that have read nothing."""
         return Text.empty(batch, slots)
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+    def read(self, params: Params, own: Text, shared: Any, seen: Seen) -> tuple[Text, Any]:
         """Keeps the prompt's tokens."""
-        count = chunk.valid.sum(1, dtype=jnp.int32)
-        return with_rows(state, state.rows.draft.drafter.extended(chunk.tokens, count))
+        return own.extended(seen.token, seen.count), shared
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: Text, shared: CorpusIndex, context: Context, topology: Topology
+    ) -> tuple[DraftTree, None]:
         """Returns the tree of what follows in the corpus."""
-        pending = state.rows.pending
-        ending = state.rows.draft.drafter.extended(pending[:, None], jnp.ones_like(pending)).ending(LENGTH)
-        index: CorpusIndex = state.shared.memory.drafter
+        pending = context.pending
+        ending = own.extended(pending[:, None], jnp.ones_like(pending)).ending(LENGTH)
+        index = shared
         size = index.order.shape[0]
         side = jnp.arange(-self.places // 2, self.places // 2, dtype=jnp.int32)[None]
         nearest = index.insertion(ending)[:, None] + side
@@ -104,16 +111,21 @@ class Corpus:
         token = jnp.where(after < size, index.token[jnp.minimum(after, size - 1)], NOTHING)
         return tree_of_continuations(topology, pending, token, weight), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> None:
-        """Needs nothing but the tokens."""
-
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
+    def learn(self, params: Params, own: Text, shared: Any, made: Any, outcome: Outcome) -> tuple[Text, Any]:
         """Keeps what was committed."""
-        return with_rows(state, state.rows.draft.drafter.extended(kept_tokens(verified), verified.count))
+        return own.extended(outcome.kept_tokens, outcome.count), shared
 
-    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
-        """Keeps what was read."""
-        return with_rows(state, state.rows.draft.drafter.extended(token, count))
+    def follow(
+        self,
+        params: Params,
+        own: Text,
+        shared: Any,
+        token: Int[Array, "B P"],
+        count: Int[Array, "B"],
+        pending: Int[Array, "B"],
+    ) -> tuple[Text, Any]:
+        """Keeps what was read meanwhile."""
+        return own.extended(token, count), shared
 
 
 def index_corpus(texts: Sequence[str], tokenizer: Any) -> CorpusIndex:

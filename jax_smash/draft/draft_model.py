@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.cache import Block, Earlier, after
+from jax_smash.cache import Block, Earlier, Write, after
 from jax_smash.draft.children import Children, draw_independent, draw_without_replacement
+from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow, pack, unpack
-from jax_smash.protocols import CausalLM, ModelDef, Params, continues_blocks
+from jax_smash.protocols import CausalLM, ModelDef, Needs, Params, continues_blocks
 from jax_smash.pytree import pytree, replace, static
-from jax_smash.sampling import gumbel_noise, likeliest, process
+from jax_smash.sampling import gumbel_noise, likeliest
 
 
 class Draws(enum.Enum):
@@ -117,35 +118,40 @@ class DraftModel:
     draws: Draws = Draws.COUPLED
     sampled: bool = False
 
-    def init(self, params: Params, batch: int, slots: int) -> DraftModelRows:
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the tokens."""
+        return Needs()
+
+    def init(self, params: Params, batch: int, slots: int, block: int) -> DraftModelRows:
         """Makes an empty cache for each row."""
         zeros = jnp.zeros((batch,), jnp.int32)
-        cache = self.model.bind(params["drafter"]).init_cache(batch, slots, slots)
+        # A missed token is written with the others.
+        cache = self.model.bind(params["drafter"]).init_cache(batch, slots, block + 1)
         return DraftModelRows(cache=cache, missed=zeros, behind=zeros > 0)
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
-        """Reads a chunk of the prompt, behind a token that was missed in the turn before."""
-        rows = state.rows.draft.drafter
-        model = self.model.bind(params["drafter"])
-        count = chunk.valid.sum(axis=1, dtype=jnp.int32)
-        # A row's first chunk of a turn also takes what the turn before left unread.
-        behind = rows.behind & (count > 0)
-        tokens = jnp.concatenate([rows.missed[:, None], chunk.tokens], axis=1)
-        valid = jnp.concatenate([behind[:, None], chunk.valid], axis=1)
-        offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] - 1
-        position = (state.rows.token_length - count)[:, None] + offset
-        out = model.forward(model.embed(tokens), jnp.maximum(position, 0), rows.cache, Block.causal(valid))
-        entry = jnp.broadcast_to(1 + jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32), chunk.tokens.shape)
-        rows = self._committed(rows, out.block_kv, position, entry, behind, count, out.hidden[:, -1, 0])
-        return _with(state, replace(rows, behind=rows.behind & (count == 0)))
+    def read(self, params: Params, own: DraftModelRows, shared: Any, seen: Seen) -> tuple[DraftModelRows, Any]:
+        """Reads a piece of the prompt, behind a token that was missed in the turn before."""
+        model, count = self.model.bind(params["drafter"]), seen.count
+        # A row's first piece of a turn also takes what the turn before left unread.
+        behind = own.behind & (count > 0)
+        tokens = jnp.concatenate([own.missed[:, None], seen.token], axis=1)
+        valid = jnp.concatenate([behind[:, None], seen.valid], axis=1)
+        position = jnp.concatenate([seen.position[:, :1] - 1, seen.position], axis=1)
+        out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, Block.causal(valid))
+        entry = jnp.broadcast_to(1 + jnp.arange(seen.token.shape[1], dtype=jnp.int32), seen.token.shape)
+        own = self._committed(own, out.block_kv, position, entry, behind, count, out.hidden[:, -1, 0])
+        return replace(own, behind=own.behind & (count == 0)), shared
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: DraftModelRows, shared: Any, context: Context, topology: Topology
+    ) -> tuple[DraftTree, Any]:
         """Returns the tree that the model continues the pending token with, level by level.
 
         A forward reads one level's nodes; those before it are in no cache yet, and are told it as earlier entries. A
         model that cannot be told of them reads the whole tree at every level.
         """
-        rows, nodes = state.rows.draft.drafter, topology.nodes
+        nodes = topology.nodes
         model = self.model.bind(params["drafter"])
         forwards = _forwards(topology.levels, nodes)
         if not forwards:
@@ -156,15 +162,15 @@ class DraftModel:
         def grown(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
             tree = grow(topology, growing.token)
             if not continues:
-                hidden, read = _read_all(model, state, rows, tree, levels, depth)
+                hidden, read = _read_all(model, context, own, tree, levels, depth)
             elif growing.read is None:
-                hidden, read = _read_root(model, state, rows, tree, levels)
+                hidden, read = _read_root(model, context, own, tree, levels)
             else:
-                hidden, read = _read_level(model, state, rows, tree, levels, depth, growing.read)
+                hidden, read = _read_level(model, context, own, tree, levels, depth, growing.read)
             logits = model.unembed(hidden)
-            return self._with_children(state, topology, levels, depth, logits, replace(growing, read=read)), None
+            return self._with_children(context, topology, levels, depth, logits, replace(growing, read=read)), None
 
-        token = jnp.broadcast_to(state.rows.pending[:, None], (rows.missed.shape[0], nodes))
+        token = jnp.broadcast_to(context.pending[:, None], (own.missed.shape[0], nodes))
         token = jnp.where((topology.depth > 0)[None], -1, token)
         root, _ = grown(Growing(token=token, proposal=None, read=None), jnp.int32(0))
         whole, _ = jax.lax.scan(grown, root, jnp.arange(1, forwards, dtype=jnp.int32))
@@ -173,7 +179,7 @@ class DraftModel:
 
     def _with_children(
         self,
-        state: Any,
+        context: Context,
         topology: Topology,
         levels: Levels,
         depth: Int[Array, ""],
@@ -184,7 +190,7 @@ class DraftModel:
         tree = grow(topology, growing.token)
         node, there = levels.at(depth)
         node, there = node[: logits.shape[1]], there[: logits.shape[1]]
-        children = self._children(state, self._processed(state, logits, tree.paths()[:, node]), node, depth)
+        children = self._children(context, context.process(logits, tree.paths()[:, node]), node, depth)
         of_level = jnp.clip(levels.place[topology.parent] - levels.first[depth], 0, len(node) - 1)
         below = (topology.depth == depth + 1) & (topology.rank < self.width)
         drawn = children.token[:, of_level, topology.rank % self.width]
@@ -195,48 +201,47 @@ class DraftModel:
             proposal = proposal.at[:, jnp.where(there, node, topology.nodes)].set(children.proposal, mode="drop")
         return replace(growing, token=jnp.where(below[None], drawn, growing.token), proposal=proposal)
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns the entries that the model has read and that are not in its cache, and which of them each node is."""
-        return checked.made
+    def learn(
+        self, params: Params, own: DraftModelRows, shared: Any, made: Any, outcome: Outcome
+    ) -> tuple[DraftModelRows, Any]:
+        """Commits what was emitted of the tree.
 
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
-        """Commits what was emitted of the tree."""
-        rows, (entries, place) = state.rows.draft.drafter, verified.lesson
-        path = verified.accepted.path
-        read = _forwards(verified.tree.levels, verified.tree.token.shape[1]) - 1
-        drafted = jnp.maximum(verified.count - 1, 0)
-        running = verified.count > 0
-        behind = rows.behind & running
+        `propose` has returned the entries that the model has read and that are not in its cache, and which of them each
+        node is.
+        """
+        (entries, place), tree, path = made, outcome.tree, outcome.accepted.path
+        read = _forwards(tree.levels, tree.token.shape[1]) - 1
+        drafted = jnp.maximum(outcome.count - 1, 0)
+        running = outcome.count > 0
+        behind = own.behind & running
         count = jnp.where(running, 1 + jnp.minimum(drafted, read), 0)
         entry = 1 + at_nodes(place, path)
-        rows = self._committed(rows, entries.block_kv, entries.position, entry, behind, count, state.rows.pending)
+        own = self._committed(own, entries.block_kv, entries.position, entry, behind, count, outcome.pending)
         # The last drafted token was never read; if it was kept, the pending token stands behind it.
-        missed = at_nodes(verified.tree.token, at_nodes(path, drafted))
-        return _with(
-            state,
-            replace(
-                rows,
-                missed=jnp.where(running, missed, rows.missed),
-                behind=jnp.where(running, drafted > read, rows.behind),
-            ),
+        missed = at_nodes(tree.token, at_nodes(path, drafted))
+        own = replace(
+            own,
+            missed=jnp.where(running, missed, own.missed),
+            behind=jnp.where(running, drafted > read, own.behind),
         )
+        return own, shared
 
     def _children(
-        self, state: Any, logits: Float[Array, "B A V"], node: Int[Array, "A"], depth: Int[Array, ""]
+        self, context: Context, logits: Float[Array, "B A V"], node: Int[Array, "A"], depth: Int[Array, ""]
     ) -> Children:
         """Returns the children of nodes of one depth."""
-        position = jnp.broadcast_to(state.rows.token_length[:, None] + depth, logits.shape[:2])
+        position = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
         if self.sampled and self.draws in (Draws.INDEPENDENT, Draws.DIFFERENT):
             draw = draw_independent if self.draws is Draws.INDEPENDENT else draw_without_replacement
-            return draw(logits, state.rows.key, position, jnp.broadcast_to(node, position.shape), count=self.width)
+            return draw(logits, context.key, position, jnp.broadcast_to(node, position.shape), count=self.width)
         if self.sampled and self.draws is Draws.COUPLED:
-            logits = logits.astype(jnp.float32) + gumbel_noise(state.rows.key, position, logits.shape[-1])
+            logits = logits.astype(jnp.float32) + gumbel_noise(context.key, position, logits.shape[-1])
         values, token = likeliest(logits, self.width)
         return Children(token=jnp.where(values > -jnp.inf, token, -1))
 
     def _committed(
         self,
-        rows: DraftModelRows,
+        own: DraftModelRows,
         block_kv: Any,
         position: Int[Array, "B E"],
         entry: Int[Array, "B P"],
@@ -250,10 +255,7 @@ class DraftModel:
         path = jnp.where(behind[:, None], with_missed, jnp.concatenate([entry, last], axis=1))
         path = jnp.minimum(path, position.shape[1] - 1)
         written = after(count + behind.astype(jnp.int32), evidence)
-        return replace(rows, cache=rows.cache.commit(block_kv, position, written, path))
-
-    def _processed(self, state: Any, logits: Float[Array, "B A V"], path: Int[Array, "B A P"]) -> Float[Array, "B A V"]:
-        return process(state.shared.processors, state.rows.processors, logits, path)
+        return replace(own, cache=own.cache.commit(block_kv, Write(position=position, count=written, path=path)))
 
 
 def _forwards(levels: int, nodes: int) -> int:
@@ -262,13 +264,13 @@ def _forwards(levels: int, nodes: int) -> int:
 
 
 def _read_root(
-    model: CausalLM, state: Any, rows: DraftModelRows, tree: DraftTree, levels: Levels
+    model: CausalLM, context: Context, own: DraftModelRows, tree: DraftTree, levels: Levels
 ) -> tuple[Float[Array, "B 1 D"], Earlier]:
     """Reads the missed token and the root. Returns the hidden state behind the root, and room for all entries."""
-    tokens = jnp.concatenate([rows.missed[:, None], tree.token[:, :1]], axis=1)
-    valid = jnp.concatenate([rows.behind[:, None], tree.valid[:, :1]], axis=1)
-    position = state.rows.token_length[:, None] + jnp.arange(-2, 0, dtype=jnp.int32)[None]
-    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), rows.cache, Block.causal(valid))
+    tokens = jnp.concatenate([own.missed[:, None], tree.token[:, :1]], axis=1)
+    valid = jnp.concatenate([own.behind[:, None], tree.valid[:, :1]], axis=1)
+    position = context.token_length[:, None] + jnp.arange(-2, 0, dtype=jnp.int32)[None]
+    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, Block.causal(valid))
     room = len(levels.order) - 1
     read = Earlier(block_kv=out.block_kv, position=position)
     return out.hidden[:, 1:], jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, room)] + [(0, 0)] * (x.ndim - 2)), read)
@@ -276,8 +278,8 @@ def _read_root(
 
 def _read_level(
     model: CausalLM,
-    state: Any,
-    rows: DraftModelRows,
+    context: Context,
+    own: DraftModelRows,
     tree: DraftTree,
     levels: Levels,
     depth: Int[Array, ""],
@@ -289,30 +291,26 @@ def _read_level(
     # The nodes before, behind the missed token; from this depth on there is only room.
     before = levels.order
     known = (jnp.arange(len(before), dtype=jnp.int32) < first)[None] & tree.valid[:, before]
-    valid = jnp.concatenate([rows.behind[:, None], known, tree.valid[:, node] & there[None]], axis=1)
+    valid = jnp.concatenate([own.behind[:, None], known, tree.valid[:, node] & there[None]], axis=1)
     ancestor = unpack(tree.ancestors, tree.token.shape[1])[:, node][:, :, before]
     itself = jnp.broadcast_to(jnp.eye(levels.room, dtype=bool), (valid.shape[0], levels.room, levels.room))
     missed = jnp.ones((valid.shape[0], levels.room, 1), bool)
     block = Block(valid=valid, ancestors=pack(jnp.concatenate([missed, ancestor, itself], axis=2)), earlier=read)
-    position = jnp.broadcast_to(state.rows.token_length[:, None] - 1 + depth, (valid.shape[0], levels.room))
-    out = model.forward(model.embed(tree.token[:, node]), position, rows.cache, block)
+    position = jnp.broadcast_to(context.token_length[:, None] - 1 + depth, (valid.shape[0], levels.room))
+    out = model.forward(model.embed(tree.token[:, node]), position, own.cache, block)
     new = Earlier(block_kv=out.block_kv, position=position)
     written = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, 1 + first, axis=1), read, new)
     return out.hidden, written
 
 
 def _read_all(
-    model: CausalLM, state: Any, rows: DraftModelRows, tree: DraftTree, levels: Levels, depth: Int[Array, ""]
+    model: CausalLM, context: Context, own: DraftModelRows, tree: DraftTree, levels: Levels, depth: Int[Array, ""]
 ) -> tuple[Float[Array, "B room D"], Earlier]:
     """Does what `_read_level` does for a model that reads every block in order: reads the whole chain again."""
-    tokens = jnp.concatenate([rows.missed[:, None], tree.token[:, levels.order]], axis=1)
+    tokens = jnp.concatenate([own.missed[:, None], tree.token[:, levels.order]], axis=1)
     drafted = jnp.arange(len(levels.order), dtype=jnp.int32) < tree.token.shape[1]
-    valid = jnp.concatenate([rows.behind[:, None], tree.valid[:, levels.order] & drafted[None]], axis=1)
-    position = state.rows.token_length[:, None] - 2 + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), rows.cache, Block.causal(valid))
+    valid = jnp.concatenate([own.behind[:, None], tree.valid[:, levels.order] & drafted[None]], axis=1)
+    position = context.token_length[:, None] - 2 + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, Block.causal(valid))
     hidden = jax.lax.dynamic_slice_in_dim(out.hidden, 1 + levels.first[depth], levels.room, axis=1)
     return hidden, Earlier(block_kv=out.block_kv, position=position)
-
-
-def _with(state: Any, rows: DraftModelRows) -> Any:
-    return replace(state, rows=replace(state.rows, draft=replace(state.rows.draft, drafter=rows)))

@@ -7,9 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.tree import DraftTree, Topology, chain, pack, tree_of, unpack
-from jax_smash.protocols import LateLearner, Params, learned_tokens, learned_totals
+from jax_smash.protocols import LateLearner, Needs, Params
 from jax_smash.pytree import replace
+
+Pair = tuple[Any, Any]
+"""Of the two drafters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,55 +40,67 @@ class Hybrid:
     """Drafts branch, whatever the topology."""
 
     @property
-    def likeliest(self) -> int:
-        """Tokens of each node that the two learn from."""
-        return max(learned_tokens(self.tree), learned_tokens(self.line))
+    def needs(self) -> Needs:
+        """What either of the two needs."""
+        first, second = self.tree.needs, self.line.needs
+        return Needs(
+            likeliest=max(first.likeliest, second.likeliest),
+            totals=first.totals or second.totals,
+            taps=tuple(sorted({*first.taps, *second.taps})),
+        )
 
-    @property
-    def totals(self) -> bool:
-        """Whether one of them learns their probabilities, too."""
-        return learned_totals(self.tree) or learned_totals(self.line)
-
-    def init(self, params: Params, batch: int, slots: int) -> tuple[Any, Any]:
+    def init(self, params: Params, batch: int, slots: int, block: int) -> Pair:
         """Makes what each of the two keeps of rows."""
-        return self.tree.init(params, batch, slots), self.line.init(params, batch, slots)
+        return self.tree.init(params, batch, slots, block), self.line.init(params, batch, slots, block)
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
-        """Lets both learn from a chunk of the prompt."""
-        for i, drafter in enumerate((self.tree, self.line)):
-            state = _whole(state, drafter.prefill(params, _view(state, i), chunk, hidden, taps), i)
-        return state
+    def read(self, params: Params, own: Pair, shared: Pair, seen: Seen) -> tuple[Pair, Pair]:
+        """Lets both learn from a piece of the prompt."""
+        return _both(
+            self.tree.read(params, own[0], shared[0], seen),
+            self.line.read(params, own[1], shared[1], seen),
+        )
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: Pair, shared: Pair, context: Context, topology: Topology
+    ) -> tuple[DraftTree, Pair]:
         """Returns both drafts as one tree of the topology's nodes."""
         length = min(topology.levels, topology.nodes // self.part)
         if not length:
-            tree, made = self.tree.propose(params, _view(state, 0), topology)
+            tree, made = self.tree.propose(params, own[0], shared[0], context, topology)
             return tree, (made, None)
-        kept = topology.nodes - length
-        first, made = self.tree.propose(params, _view(state, 0), _first_nodes(topology, kept))
-        second, _ = self.line.propose(params, _view(state, 1), replace(chain(length), levels=topology.levels))
+        kept = _first_nodes(topology, topology.nodes - length)
+        first, made = self.tree.propose(params, own[0], shared[0], context, kept)
+        second, _ = self.line.propose(
+            params, own[1], shared[1], context, replace(chain(length), levels=topology.levels)
+        )
         return _joined(first, second, topology.levels), (made, None)
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> Any:
-        """Returns what each of the two needs of the whole tree."""
-        return tuple(
-            drafter.lesson(params, _view(state, i), replace(checked, made=checked.made[i]))
-            for i, drafter in enumerate((self.tree, self.line))
+    def learn(self, params: Params, own: Pair, shared: Pair, made: Pair, outcome: Outcome) -> tuple[Pair, Pair]:
+        """Lets both learn from the whole tree."""
+        return _both(
+            self.tree.learn(params, own[0], shared[0], made[0], outcome),
+            self.line.learn(params, own[1], shared[1], made[1], outcome),
         )
 
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
-        """Lets both learn from the whole tree."""
-        for i, drafter in enumerate((self.tree, self.line)):
-            seen = replace(verified, lesson=verified.lesson[i])
-            state = _whole(state, drafter.observe(params, _view(state, i), seen), i)
-        return state
-
-    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+    def follow(
+        self,
+        params: Params,
+        own: Pair,
+        shared: Pair,
+        token: Int[Array, "B P"],
+        count: Int[Array, "B"],
+        pending: Int[Array, "B"],
+    ) -> tuple[Pair, Pair]:
         """Lets both learn from what was read meanwhile."""
-        for i, drafter in enumerate((self.tree, self.line)):
-            state = _whole(state, drafter.follow(params, _view(state, i), token, count), i)
-        return state
+        return _both(
+            self.tree.follow(params, own[0], shared[0], token, count, pending),
+            self.line.follow(params, own[1], shared[1], token, count, pending),
+        )
+
+
+def _both(first: Pair, second: Pair) -> tuple[Pair, Pair]:
+    """Returns what two drafters keep of rows, and what rows share, from what each keeps of both."""
+    return (first[0], second[0]), (first[1], second[1])
 
 
 def _first_nodes(topology: Topology, nodes: int) -> Topology:
@@ -127,32 +143,3 @@ def _joined(tree: DraftTree, line: DraftTree, levels: int) -> DraftTree:
     # The tree's ranks are the drafter's; the chain's nodes are no trial of any.
     none = jnp.full((token.shape[0], token.shape[1] - nodes), -1, jnp.int32)
     return replace(joined, rank=jnp.concatenate([tree.rank, none], axis=1))
-
-
-def _view(state: Any, i: int) -> Any:
-    """Returns the state as one of the two sees it."""
-    draft, memory = state.rows.draft, state.shared.memory
-    return replace(
-        state,
-        rows=replace(state.rows, draft=replace(draft, drafter=draft.drafter[i])),
-        shared=replace(state.shared, memory=replace(memory, drafter=memory.drafter[i])),
-    )
-
-
-def _whole(state: Any, view: Any, i: int) -> Any:
-    """Returns the state with what one of the two changed."""
-
-    def put(pair: tuple[Any, Any], one: Any) -> tuple[Any, Any]:
-        return (one, pair[1]) if i == 0 else (pair[0], one)
-
-    return replace(
-        view,
-        rows=replace(
-            view.rows,
-            draft=replace(view.rows.draft, drafter=put(state.rows.draft.drafter, view.rows.draft.drafter)),
-        ),
-        shared=replace(
-            view.shared,
-            memory=replace(view.shared.memory, drafter=put(state.shared.memory.drafter, view.shared.memory.drafter)),
-        ),
-    )

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jax_smash.draft.text import NOTHING, largest, with_rows
+from jax_smash.draft.context import Context, Outcome, Seen
+from jax_smash.draft.text import NOTHING, largest
 from jax_smash.draft.tree import DraftTree, Topology, grow, topology
-from jax_smash.protocols import Params
+from jax_smash.protocols import Needs, Params
 from jax_smash.pytree import pytree, replace
 
 STRIDE = 7919
@@ -103,7 +104,12 @@ class Lookahead:
         nodes = (self.window + self.guesses) * (self.ngram - 1)
         return _layout(self, nodes, self.window + self.ngram - 3)[0]
 
-    def init(self, params: Params, batch: int, slots: int) -> LookaheadRows:
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the tokens."""
+        return Needs()
+
+    def init(self, params: Params, batch: int, slots: int, block: int) -> LookaheadRows:
         """Makes rows that have read nothing."""
         return LookaheadRows(
             window=jnp.zeros((batch, self.ngram - 1, self.window), jnp.int32),
@@ -111,55 +117,55 @@ class Lookahead:
             written=jnp.zeros((batch,), jnp.int32),
         )
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+    def read(self, params: Params, own: LookaheadRows, shared: Any, seen: Seen) -> tuple[LookaheadRows, Any]:
         """Fills the window with tokens of the prompt, and the pool with its n-grams."""
-        rows: LookaheadRows = state.rows.draft.drafter
-        count = chunk.valid.sum(1, dtype=jnp.int32)[:, None]
-        _, levels, columns = rows.window.shape
+        count = seen.count[:, None]
+        _, levels, columns = own.window.shape
         index = (jnp.arange(levels * columns, dtype=jnp.int32) * STRIDE)[None] % jnp.maximum(count, 1)
-        drawn = jnp.take_along_axis(chunk.tokens, index, axis=1).astype(jnp.int32).reshape(rows.window.shape)
-        rows = replace(rows, window=jnp.where((count > 0)[:, :, None], drawn, rows.window))
-        beginnings = chunk.tokens.shape[1] - self.ngram + 1
+        drawn = jnp.take_along_axis(seen.token, index, axis=1).astype(jnp.int32).reshape(own.window.shape)
+        own = replace(own, window=jnp.where((count > 0)[:, :, None], drawn, own.window))
+        beginnings = seen.token.shape[1] - self.ngram + 1
         if self.learn_prompt and beginnings > 0:
-            shifted = [chunk.tokens[:, i : i + beginnings].astype(jnp.int32) for i in range(self.ngram)]
-            rows = rows.put(jnp.stack(shifted, axis=2), chunk.valid[:, self.ngram - 1 :])
-        return with_rows(state, rows)
+            shifted = [seen.token[:, i : i + beginnings].astype(jnp.int32) for i in range(self.ngram)]
+            own = own.put(jnp.stack(shifted, axis=2), seen.valid[:, self.ngram - 1 :])
+        return own, shared
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: LookaheadRows, shared: Any, context: Context, topology: Topology
+    ) -> tuple[DraftTree, None]:
         """Returns the tree of the window and of the pool's n-grams.
 
         What does not fit the topology's nodes and levels is left out: columns and guesses alike.
         """
-        rows, pending = state.rows.draft.drafter, state.rows.pending[:, None]
+        pending = context.pending[:, None]
         shape, columns, guesses, length = _layout(self, topology.nodes, topology.levels)
         parts = [pending]
         if columns:
-            window = rows.window[:, :, :columns].reshape(pending.shape[0], -1)
+            window = own.window[:, :, :columns].reshape(pending.shape[0], -1)
             parts.append(window[:, 1:])
         if guesses:
-            found = rows.beginning_with(pending[:, 0], guesses)[:, :, :length]
+            found = own.beginning_with(pending[:, 0], guesses)[:, :, :length]
             parts.append(found.reshape(pending.shape[0], -1))
         token = jnp.concatenate(parts, axis=1)
         rest = topology.nodes - token.shape[1]
         return grow(shape, jnp.pad(token, ((0, 0), (0, rest)), constant_values=NOTHING)), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> None:
-        """Needs nothing but the tokens."""
-
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
+    def learn(
+        self, params: Params, own: LookaheadRows, shared: Any, made: Any, outcome: Outcome
+    ) -> tuple[LookaheadRows, Any]:
         """Completes the window's n-grams and moves it one place on, whatever was kept."""
-        tree, rows = verified.tree, state.rows.draft.drafter
+        tree = outcome.tree
         _, columns, _, _ = _layout(self, tree.token.shape[1], tree.levels)
         if not columns:
-            return state
+            return own, shared
         levels = self.ngram - 1
         window = tree.token[:, : levels * columns].reshape(-1, levels, columns)
-        made = verified.target[:, (levels - 1) * columns : levels * columns]
-        complete = jnp.concatenate([window, made[:, None]], axis=1)
-        running = verified.running[:, None]
-        rows = rows.put(complete.swapaxes(1, 2), jnp.broadcast_to(running, made.shape))
-        moved = jnp.where(running[:, :, None], complete[:, 1:], rows.window[:, :, :columns])
-        return with_rows(state, replace(rows, window=rows.window.at[:, :, :columns].set(moved)))
+        said = outcome.target[:, (levels - 1) * columns : levels * columns]
+        complete = jnp.concatenate([window, said[:, None]], axis=1)
+        running = outcome.running[:, None]
+        own = own.put(complete.swapaxes(1, 2), jnp.broadcast_to(running, said.shape))
+        moved = jnp.where(running[:, :, None], complete[:, 1:], own.window[:, :, :columns])
+        return replace(own, window=own.window.at[:, :, :columns].set(moved)), shared
 
 
 @functools.lru_cache(maxsize=64)

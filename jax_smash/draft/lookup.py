@@ -6,10 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.continuations import tree_of_continuations
-from jax_smash.draft.text import Text, kept_tokens, with_rows
+from jax_smash.draft.text import Text
 from jax_smash.draft.tree import DraftTree, Topology
-from jax_smash.protocols import Params
+from jax_smash.protocols import Needs, Params
 
 MOST_PLACES = 30
 """Places whose weights, each twice the next, fit 32 bits together."""
@@ -43,32 +44,43 @@ class Lookup:
         if not 1 <= self.places <= MOST_PLACES:
             raise ValueError(f"places must be from 1 to {MOST_PLACES}; got {self.places}")
 
-    def init(self, params: Params, batch: int, slots: int) -> Text:
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the tokens."""
+        return Needs()
+
+    def init(self, params: Params, batch: int, slots: int, block: int) -> Text:
         """Makes rows that have read nothing."""
         return Text.empty(batch, slots)
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+    def read(self, params: Params, own: Text, shared: Any, seen: Seen) -> tuple[Text, Any]:
         """Keeps the prompt's tokens."""
-        count = chunk.valid.sum(1, dtype=jnp.int32)
-        return with_rows(state, state.rows.draft.drafter.extended(chunk.tokens, count))
+        return own.extended(seen.token, seen.count), shared
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: Text, shared: Any, context: Context, topology: Topology
+    ) -> tuple[DraftTree, None]:
         """Returns the tree of what followed the last tokens before."""
-        pending = state.rows.pending
-        text = state.rows.draft.drafter.extended(pending[:, None], jnp.ones_like(pending))
+        pending = context.pending
+        text = own.extended(pending[:, None], jnp.ones_like(pending))
         place, agreeing = text.latest(text.matches(self.max_ngram), self.places)
         # A place outweighs all that come after it together.
         weight = jnp.left_shift(1, jnp.arange(place.shape[1] - 1, -1, -1, dtype=jnp.int32))[None]
         weight = jnp.where(agreeing > 0, weight, 0)
         return tree_of_continuations(topology, pending, text.following(place, topology.levels), weight), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> None:
-        """Needs nothing but the tokens."""
-
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
+    def learn(self, params: Params, own: Text, shared: Any, made: Any, outcome: Outcome) -> tuple[Text, Any]:
         """Keeps what was committed."""
-        return with_rows(state, state.rows.draft.drafter.extended(kept_tokens(verified), verified.count))
+        return own.extended(outcome.kept_tokens, outcome.count), shared
 
-    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
-        """Keeps what was read."""
-        return with_rows(state, state.rows.draft.drafter.extended(token, count))
+    def follow(
+        self,
+        params: Params,
+        own: Text,
+        shared: Any,
+        token: Int[Array, "B P"],
+        count: Int[Array, "B"],
+        pending: Int[Array, "B"],
+    ) -> tuple[Text, Any]:
+        """Keeps what was read meanwhile."""
+        return own.extended(token, count), shared

@@ -4,32 +4,18 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from jax_smash.draft.tree import DraftTree, Topology, grow
-from jax_smash.finish import RUNNING
-from jax_smash.protocols import CausalLM, ModelDef, Params
-from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import choose, process
+from jax_smash.draft.context import Context, Outcome, Seen
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.protocols import CausalLM, ModelDef, Needs, Params
+from jax_smash.sampling import choose
 from jax_smash.sharding import constrain
-from jax_smash.smash.entry import Entry, chosen_entry, empty_entry, last_entry
+from jax_smash.smash.entry import Entry, chosen_entry, empty_entry, entry_at, last_entry
 from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.macro_step import Group, macro_step
 from jax_smash.smash.micro_head import micro_logits, sure
 from jax_smash.smash.smasher import Smasher, SmasherDef
-
-
-@pytree
-class Read:
-    """What was computed for each node of a tree: an `Entry` a node.
-
-    Attributes:
-      prefix: tapped vectors.
-      hidden: final hidden states.
-    """
-
-    prefix: Float[Array, "B M taps D"]
-    hidden: Float[Array, "B M D"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,53 +30,54 @@ class Micro:
     Attributes:
       target: the base.
       smasher: the grafted modules; their parameters stand under `smasher`.
+      taps: of the base that they continue from.
       sampled: some row may sample.
     """
 
     target: ModelDef
     smasher: SmasherDef
+    taps: tuple[int, ...] = ()
     sampled: bool = False
 
-    def init(self, params: Params, batch: int, slots: int) -> Entry:
+    @property
+    def needs(self) -> Needs:
+        """The taps that the modules continue from."""
+        return Needs(taps=self.taps)
+
+    def init(self, params: Params, batch: int, slots: int, block: int) -> Entry:
         """Makes the entry of rows that have read nothing."""
         return empty_entry(self.target.bind(params["target"]), self.smasher.bind(params["smasher"]), batch)
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+    def read(self, params: Params, own: Entry, shared: GroupLimits, seen: Seen) -> tuple[Entry, GroupLimits]:
         """Keeps the last entry of the prompt."""
         smasher = self.smasher.bind(params["smasher"])
-        return _with(state, last_entry(smasher, state.rows.draft.drafter, chunk.valid, taps, hidden))
+        return last_entry(smasher, own, seen.valid, seen.taps, seen.hidden), shared
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: Entry, shared: GroupLimits, context: Context, topology: Topology
+    ) -> tuple[DraftTree, None]:
         """Returns the chain that the modules would make a group of."""
         base, smasher = self.target.bind(params["target"]), self.smasher.bind(params["smasher"])
-        limits, entry = state.shared.memory.drafter, state.rows.draft.drafter
-        group, _ = drafted_group(base, smasher, params, state, entry, limits=limits, sampled=self.sampled)
+        group, _ = drafted_group(base, smasher, params, context, own, limits=shared, sampled=self.sampled)
         place = jnp.arange(topology.nodes, dtype=jnp.int32)[None]
         tokens = jnp.where(place < group.count[:, None], group.tokens[:, : topology.nodes], -1)
-        return grow(topology, tokens.at[:, 0].set(state.rows.pending)), None
+        return grow(topology, tokens.at[:, 0].set(context.pending)), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> Read:
-        """Returns what each node was computed to be."""
-        smasher = self.smasher.bind(params["smasher"])
-        return Read(prefix=smasher.prefix(checked.taps, checked.hidden), hidden=checked.hidden)
-
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
+    def learn(
+        self, params: Params, own: Entry, shared: GroupLimits, made: Any, outcome: Outcome
+    ) -> tuple[Entry, GroupLimits]:
         """Keeps the node that the new pending token was read from."""
-        last = jnp.maximum(verified.count - 1, 0)
-        node = jnp.take_along_axis(verified.accepted.path, last[:, None], axis=1)
-        read: Read = verified.lesson
-        entry = Entry(
-            prefix=jnp.take_along_axis(read.prefix, node[:, :, None, None], axis=1)[:, 0],
-            hidden=jnp.take_along_axis(read.hidden, node[:, :, None], axis=1)[:, 0],
-        )
-        return _with(state, chosen_entry(verified.running, entry, state.rows.draft.drafter))
+        smasher = self.smasher.bind(params["smasher"])
+        node = at_nodes(outcome.accepted.path, jnp.maximum(outcome.count - 1, 0))
+        entry = entry_at(smasher, outcome.taps, outcome.hidden, node)
+        return chosen_entry(outcome.running, entry, own), shared
 
 
 def drafted_group(
     base: CausalLM,
     smasher: Smasher,
     params: Params,
-    state: Any,
+    context: Context,
     entry: Entry,
     *,
     limits: GroupLimits,
@@ -107,28 +94,26 @@ def drafted_group(
       base: bound to its parameters.
       smasher: the grafted modules, likewise.
       params: of every module that decodes, by role.
-      state: of decoding, the pending tokens said.
+      context: the rows, the pending tokens said.
       entry: what the pending tokens were read from.
       limits: how far groups go.
       sampled: some row may sample.
     """
-    rows = state.rows
-    running = rows.finish == RUNNING
     Path = Int[Array, "B P"]  # The tokens behind the pending one, padded with −1.
 
     def pending(path: Path, hidden: Array, index: Array, active: Bool[Array, "B"]) -> tuple[Path, Array, Array]:
-        return path, rows.pending, active
+        return path, context.pending, active
 
     def drafted(path: Path, hidden: Array, index: Array, active: Bool[Array, "B"]) -> tuple[Path, Array, Array]:
         logits = constrain(micro_logits(base, params, hidden), "batch")[:, None]
         surely = sure(logits[:, 0], limits.token_confidence)
-        logits = process(state.shared.processors, rows.processors, logits, path[:, None])
-        place = rows.token_length[:, None] - 1 + index
-        token = choose(logits, rows.key, place, sampled=sampled)[:, 0]
+        logits = context.process(logits, path[:, None])
+        place = context.token_length[:, None] - 1 + index
+        token = choose(logits, context.key, place, sampled=sampled)[:, 0]
         token = jnp.where(active & surely & (logits.max(-1)[:, 0] > -jnp.inf), token, -1)
         return path.at[:, index - 1].set(token), token, active
 
-    steps = smasher.config.micro_steps
+    steps, running = smasher.config.micro_steps, context.running
     _, group, micro_steps = macro_step(
         base,
         smasher,
@@ -143,7 +128,3 @@ def drafted_group(
         least_rows=limits.least(running),
     )
     return group, micro_steps
-
-
-def _with(state: Any, entry: Entry) -> Any:
-    return replace(state, rows=replace(state.rows, draft=replace(state.rows.draft, drafter=entry)))

@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jax_smash import cpu
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.best_first import grow_best_first
+from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
-from jax_smash.protocols import ModelDef, Params
+from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace, static
 from jax_smash.sampling import Likeliest, likeliest_tokens
 
@@ -126,16 +127,11 @@ class Recycling:
     probabilities: bool = False
 
     @property
-    def likeliest(self) -> int:
-        """Tokens of each node that it learns from."""
-        return self.width
+    def needs(self) -> Needs:
+        """The likeliest tokens at each node, with their probabilities if they are kept."""
+        return Needs(likeliest=self.width, totals=self.probabilities)
 
-    @property
-    def totals(self) -> bool:
-        """Whether it learns their probabilities, too."""
-        return self.probabilities
-
-    def init(self, params: Params, batch: int, slots: int) -> Successors | None:
+    def init(self, params: Params, batch: int, slots: int, block: int) -> Successors | None:
         """Makes what is known of each row; None where the rows share it."""
         return self.empty(params, batch) if self.own else None
 
@@ -166,22 +162,22 @@ class Recycling:
         probability = guessed if probability is None else probability
         return replace(known, probability=ByToken.of(jnp.asarray(probability, jnp.float32)))
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+    def read(self, params: Params, own: Any, shared: Any, seen: Seen) -> tuple[Any, Any]:
         """Reads the successors of the prompt's tokens."""
         if not self.learn_prompt:
-            return state
-        model = self.target.bind(params["target"])
-        known = self._known(state)
-        for start in range(0, chunk.tokens.shape[1], PROMPT_ENTRIES):
+            return own, shared
+        model, known = self.target.bind(params["target"]), self._known(own, shared)
+        for start in range(0, seen.token.shape[1], PROMPT_ENTRIES):
             piece = slice(start, start + PROMPT_ENTRIES)
-            token, valid = chunk.tokens[:, piece], chunk.valid[:, piece]
-            lesson = self._lesson(likeliest_tokens(model, hidden[:, piece], self.likeliest, total=self.probabilities))
-            known = self._each(_written, known, token, lesson, valid)
-        return self._with(state, known)
+            found = likeliest_tokens(model, seen.hidden[:, piece], self.width, total=self.probabilities)
+            known = self._each(_written, known, seen.token[:, piece], self._lesson(found), seen.valid[:, piece])
+        return self._kept(known, own, shared)
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: Any, shared: Any, context: Context, topology: Topology
+    ) -> tuple[DraftTree, None]:
         """Returns the tree that grows from the pending token by the matrix."""
-        known, pending = self._known(state), state.rows.pending
+        known, pending = self._known(own, shared), context.pending
         if self.probabilities:
             tree = grow_best_first(
                 pending,
@@ -202,30 +198,35 @@ class Recycling:
         token, _ = jax.lax.scan(level, token, jnp.arange(1, topology.levels + 1, dtype=jnp.int32))
         return grow(topology, token), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> Lesson:
-        """Returns the successors of every checked node's token, rejected nodes included."""
-        return self._lesson(checked.likeliest)
+    def learn(self, params: Params, own: Any, shared: Any, made: Any, outcome: Outcome) -> tuple[Any, Any]:
+        """Writes the successors of every node's token, rejected nodes included, and counts what was emitted."""
+        tree, path = outcome.tree, outcome.accepted.path
+        assert outcome.likeliest is not None
+        seen = tree.valid & outcome.running[:, None]
+        emitted = at_nodes(outcome.target, path)
+        kept = jnp.arange(path.shape[1], dtype=jnp.int32)[None] < outcome.count[:, None]
+        known = self._each(_written, self._known(own, shared), tree.token, self._lesson(outcome.likeliest), seen)
+        return self._kept(self._each(_counted, known, emitted, kept), own, shared)
 
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
-        """Writes them into the matrix, and counts what was emitted."""
-        tree, path = verified.tree, verified.accepted.path
-        seen = tree.valid & verified.running[:, None]
-        emitted = at_nodes(verified.target, path)
-        kept = jnp.arange(path.shape[1], dtype=jnp.int32)[None] < verified.count[:, None]
-        known = self._each(_written, self._known(state), tree.token, verified.lesson, seen)
-        return self._with(state, self._each(_counted, known, emitted, kept))
-
-    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+    def follow(
+        self,
+        params: Params,
+        own: Any,
+        shared: Any,
+        token: Int[Array, "B P"],
+        count: Int[Array, "B"],
+        pending: Int[Array, "B"],
+    ) -> tuple[Any, Any]:
         """Puts the token that followed each first among its successors, as if it were the likeliest, and counts it.
 
         Of greedy text that is what a lesson would put there; the other successors are those known before.
         """
         place = jnp.arange(token.shape[1], dtype=jnp.int32)[None]
         then = jnp.pad(token[:, 1:], ((0, 0), (0, 1)))
-        then = jnp.where(place == count[:, None] - 1, state.rows.pending[:, None], then)
+        then = jnp.where(place == count[:, None] - 1, pending[:, None], then)
         seen = place < count[:, None]
-        known = self._each(_followed, self._known(state), token, then, seen)
-        return self._with(state, self._each(_counted, known, then, seen))
+        known = self._each(_followed, self._known(own, shared), token, then, seen)
+        return self._kept(self._each(_counted, known, then, seen), own, shared)
 
     def _successor(self, known: Successors, token: Int[Array, "B M"], rank: Int[Array, "M"]) -> Int[Array, "B M"]:
         # A topology made for a wider matrix has ranks that nothing is known of.
@@ -271,13 +272,11 @@ class Recycling:
             return jax.vmap(change)(known, *entries)
         return change(known, *jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), entries))
 
-    def _known(self, state: Any) -> Successors:
-        return state.rows.draft.drafter if self.own else state.shared.memory.drafter
+    def _known(self, own: Any, shared: Any) -> Successors:
+        return own if self.own else shared
 
-    def _with(self, state: Any, known: Successors) -> Any:
-        if self.own:
-            return replace(state, rows=replace(state.rows, draft=replace(state.rows.draft, drafter=known)))
-        return replace(state, shared=replace(state.shared, memory=replace(state.shared.memory, drafter=known)))
+    def _kept(self, known: Successors, own: Any, shared: Any) -> tuple[Any, Any]:
+        return (known, shared) if self.own else (own, known)
 
 
 def _written(known: Successors, token: Int[Array, "n"], lesson: Lesson, seen: Bool[Array, "n"]) -> Successors:

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.continuations import tree_of_continuations
-from jax_smash.draft.text import Text, kept_tokens, with_rows
+from jax_smash.draft.text import Text
 from jax_smash.draft.tree import DraftTree, Topology
-from jax_smash.protocols import Params
+from jax_smash.protocols import Needs, Params
 from jax_smash.pytree import pytree, replace
 
 HEAVIEST = 16
@@ -78,34 +79,46 @@ class Suffix:
         if self.places < 1:
             raise ValueError(f"places must be at least 1; got {self.places}")
 
-    def init(self, params: Params, batch: int, slots: int) -> SuffixIndex:
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the tokens."""
+        return Needs()
+
+    def init(self, params: Params, batch: int, slots: int, block: int) -> SuffixIndex:
         """Makes rows that have read nothing."""
         return SuffixIndex(text=Text.empty(batch, slots), agreeing=jnp.zeros((batch, slots), jnp.int32))
 
-    def prefill(self, params: Params, state: Any, chunk: Any, hidden: Any, taps: Any) -> Any:
+    def read(self, params: Params, own: SuffixIndex, shared: Any, seen: Seen) -> tuple[SuffixIndex, Any]:
         """Reads the prompt's tokens."""
-        count = chunk.valid.sum(1, dtype=jnp.int32)
-        return with_rows(state, state.rows.draft.drafter.extended(chunk.tokens, count))
+        return own.extended(seen.token, seen.count), shared
 
-    def propose(self, params: Params, state: Any, topology: Topology) -> tuple[DraftTree, Any]:
+    def propose(
+        self, params: Params, own: SuffixIndex, shared: Any, context: Context, topology: Topology
+    ) -> tuple[DraftTree, None]:
         """Returns the tree of what followed the longest endings."""
-        pending = state.rows.pending
-        index = state.rows.draft.drafter.extended(pending[:, None], jnp.ones_like(pending))
+        pending = context.pending
+        index = own.extended(pending[:, None], jnp.ones_like(pending))
         place, agreeing = index.text.latest(index.agreeing, self.places)
         token = index.text.following(place, topology.levels)
         return tree_of_continuations(topology, pending, token, weights(agreeing)), None
 
-    def lesson(self, params: Params, state: Any, checked: Any) -> None:
-        """Needs nothing but the tokens."""
-
-    def observe(self, params: Params, state: Any, verified: Any) -> Any:
+    def learn(
+        self, params: Params, own: SuffixIndex, shared: Any, made: Any, outcome: Outcome
+    ) -> tuple[SuffixIndex, Any]:
         """Reads what was committed."""
-        index = state.rows.draft.drafter.extended(kept_tokens(verified), verified.count)
-        return with_rows(state, index)
+        return own.extended(outcome.kept_tokens, outcome.count), shared
 
-    def follow(self, params: Params, state: Any, token: Int[Array, "B P"], count: Int[Array, "B"]) -> Any:
+    def follow(
+        self,
+        params: Params,
+        own: SuffixIndex,
+        shared: Any,
+        token: Int[Array, "B P"],
+        count: Int[Array, "B"],
+        pending: Int[Array, "B"],
+    ) -> tuple[SuffixIndex, Any]:
         """Reads what was read meanwhile."""
-        return with_rows(state, state.rows.draft.drafter.extended(token, count))
+        return own.extended(token, count), shared
 
 
 def weights(agreeing: Int[Array, "B R"]) -> Int[Array, "B R"]:

@@ -1,11 +1,8 @@
 """The tokens that each row's cache holds, for drafters that look things up in them."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jax_smash.draft.tree import at_nodes
 from jax_smash.pytree import pytree, replace
 
 NOTHING = -1
@@ -107,13 +104,3 @@ def largest(key: Int[Array, "B S"], count: int) -> Int[Array, "B {count}"]:
     for _ in range(count - 1):
         found.append(jnp.where(key < found[-1], key, 0).max(1, keepdims=True))
     return jnp.concatenate(found, axis=1)
-
-
-def kept_tokens(verified: Any) -> Int[Array, "B P"]:
-    """Returns the tokens on the kept path, the step's pending token first: what the cache was given."""
-    return at_nodes(verified.tree.token, verified.accepted.path)
-
-
-def with_rows(state: Any, drafter: Any) -> Any:
-    """Returns a state in which a drafter keeps this of the rows."""
-    return replace(state, rows=replace(state.rows, draft=replace(state.rows.draft, drafter=drafter)))

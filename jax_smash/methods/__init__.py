@@ -59,19 +59,19 @@ def check_method(name: str) -> None:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {name!r}")
 
 
-def save_memory(model: Model, draft: DraftOptions, memory: Any) -> None:
+def save_memory(model: Model, draft: DraftOptions, memory: dict[str, Any]) -> None:
     """Writes what the rows have learned to the file that the options name; does nothing where they name none.
 
     Args:
       model: the model that decoded.
       draft: the options.
-      memory: what the rows shared at the end.
+      memory: what the rows shared at the end, by role.
 
     Raises:
       OSError: the file cannot be written.
     """
     if draft.save_warm_start is not None:
-        known = memory.drafter
+        known = memory["drafter"]
         probability = None if known.probability is None else known.probability.table
         save_successors(draft.save_warm_start, known.matrix.table, tokenizer=model.tokenizer, probability=probability)
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_smash.decode.speculative import DraftMemory, Speculative
+from jax_smash.decode.speculative import Speculative, Trees
 from jax_smash.draft.corpus import Corpus, index_corpus
 from jax_smash.draft.corpus_texts import read_texts
 from jax_smash.draft.draft_model import DraftModel, Draws
@@ -23,7 +23,7 @@ from jax_smash.ladder import Ladder, Reach, make_ladder, tile_rows
 from jax_smash.loading import Model, load, quantised
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Method, Setup
-from jax_smash.protocols import honours_trees
+from jax_smash.protocols import Drafter, honours_trees
 from jax_smash.quantise import activation_dtype
 
 LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
@@ -144,7 +144,7 @@ def _drafting(name: str | Model, target: Model) -> Model:
     return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
 
 
-def drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladder | None = None) -> Method:
+def drafted(name: str, setup: Setup, drafter: Drafter, shared: Any, *, ladder: Ladder | None = None) -> Method:
     ladder = ladder or make_ladder(
         setup.model,
         setup.draft.tree,
@@ -165,14 +165,12 @@ def drafted(name: str, setup: Setup, drafter: Any, memory: Any, *, ladder: Ladde
         log_probs=setup.log_probs,
         tile=tile_rows(),
     )
-    shared = DraftMemory(
-        ladder=ladder.trees, choice=jnp.asarray(ladder.first, jnp.int32), drafter=memory, sizing=ladder.sizing
-    )
+    trees = Trees(ladder=ladder.trees, choice=jnp.asarray(ladder.first, jnp.int32), sizing=ladder.sizing)
     return Method(
         name,
         strategy,
         setup.model.params,
-        shared,
+        {"trees": trees, "drafter": shared},
         source=ladder.source,
         curve=ladder.curve,
         # Where trees bear on the text, time must not.

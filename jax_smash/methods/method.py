@@ -18,7 +18,7 @@ class Method:
       name: of `METHODS`.
       strategy: what one step of the loop does.
       params: parameters of every module that decodes, by role.
-      memory: what the rows share at the start, before any of them has read anything; None in plain decoding.
+      memory: what the rows share at the start, by role, before any of them has read anything.
       source: the basis for the choice of trees, in words for the user; "" in plain decoding.
       curve: the cost curve that trees are sized by at first; None where they are not sized.
       follower: learns what steps take, and has trees sized by that; None where the curve alone counts.
@@ -27,7 +27,7 @@ class Method:
     name: str
     strategy: Strategy
     params: Params
-    memory: Any = None
+    memory: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
     curve: CostCurve | None = None
     follower: Follower | None = None
@@ -39,8 +39,8 @@ class Method:
     @property
     def nodes(self) -> int:
         """Nodes of the largest tree that a step checks, the root included; 1 where nothing is drafted."""
-        ladder = getattr(self.memory, "ladder", ())
-        return max((topology.nodes for topology in ladder), default=1)
+        trees = self.memory.get("trees")
+        return max((topology.nodes for topology in trees.ladder), default=1) if trees else 1
 
 
 @dataclasses.dataclass(frozen=True)

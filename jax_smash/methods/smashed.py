@@ -90,7 +90,7 @@ def hamburger(setup: Setup) -> Method:
         if smash.mode == "checked"
         else SmashedDecoding(**made_of)
     )
-    return Method(NAME, strategy, params, limits, source=f"groups {smash.mode}")
+    return Method(NAME, strategy, params, {"limits": limits}, source=f"groups {smash.mode}")
 
 
 def step_cost(params: Params) -> float:
@@ -109,7 +109,12 @@ def step_cost(params: Params) -> float:
 
 def _exact(setup: Setup, modules: SmashModules, limits: GroupLimits) -> Method:
     """Makes the method of mode exact, which verifies groups as a tree, so that the text is that of plain decoding."""
-    drafter = Micro(target=setup.model.definition, smasher=modules.definition, sampled=setup.sampled)
+    drafter = Micro(
+        target=setup.model.definition,
+        smasher=modules.definition,
+        taps=modules.config.tapped_layers,
+        sampled=setup.sampled,
+    )
     longest = setup.smash.longest(modules.config)
     tree = f"chain-{longest - 1}" if longest > 1 else "off"
     ladder = Ladder(trees=(named_tree(tree),), source=f"groups as drafts, {tree}")

@@ -92,7 +92,7 @@ def test_what_is_learned_is_carried_or_not():
     assert [a.forwards for a in carried] == [10, 4]
     assert [a.forwards for a in alone] == [10, 10]
     assert untouched is None
-    assert (np.asarray(memory.drafter.matrix.table)[:, 0] == (np.arange(9) + 1) % 9).all()
+    assert (np.asarray(memory["drafter"].matrix.table)[:, 0] == (np.arange(9) + 1) % 9).all()
 
 
 def test_a_second_turn_reads_the_first_answer():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eval.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes
-from jax_smash.decode.speculative import Verified
+from jax_smash.draft.context import Outcome
 from jax_smash.draft.tree import grow, topology, tree_of, unpack
 from jax_smash.draft.verify import accept
 from jax_smash.protocols import LogitsProcessor
@@ -39,10 +39,13 @@ def verified(tree):
     target = jnp.asarray([[10, 20, 1, 1, 31, 1, 1, 1, 1, *[10] * (nodes - 9)], [1] * nodes], jnp.int32)
     row, node = jnp.meshgrid(jnp.arange(batch), jnp.arange(nodes), indexing="ij")
     each = (100 * row + node).astype(jnp.float32)[:, :, None]
-    return Verified(
+    return Outcome(
         tree=tree,
         target=target,
-        lesson=(each, jnp.tile(each, (1, 1, 5))),
+        likeliest=None,
+        hidden=each,
+        taps=(jnp.tile(each, (1, 1, 5)),),
+        pending=target[:, 0],
         accepted=accept(tree, target),
         count=jnp.asarray([4, 1], jnp.int32),
         running=jnp.ones(batch, bool),
@@ -102,7 +105,8 @@ def test_the_drafter_sees_siblings_where_it_put_them(tree):
     plain = verified(tree)
     moved = {
         "target": jnp.take_along_axis(plain.target, order, axis=1),
-        "lesson": tuple(jnp.take_along_axis(leaf, order[:, :, None], axis=1) for leaf in plain.lesson),
+        "hidden": jnp.take_along_axis(plain.hidden, order[:, :, None], axis=1),
+        "taps": tuple(jnp.take_along_axis(leaf, order[:, :, None], axis=1) for leaf in plain.taps),
     }
     seen = dataclasses.replace(verified(swapped), **moved, accepted=accept(swapped, moved["target"]))
     back = restored(seen, change)

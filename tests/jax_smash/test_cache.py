@@ -5,7 +5,7 @@ import pytest
 
 import jax_smash.cache as cache_module
 from jax_smash import cpu
-from jax_smash.cache import EMPTY, Block, after, init_cache
+from jax_smash.cache import EMPTY, Block, Write, after, init_cache
 
 
 def test_an_entry_sees_only_its_own_segment():
@@ -64,7 +64,7 @@ WRITERS = {
 def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path):
     # Which writer runs is the platform's choice; all must do the same.
     monkeypatch.setattr(cache_module, "_write", WRITERS[writer])
-    commit = jax.jit(lambda cache, *accepted: cache.commit(*accepted))
+    commit = jax.jit(lambda cache, entries, *accepted: cache.commit(entries, Write(*accepted)))
     generator = np.random.default_rng(batch * 10 + width)
     cache, held = empty_cache(batch, 64), [[] for _ in range(batch)]
     for _ in range(8):

@@ -38,7 +38,7 @@ def decoded(bias, *, new=NEW, steps=50, model=None, **options):
 
 
 def lengths(session):
-    return np.asarray(session.state.rows.draft.lengths).tolist()
+    return np.asarray(session.state.rows.memory["smasher"].lengths).tolist()
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def test_one_that_is_always_wrong_leaves_groups_of_one():
     """The micro head knows one token, which the base never chooses."""
     session = decoded({7: -90.0, 2: 0.0, 3: 0.0}, micro_head="1", group_length=4)
     assert lengths(session) == [[NEW - 1, 0, 0, 0]] * 3
-    assert session.state.rows.draft.micro_steps.tolist() == [3 * (NEW - 1)] * 3
+    assert session.state.rows.memory["smasher"].micro_steps.tolist() == [3 * (NEW - 1)] * 3
     plain = Session(
         smashed_model(),
         make_method(smashed_model(), "ar"),

@@ -76,18 +76,18 @@ def test_the_budget_that_pays_is_used(cost, most):
     rows = session("recycling", cost)
     while rows.run(16):
         pass
-    used = np.asarray(rows.state.shared.memory.sizing.used)
+    used = np.asarray(rows.state.shared.memory["trees"].sizing.used)
     assert used.argmax() == most
     assert used[0] == ROUND_STEPS or not most
-    assert used.sum() == int(rows.state.shared.memory.sizing.steps)
+    assert used.sum() == int(rows.state.shared.memory["trees"].sizing.steps)
 
 
 def test_acceptance_is_learned_also_while_nothing_is_drafted():
     rows = session("recycling", STEEP)
-    before = np.asarray(rows.state.shared.memory.sizing.known.trials)
+    before = np.asarray(rows.state.shared.memory["trees"].sizing.known.trials)
     while rows.run(16):
         pass
-    sizing = rows.state.shared.memory.sizing
+    sizing = rows.state.shared.memory["trees"].sizing
     assert np.asarray(sizing.used)[1:].sum() == 0
     learned = np.asarray(sizing.known.trials) - before
     assert learned[0].max() > 0
@@ -114,7 +114,7 @@ def test_a_call_makes_as_many_steps_as_it_is_told_to(steps):
 
 def learned(name, rows):
     """Returns what a drafter has learned that does not depend on when it did."""
-    kept, shared = rows.state.rows.draft.drafter, rows.state.shared.memory.drafter
+    kept, shared = rows.state.rows.memory["drafter"], rows.state.shared.memory["drafter"]
     if name == "recycling":
         return shared.matrix.table[:, 0].tolist(), shared.count.tolist()
     text = kept if name == "lookup" else kept.text

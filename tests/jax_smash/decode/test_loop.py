@@ -10,6 +10,7 @@ import pytest
 from eval.abstract import AbstractModel, abstract
 from eval.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
+from jax_smash.cache import Block, Write
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.programs import PROGRAMS
 from tests.tiny import tiny_config, tiny_model
@@ -32,13 +33,12 @@ class EarlyWrite(Autoregressive):
         rows = state.rows
         model = self.target.bind(params["target"])
         position = rows.token_length[:, None] - 1
-        from jax_smash.cache import Block
 
         block = Block.causal(jnp.ones_like(position, bool))
         out = model.forward(model.embed(rows.pending[:, None]), position, rows.cache, block)
-        cache = rows.cache.commit(out.block_kv, position, jnp.ones_like(rows.finish))
+        cache = rows.cache.commit(out.block_kv, Write(position, jnp.ones_like(rows.finish)))
         emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
-        return dataclasses.replace(emitted, rows=dataclasses.replace(emitted.rows, cache=cache))
+        return dataclasses.replace(emitted, rows=emitted.rows.remembering(target=cache))
 
 
 class Talkative(Autoregressive):

@@ -18,6 +18,7 @@ from jax_smash.draft.sizing import best_tree
 from jax_smash.draft.tree import grow
 from jax_smash.generation import QUIET_STEPS
 from jax_smash.methods import make_method
+from jax_smash.protocols import Needs
 from jax_smash.pytree import replace
 from jax_smash.session import Session
 from jax_smash.sharding import make_mesh, place
@@ -46,10 +47,10 @@ class Clock:
         called = rows._called
 
         def watched(state, steps, clock):
-            before = np.asarray(state.shared.memory.sizing.used)
+            before = np.asarray(state.shared.memory["trees"].sizing.used)
             began = clock()
             state, _ = called(state, steps, clock)
-            self.calls.append(np.asarray(state.shared.memory.sizing.used) - before)
+            self.calls.append(np.asarray(state.shared.memory["trees"].sizing.used) - before)
             self.now += float(self.calls[-1] @ self.costs)
             return state, clock() - began
 
@@ -66,28 +67,27 @@ class Oracle:
     text: tuple[int, ...]
     right: int
 
-    def init(self, params, batch, slots):
+    needs = Needs()
+
+    def init(self, params, batch, slots, block):
         return None
 
-    def prefill(self, params, state, chunk, hidden, taps):
-        return state
+    def read(self, params, own, shared, seen):
+        return own, shared
 
-    def propose(self, params, state, topology):
-        rows = state.rows
-        place = rows.output_length[:, None] + topology.depth[None] - 1
+    def propose(self, params, own, shared, context, topology):
+        emitted = context.token_length[:, None] - len(PROMPT)
+        place = emitted + topology.depth[None] - 1
         known = jnp.asarray(self.text, jnp.int32)[jnp.clip(place, 0, len(self.text) - 1)]
-        first = (topology.rank == 0)[None] & (rows.output_length < self.right)[:, None]
+        first = (topology.rank == 0)[None] & (emitted < self.right)
         token = jnp.where(first, known, (known + 1) % 256)
-        return grow(topology, token.at[:, 0].set(rows.pending)), None
+        return grow(topology, token.at[:, 0].set(context.pending)), None
 
-    def lesson(self, params, state, checked):
-        return None
+    def learn(self, params, own, shared, made, outcome):
+        return own, shared
 
-    def observe(self, params, state, verified):
-        return state
-
-    def follow(self, params, state, token, count):
-        return state
+    def follow(self, params, own, shared, token, count, pending):
+        return own, shared
 
 
 @functools.cache

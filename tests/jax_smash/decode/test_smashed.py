@@ -37,7 +37,7 @@ def decoded(prompts=PROMPTS, *, new=NEW, steps=50, model=None, rows=None, limits
 
 
 def lengths(session):
-    return np.asarray(session.state.rows.draft.lengths).tolist()
+    return np.asarray(session.state.rows.memory["smasher"].lengths).tolist()
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def test_forced_lengths_are_had(length):
     expected = [0] * 4
     expected[length - 1] = NEW // length
     assert lengths(session) == [expected] * 3
-    assert session.state.rows.draft.micro_steps.tolist() == [NEW - NEW // length] * 3
+    assert session.state.rows.memory["smasher"].micro_steps.tolist() == [NEW - NEW // length] * 3
     assert session.state.rows.forwards.tolist() == [NEW // length - 1] * 3
 
 
@@ -99,7 +99,7 @@ def test_full_confidence_makes_groups_of_one_and_so_does_one_micro_step():
 def test_what_no_token_is_sure_enough_for_is_groups_of_one_whose_micro_steps_are_in_vain():
     session = decoded(confidence=0.01, token_confidence=1.0)
     assert lengths(session) == [[NEW, 0, 0, 0]] * 3
-    assert session.state.rows.draft.micro_steps.tolist() == [NEW - 1] * 3
+    assert session.state.rows.memory["smasher"].micro_steps.tolist() == [NEW - 1] * 3
     assert session.outputs() == decoded(confidence=1.0).outputs()
 
 
@@ -113,7 +113,7 @@ def test_rows_are_as_they_are_alone():
 
 def test_groups_end_together_where_few_rows_would_go_on():
     session = decoded(confidence=CONFIDENCE, least_rows=3)
-    assert session.state.rows.draft.micro_steps.tolist() == [
+    assert session.state.rows.memory["smasher"].micro_steps.tolist() == [
         sum((i - 1) * n for i, n in enumerate(row, 1)) for row in lengths(session)
     ]
     assert len({tuple(row) for row in lengths(session)}) == 1
@@ -156,7 +156,7 @@ def test_nothing_is_said_behind_a_stop_token_within_a_group():
 
 
 def lengths_of(rows):
-    return np.asarray(rows.draft.lengths).tolist()
+    return np.asarray(rows.memory["smasher"].lengths).tolist()
 
 
 def test_a_limit_ends_a_group():

@@ -7,12 +7,12 @@ import pytest
 
 from jax_smash import generate
 from jax_smash.draft.lookahead import Lookahead, LookaheadRows, _layout
-from jax_smash.draft.text import with_rows
 from jax_smash.draft.tree import topology, unpack
 from jax_smash.methods import make_method
+from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
 from jax_smash.session import Session
-from tests.drafting import proposed
+from tests.drafting import proposed, proposing
 from tests.tiny import tiny_model
 
 SMALL = Lookahead(window=3, ngram=4, guesses=2)
@@ -81,26 +81,26 @@ def test_the_window_is_jacobi_iteration():
     made = make_method(model, "lookahead")
     session = Session(model, made, slots=128, max_new_tokens=8, sampling=[SamplingOptions()], seeds=[0])
     session.read([prompt])
-    tree = made.memory.ladder[0]
-    propose = jax.jit(lambda state: made.strategy.drafter.propose(made.params, state, tree)[0])
+    tree = made.memory["trees"].ladder[0]
+    propose = proposing(made)
     window = np.zeros((1, 4, 7), np.int32)
     emitted = len(session.outputs()[0])
     for level in range(4):
         window[0, level] = greedy[emitted - 1 + level : emitted + 6 + level]
     rows = session.state.rows
     drafter = LookaheadRows(
-        window=jnp.asarray(window), pool=rows.draft.drafter.pool, written=rows.draft.drafter.written
+        window=jnp.asarray(window), pool=rows.memory["drafter"].pool, written=rows.memory["drafter"].written
     )
-    session.state = with_rows(session.state, drafter)
-    assert proposed(propose(session.state))[0][:28] == window.reshape(-1).tolist()
+    session.state = replace(session.state, rows=rows.remembering(drafter=drafter))
+    assert proposed(propose(session.state, tree))[0][:28] == window.reshape(-1).tolist()
     session.run(1)
-    moved = np.asarray(session.state.rows.draft.drafter.window)[0]
+    moved = np.asarray(session.state.rows.memory["drafter"].window)[0]
     # All of it was right, so it was kept whole, the window's last row included.
     assert session.outputs()[0] == greedy[:8]
     np.testing.assert_array_equal(moved[:3], window[0, 1:])
     assert moved[3].tolist() == greedy[emitted + 3 : emitted + 10]
     # Each column made an n-gram of greedy text.
-    found = session.state.rows.draft.drafter.beginning_with(jnp.asarray([greedy[emitted - 1]], jnp.int32), 1)
+    found = session.state.rows.memory["drafter"].beginning_with(jnp.asarray([greedy[emitted - 1]], jnp.int32), 1)
     assert found[0, 0].tolist() == greedy[emitted : emitted + 4]
 
 
@@ -109,7 +109,7 @@ def test_the_prompt_fills_the_window_and_the_pool():
     made = make_method(model, "lookahead")
     session = Session(model, made, slots=64, max_new_tokens=4, sampling=[SamplingOptions()] * 2, seeds=[0, 0])
     session.read([list(b"abcdefgh"), list(b"xyz")])
-    rows = session.state.rows.draft.drafter
+    rows = session.state.rows.memory["drafter"]
     assert set(np.asarray(rows.window[0]).reshape(-1).tolist()) == set(b"abcdefgh")
     assert set(np.asarray(rows.window[1]).reshape(-1).tolist()) == set(b"xyz")
     assert rows.beginning_with(jnp.asarray(list(b"dx"), jnp.int32), 2).tolist() == [

@@ -15,7 +15,7 @@ from jax_smash.draft.templates import named_tree
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.pytree import replace
 from jax_smash.session import Session
-from tests.drafting import proposed
+from tests.drafting import proposed, proposing
 from tests.tiny import tiny_model
 
 model = functools.partial(tiny_model, num_layers=1, layer_kinds=("full",))
@@ -32,12 +32,11 @@ def decoded(*, stored, tree="chain-2", steps=9):
 
 
 def known(session):
-    return session.state.shared.memory.drafter
+    return session.state.shared.memory["drafter"]
 
 
 def propose(session, tree):
-    method = session.method
-    return jax.jit(lambda state: method.strategy.drafter.propose(method.params, state, tree)[0])(session.state)
+    return proposing(session.method)(session.state, tree)
 
 
 def test_ids_do_not_depend_on_whether_probabilities_are_kept():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.cache import Block, SideBySide
+from jax_smash.cache import Block, SideBySide, Write
 from jax_smash.platform import tracing_for
 from jax_smash.sharding import make_mesh, on_mesh
 from tests.tiny import tiny_model
@@ -26,7 +26,7 @@ def step(model):
         made = []
         for path, count in ((None, jnp.full((2,), tokens.shape[1], jnp.int32)), (PATH, COUNT)):
             out = bound.forward(bound.embed(tokens), position, cache, block)
-            cache = cache.commit(out.block_kv, position, count, path)
+            cache = cache.commit(out.block_kv, Write(position, count, path))
             position = position + tokens.shape[1]
             made.append(isinstance(out.block_kv[0], SideBySide))
         assert len({*made}) == 1

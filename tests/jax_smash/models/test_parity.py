@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_smash.cache import Block, after
+from jax_smash.cache import Block, Write, after
 from jax_smash.checkpoints.huggingface import load_params, read_config
 from jax_smash.models.transformer import Transformer
 from jax_smash.pytree import replace
@@ -59,7 +59,7 @@ def cached(graphdef, params, cache, tokens, position, valid):
     model = nnx.merge(graphdef, params)
     out = model.forward(model.embed(tokens), position, cache, Block.causal(valid))
     logits = model.unembed(out.hidden)
-    cache = cache.commit(out.block_kv, position, after(valid.sum(1, dtype=jnp.int32), logits[:, 0, 0]))
+    cache = cache.commit(out.block_kv, Write(position, after(valid.sum(1, dtype=jnp.int32), logits[:, 0, 0])))
     return logits, cache
 
 

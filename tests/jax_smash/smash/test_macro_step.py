@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_smash.cache import Block
+from jax_smash.cache import Block, Write
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.macro_step import macro_step
 from jax_smash.smash.smasher import abstract_smasher
@@ -229,7 +229,7 @@ def test_groups_of_one_token_are_plain_decoding(sizes):
     @jax.jit
     def read(cache, inputs, position):
         out = base.forward(inputs, position, cache, Block.causal(jnp.ones(position.shape, bool)))
-        cache = cache.commit(out.block_kv, position, jnp.full((1,), position.shape[1], jnp.int32))
+        cache = cache.commit(out.block_kv, Write(position, jnp.full((1,), position.shape[1], jnp.int32)))
         _, group, _ = macro_step(
             base,
             smasher,

@@ -1,0 +1,97 @@
+"""What a drafter is told: of the rows as they are, of what was read, and of what became of its tree."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jax_smash.draft.tree import DraftTree, at_nodes
+from jax_smash.draft.verify import Accepted
+from jax_smash.protocols import LogitsProcessor
+from jax_smash.pytree import pytree
+from jax_smash.sampling import Likeliest, process
+
+
+@pytree
+class Context:
+    """The rows when a tree is to be drafted.
+
+    Attributes:
+      pending: each row's last token, the root of its tree, which the target has not read.
+      token_length: tokens of each row, the pending one included.
+      running: rows that have not ended.
+      key: each row's random key.
+      processors, processed: logits processors, and the state of each.
+    """
+
+    pending: Int[Array, "B"]
+    token_length: Int[Array, "B"]
+    running: Bool[Array, "B"]
+    key: Key[Array, "B"]
+    processors: tuple[LogitsProcessor, ...]
+    processed: tuple[Any, ...]
+
+    def process(self, logits: Float[Array, "B A V"], path: Int[Array, "B A P"]) -> Float[Array, "B A V"]:
+        """Returns the logits that tokens are chosen from.
+
+        Args:
+          logits: of some nodes.
+          path: tokens behind the pending one, up to each node, padded with −1.
+        """
+        return process(self.processors, self.processed, logits, path)
+
+
+@pytree
+class Seen:
+    """A piece of the prompts, as the target has read it.
+
+    Attributes:
+      token: ids; anything at padding.
+      valid: False at padding, which stands behind a row's tokens.
+      position: of each token.
+      hidden: the target's final hidden state of each token.
+      taps: the residual that entered each of its layers, and the one behind the last; empty where it tells none.
+    """
+
+    token: Int[Array, "B T"]
+    valid: Bool[Array, "B T"]
+    position: Int[Array, "B T"]
+    hidden: Float[Array, "B T D"]
+    taps: tuple[Float[Array, "B T D"], ...]
+
+    @property
+    def count(self) -> Int[Array, "B"]:
+        """Tokens of each row."""
+        return self.valid.sum(1, dtype=jnp.int32)
+
+
+@pytree
+class Outcome:
+    """What became of a tree.
+
+    Attributes:
+      tree: what was proposed.
+      target: the token that the target chose at each kept node; at others its likeliest or the one it would choose.
+      accepted: the path that was kept, before a stop cuts it.
+      count: number of tokens emitted; 0 for a row that had ended.
+      running: rows that had not ended.
+      pending: each row's last token now.
+      likeliest: the target's likeliest tokens at each node, before any processor, as many as the drafter asks for or
+        more; None where it asks for none.
+      hidden, taps: at each node, as in `Seen`.
+    """
+
+    tree: DraftTree
+    target: Int[Array, "B M"]
+    accepted: Accepted
+    count: Int[Array, "B"]
+    running: Bool[Array, "B"]
+    pending: Int[Array, "B"]
+    likeliest: Likeliest | None
+    hidden: Float[Array, "B M D"]
+    taps: tuple[Float[Array, "B M D"], ...]
+
+    @property
+    def kept_tokens(self) -> Int[Array, "B P"]:
+        """The tokens on the kept path, the root first; the first `count` of them are in the target's cache now."""
+        return at_nodes(self.tree.token, self.accepted.path)
