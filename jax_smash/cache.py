@@ -1,5 +1,6 @@
 """The key-value cache: read-only in a forward, written by `commit` alone, after acceptance."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -130,12 +131,32 @@ class Write:
     path: Int[Array, "B P"] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Sinks:
+    """What is kept of a text without end: its first entries, the attention sinks, and a window of the last ones.
+
+    An entry sees the sinks from nearer than they are: as if everything between them and its window were not there.
+
+    Attributes:
+      count: entries in front that stay.
+      window: last entries that an entry sees, itself included.
+    """
+
+    count: int
+    window: int
+
+    def place(self, position: Int[Array, "B T"]) -> Int[Array, "B T"]:
+        """Returns the place of entries among what they see."""
+        return jnp.minimum(position, self.count + self.window - 1)
+
+
 @pytree
 class KVCache:
     """Keys and values of every layer, head-major, with slots that fill in order.
 
     A full-attention layer has one slot an entry. A sliding layer keeps only as many slots as its window and one block
-    need, and starts over at slot 0 when they are used up: what is overwritten has left the window.
+    need, and starts over at slot 0 when they are used up: what is overwritten has left the window. With sinks, a full
+    layer does the same behind them.
 
     Attributes:
       keys, values: one array a layer, `[B, K, S, H]`; S depends on the layer's kind.
@@ -144,7 +165,8 @@ class KVCache:
       reach: positions that a row's rotary embedding is made for, where that depends on how long the text is (see
         `models.rope`); set before a turn is read. None for all other models.
       kind_of_layer: index into `positions`, a layer.
-      rotating: of each kind, whether its slots start over.
+      starts: of each kind, the slot at which it starts over; None where there is a slot for every entry.
+      sinks: what full-attention layers keep; None where they keep everything.
     """
 
     keys: tuple[Float[Array, "B K _ H"], ...]
@@ -153,7 +175,8 @@ class KVCache:
     slot_length: Int[Array, "B"]
     reach: Int[Array, "B"] | None = None
     kind_of_layer: tuple[int, ...] = static()
-    rotating: tuple[bool, ...] = static()
+    starts: tuple[int | None, ...] = static()
+    sinks: Sinks | None = static(default=None)
 
     @property
     def slots(self) -> int:
@@ -167,8 +190,12 @@ class KVCache:
 
     def layer(self, layer: int) -> "LayerCache":
         """Returns what one layer's attention reads."""
+        kind = self.kind_of_layer[layer]
         return LayerCache(
-            keys=self.keys[layer], values=self.values[layer], position=self.positions[self.kind_of_layer[layer]]
+            keys=self.keys[layer],
+            values=self.values[layer],
+            position=self.positions[kind],
+            sinks=self.sinks if self.sinks and self.starts[kind] == self.sinks.count else None,
         )
 
     @jax.named_scope("commit")
@@ -188,8 +215,8 @@ class KVCache:
         keys, values = zip(*block_kv, strict=True)
         entries = (*keys, *values)
         entries = (*entries, *(position[:, :, None, None] for _ in self.positions))
-        by_layer = [self.rotating[kind] for kind in self.kind_of_layer]
-        write_all = functools.partial(_write, rotating=(*by_layer, *by_layer, *self.rotating))
+        by_layer = [self.starts[kind] for kind in self.kind_of_layer]
+        write_all = functools.partial(_write, starts=(*by_layer, *by_layer, *self.starts))
         # A device has all that its rows and heads need: left to itself, XLA would gather the cache to index its rows.
         written = on_each_device(
             write_all, (arrays, HEADS), (entries, ("batch", None, "kv_heads")), (self.slot_length, ROWS), (count, ROWS)
@@ -210,11 +237,27 @@ class LayerCache:
     Attributes:
       keys, values: committed entries.
       position: position of each slot, `EMPTY` where nothing was written.
+      sinks: the first slots hold sinks; None where all slots are alike.
     """
 
     keys: Float[Array, "B K S H"]
     values: Float[Array, "B K S H"]
     position: Int[Array, "B S"]
+    sinks: Sinks | None = static(default=None)
+
+    def front(self) -> "LayerCache":
+        """Returns the sinks, as slots like others."""
+        assert self.sinks is not None
+        count = self.sinks.count
+        return LayerCache(
+            keys=self.keys[:, :, :count], values=self.values[:, :, :count], position=self.position[:, :count]
+        )
+
+    def behind(self) -> "LayerCache":
+        """Returns all slots, as if nothing were in the sinks."""
+        assert self.sinks is not None
+        hidden = jnp.arange(self.position.shape[1], dtype=jnp.int32) < self.sinks.count
+        return replace(self, position=jnp.where(hidden[None], jnp.int32(EMPTY), self.position), sinks=None)
 
     def piece(self, start: Int[Array, ""], slots: int) -> "LayerCache":
         """Returns some of the slots."""
@@ -236,6 +279,7 @@ def init_cache(
     head_width: int,
     dtype: Any,
     follows_length: bool = False,
+    sinks: Sinks | None = None,
 ) -> KVCache:
     """Makes an empty cache.
 
@@ -248,11 +292,13 @@ def init_cache(
       block: the most entries that one commit writes; a rotating layer keeps room for them.
       num_kv_heads, head_width, dtype: of each entry.
       follows_length: the model's rotary embedding depends on how long the text is.
+      sinks: full-attention layers keep no more than this; None keeps everything.
     """
-    capacity = {
-        "full": slots,
-        "sliding": min(slots, round_up(max(window, block), 16)),
-    }
+    capacity = {"full": slots, "sliding": min(slots, round_up(max(window, block), 16))}
+    starts: dict[str, int | None] = {"full": None, "sliding": 0}
+    if sinks is not None:
+        capacity["full"] = min(slots, round_up(sinks.count + max(sinks.window, block), 16))
+        starts["full"] = sinks.count
 
     def array(kind: str) -> Array:
         return jnp.zeros((batch, num_kv_heads, capacity[kind], head_width), dtype)
@@ -264,7 +310,8 @@ def init_cache(
         slot_length=jnp.zeros((batch,), jnp.int32),
         reach=jnp.zeros((batch,), jnp.int32) if follows_length else None,
         kind_of_layer=tuple(kinds.index(kind) for kind in layer_kinds),
-        rotating=tuple(kind == "sliding" for kind in kinds),
+        starts=tuple(starts[kind] for kind in kinds),
+        sinks=sinks,
     )
 
 
@@ -289,13 +336,18 @@ def _write(
     slot_length: Int[Array, "B"],
     count: Int[Array, "B"],
     *,
-    rotating: tuple[bool, ...],
+    starts: tuple[int | None, ...],
 ) -> tuple[Shaped[Array, "B _ _ _"], ...]:
-    by_entry = functools.partial(cpu.write_by_entry, _write_by_array)
-    by_row = functools.partial(_write_by_row, rotating=rotating)
-    return jax.lax.platform_dependent(
-        arrays, entries, slot_length, count, cpu=by_entry, tpu=by_row, default=_write_by_array
-    )
+    by_array = functools.partial(_write_by_array, starts=starts)
+    by_entry = functools.partial(cpu.write_by_entry, by_array)
+    by_row = functools.partial(_write_by_row, starts=starts)
+    return jax.lax.platform_dependent(arrays, entries, slot_length, count, cpu=by_entry, tpu=by_row, default=by_array)
+
+
+def _slot(entry: Int[Array, "*n"], slots: int, start: int | None) -> Int[Array, "*n"]:
+    """Returns the slot of a row's entry by its number: they fill in order, and start over at `start`."""
+    first = start or 0
+    return entry % slots if not first else jnp.where(entry < slots, entry, first + (entry - first) % (slots - first))
 
 
 def _write_by_array(
@@ -303,13 +355,15 @@ def _write_by_array(
     entries: tuple[Shaped[Array, "B P _ _"], ...],
     slot_length: Int[Array, "B"],
     count: Int[Array, "B"],
+    *,
+    starts: tuple[int | None, ...],
 ) -> tuple[Shaped[Array, "B _ _ _"], ...]:
     """Writes the first `count` entries of each row behind its `slot_length` slots, an array at a time."""
     offset = jnp.arange(entries[0].shape[1], dtype=jnp.int32)[None]
     written = []
-    for array, new in zip(arrays, entries, strict=True):
+    for array, new, start in zip(arrays, entries, starts, strict=True):
         slots = array.shape[2]
-        slot = jnp.where(offset < count[:, None], (slot_length[:, None] + offset) % slots, slots)
+        slot = jnp.where(offset < count[:, None], _slot(slot_length[:, None] + offset, slots, start), slots)
         written.append(_write_slots(array, new.astype(array.dtype), slot))
     return tuple(written)
 
@@ -346,7 +400,7 @@ def _write_by_row(
     slot_length: Int[Array, "B"],
     count: Int[Array, "B"],
     *,
-    rotating: tuple[bool, ...],
+    starts: tuple[int | None, ...],
 ) -> tuple[Shaped[Array, "B _ _ _"], ...]:
     """Does what `_write_by_array` does in one loop over the rows, which writes a window of slots into every array.
 
@@ -362,14 +416,14 @@ def _write_by_row(
 
     def write_row(row: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(
-            _pin(_write_window(array, new, row, slot_length[row], count[row], margin=margin, rotates=rotates))
-            for array, new, margin, rotates in zip(arrays, padded, margins, rotating, strict=True)
+            _pin(_write_window(array, new, row, slot_length[row], count[row], margin=margin, start=start))
+            for array, new, margin, start in zip(arrays, padded, margins, starts, strict=True)
         )
 
     return jax.lax.fori_loop(jnp.int32(0), jnp.int32(slot_length.shape[0]), write_row, tuple(map(_pin, arrays)))
 
 
-@functools.partial(jax.jit, static_argnames=("margin", "rotates"))  # As above.
+@functools.partial(jax.jit, static_argnames=("margin", "start"))  # As above.
 def _write_window(
     array: Shaped[Array, "B K S H"],
     entries: Shaped[Array, "B K padded H"],
@@ -378,15 +432,16 @@ def _write_window(
     count: Int[Array, ""],
     *,
     margin: int,
-    rotates: bool,
+    start: int | None,
 ) -> Shaped[Array, "B K S H"]:
     _, heads, slots, width = array.shape
     window = max(margin, 1)
-    offset = slot_length % slots
+    offset = _slot(slot_length, slots, start)
     zero = jnp.zeros((), jnp.int32)
     begin = jnp.minimum(offset, slots - window)
     # Where the slots start over, what does not fit at the end goes to the front.
-    windows = [(begin, begin - offset)] + ([(zero, slots - offset)] if margin and rotates else [])
+    windows = [(begin, begin - offset)]
+    windows += [(jnp.int32(start), slots - offset)] if margin and start is not None else []
     for begin, first in windows:
         where = jnp.clip(first + margin, 0, entries.shape[2] - window)
         new = jax.lax.dynamic_slice(entries, (row, zero, where, zero), (1, heads, window, width))

@@ -123,7 +123,8 @@ class Model:
     @property
     def max_positions(self) -> int | None:
         """The longest text that the model reads, in positions; None where it does not say."""
-        return self.config.max_positions if self.config else getattr(self.definition, "max_positions", None)
+        told = self.config.max_positions if self.config else None
+        return getattr(self.definition, "max_positions", told)
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:

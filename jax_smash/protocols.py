@@ -60,6 +60,8 @@ class CausalLM(Protocol):
     A model that finds the likeliest tokens without all logits does so in a method `likeliest`, which
     `sampling.likeliest_tokens` calls.
 
+    A model whose cache limits the entries of one forward says how many it takes in an attribute `longest_block`.
+
     A model that also attends to `block.earlier` may say so with `continued_blocks = True`: as a draft model it then
     reads each token of a draft once.
     """
@@ -103,6 +105,11 @@ def continues_blocks(model: CausalLM) -> bool:
     return bool(getattr(model, "continued_blocks", False))
 
 
+def longest_block(model: CausalLM) -> int | None:
+    """Returns the most entries that a model says one forward may read; None where it says nothing."""
+    return getattr(model, "longest_block", None)
+
+
 @runtime_checkable
 class ModelDef(Protocol):
     """A model without its parameters: hashable and comparable, so that a strategy may hold it as static."""
@@ -140,10 +147,28 @@ class LogitsProcessor(Protocol[State]):
 
 @runtime_checkable
 class SparsePolicy(Protocol):
-    """Chooses the cached slots that attention reads (reserved for sparse attention)."""
+    """Says what a model's cache keeps. Frozen and hashable: it is part of the model's definition."""
 
-    def init(self, batch: int, slots: int) -> Any:
-        """Makes the policy's state."""
+    @property
+    def endless(self) -> bool:
+        """Whether texts may be of any length."""
+        ...
+
+    @property
+    def longest_block(self) -> int | None:
+        """The most entries that one forward may read; None for no limit."""
+        ...
+
+    def check(self, model: Any) -> None:
+        """Refuses a model that it cannot be used with.
+
+        Raises:
+          ValueError: the model's cache or positions are not what the policy needs.
+        """
+        ...
+
+    def init_cache(self, model: Any, batch: int, slots: int, block: int) -> Any:
+        """Makes a model's empty cache, as `CausalLM.init_cache` does."""
         ...
 
 

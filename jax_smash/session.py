@@ -21,6 +21,7 @@ from jax_smash.loading import Model
 from jax_smash.methods import Method
 from jax_smash.models.rope import reach_of_turn
 from jax_smash.plan import check_memory, prefill_chunk, shard_bytes, tree_bytes
+from jax_smash.protocols import longest_block
 from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
@@ -99,7 +100,8 @@ class Session:
         dtype = activation_dtype(model.params["target"])
         held = shard_bytes(model.params)
         chunk = prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held)
-        self._chunk = min(chunk, bucket(slots))
+        longest = longest_block(model.definition.bind(model.params["target"]))
+        self._chunk = min(chunk, bucket(slots), longest or chunk)
         shared = Shared(
             processors=self._processors(1),
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),
@@ -226,10 +228,11 @@ class Session:
                     f"the cache has {self.slots}"
                 )
             tokens = int(length[row] - unread[row])
-            if tokens > held and self.model.config and tokens + more > self.model.config.max_positions:
+            longest = self.model.max_positions
+            if tokens > held and longest and tokens + more > longest:
                 raise ValueError(
                     f"row {row} needs {tokens + more} positions ({tokens} taken, {len(text)} prompt, {limit[row]} new);"
-                    f" the model's context has {self.model.config.max_positions}"
+                    f" the model's context has {longest}"
                 )
 
     def _reach(self, texts: list[list[int]], limit: np.ndarray) -> jax.Array | None:

@@ -23,6 +23,7 @@ def attend(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    far_query: Float[Array, "B Q N H"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B Q N H"]:
     """Returns attention of each entry over the committed slots before it and the block's entries it may see.
@@ -38,6 +39,7 @@ def attend(
       scale: multiplies the scores.
       window: an entry sees positions later than its own minus this; 0 for no window.
       softcap: scores become cap · tanh(score / cap); 0 for none.
+      far_query: the queries for a cache's sinks, rotated for their place among what they see; None without sinks.
       implementation: `tpu` or `gpu` insists on that kernel, `xla` on XLA's operations. None takes the kernel of the
         platform that the program is compiled for where it can run these shapes, and XLA's operations elsewhere.
 
@@ -47,7 +49,7 @@ def attend(
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}")
     arrays = (query, key, value, position, cache, block)
-    xla = functools.partial(formula.attend, scale=scale, window=window, softcap=softcap)
+    xla = functools.partial(formula.attend, scale=scale, window=window, softcap=softcap, far_query=far_query)
     if implementation == "xla" or (implementation is None and target_platform() == "cpu"):
         return xla(*arrays)
     from jax_smash.attention import kernels  # Importing Pallas takes most of a second.

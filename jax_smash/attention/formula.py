@@ -38,11 +38,14 @@ def attend(
     scale: float,
     window: int,
     softcap: float,
+    far_query: Float[Array, "B Q N H"] | None = None,
 ) -> Float[Array, "B Q N H"]:
     """Does what `attention.attend` says by XLA's own operations."""
     batch, width, heads, head_width = query.shape
     kv_heads = key.shape[2]
-    query = query.reshape(batch, width, kv_heads, heads // kv_heads, head_width)
+
+    def by_kv_head(query: Float[Array, "B Q N H"]) -> Float[Array, "B Q K G H"]:
+        return query.reshape(batch, width, kv_heads, heads // kv_heads, head_width)
 
     def capped(scores: Array) -> Array:
         scores = scores.astype(jnp.float32) * scale
@@ -53,12 +56,23 @@ def attend(
     if window:
         seen &= position[:, None, :] > asking[:, :, None] - window
     if cache is None:
-        out = _attend_without_past(query, key, value, seen, capped)
+        out = _attend_without_past(by_kv_head(query), key, value, seen, capped)
         return out.reshape(batch, width, heads, head_width)
 
-    # A KV head's queries side by side, token by token: R = T · G rows.
-    query = query.transpose(0, 2, 1, 3, 4).reshape(batch, kv_heads, -1, head_width)
+    def rows_of(query: Float[Array, "B Q N H"]) -> Float[Array, "B K R H"]:
+        """Returns a KV head's queries side by side, token by token: R = T · G rows."""
+        return by_kv_head(query).transpose(0, 2, 1, 3, 4).reshape(batch, kv_heads, -1, head_width)
+
+    query = rows_of(query)
     own = _hide(capped(_own_scores(query, key)), seen)
+    if cache.sinks is not None:
+        # The sinks are attended to as entries of the block are, by queries of their own.
+        assert far_query is not None
+        sinks, cache = cache.front(), cache.behind()
+        visible = sinks.position[:, None, :] <= asking[:, :, None]
+        far = _hide(capped(_scores(rows_of(far_query), sinks.keys)), visible)
+        own = jnp.concatenate([own, far], axis=-1)
+        value = jnp.concatenate([value, sinks.values.transpose(0, 2, 1, 3)], axis=1)
 
     def past_scores(slots: LayerCache) -> Float[Array, "B K R S"]:
         # An empty slot's position is after every query's, so one comparison hides empty slots too.
@@ -115,7 +129,7 @@ def _attend_in_tiles(
     peak = own.max(-1, keepdims=True)
     weights = jnp.exp(own - peak)
     softmax = (peak, weights.sum(-1, keepdims=True), _own_mix(weights, value))
-    filled = (cache.position < EMPTY).sum(1, dtype=jnp.int32).max()
+    filled = jnp.where(cache.position < EMPTY, jnp.arange(1, slots + 1, dtype=jnp.int32)[None], 0).max()
     _, total, mixed = jax.lax.fori_loop(jnp.int32(0), (filled + tile - 1) // tile, absorb, softmax)
     return mixed / total
 

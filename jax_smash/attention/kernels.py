@@ -20,6 +20,8 @@ def refusal(
     """Returns why a kernel, `tpu` or `gpu`, cannot run these arrays; None where it can."""
     if cache is None:
         return "there is no cache"
+    if cache.sinks is not None:
+        return "the cache keeps sinks"
     if block.segments is not None:
         return "documents are packed in a row"
     if query.shape[1] != key.shape[1]:

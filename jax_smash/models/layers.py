@@ -11,7 +11,7 @@ from jax_smash.attention import attend
 from jax_smash.cache import Block, KeyValue, LayerCache, SideBySide
 from jax_smash.config import AttentionKind, ModelConfig
 from jax_smash.models.projection import project, project_pair
-from jax_smash.models.rope import Angles, rotate_beside
+from jax_smash.models.rope import Angles, rotate, rotate_beside
 from jax_smash.platform import target_platform
 from jax_smash.sharding import constrain, is_divided
 
@@ -131,6 +131,7 @@ class Attention(nnx.Module):
         cache: LayerCache | None,
         block: Block,
         num_queries: int | None = None,
+        far: Angles | None = None,
     ) -> tuple[Float[Array, "B Q D"], KeyValue]:
         """Returns the output of the last `num_queries` entries, and the new entries' keys (rotated) and values."""
         config = self.config
@@ -144,18 +145,19 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(rotated[..., :-1, :]), self.k_norm(rotated[..., -1:, :])
             rotated = jnp.concatenate([query, key], axis=-2)
+        sinks = None if cache is None else cache.sinks
+        far_query = None if sinks is None else self._queries(rotated, far, num_queries)
         if angles is not None:
             rotated, value = rotate_beside(rotated, value, angles, late_rounding=config.late_rounding)
-        query, key = rotated[..., :-1, :], rotated[..., -1, :]
-        query = query.reshape(*x.shape[:2], config.num_heads, config.head_width)[:, -(num_queries or x.shape[1]) :]
         out = attend(
-            query,
-            *block.behind_earlier(key, value, position),
+            self._queries(rotated, None, num_queries),
+            *block.behind_earlier(rotated[..., -1, :], value, position),
             cache,
             block,
             scale=config.query_scale,
-            window=self.window,
+            window=self.window if sinks is None else sinks.window,
             softcap=config.attention_softcap,
+            far_query=far_query,
         )
         out = constrain(out.reshape(*out.shape[:2], config.held_kv_heads, -1), rows_axis(cache), None, "kv_heads")
         # As one matrix product over all heads: contracted head by head, XLA copies w_o at every step.
@@ -165,6 +167,16 @@ class Attention(nnx.Module):
         if self.b_o is not None:
             out += self.b_o[...][None, None]
         return out, _for_cache(rotated, value)
+
+    def _queries(
+        self, heads: Float[Array, "B T K X H"], angles: Angles | None, count: int | None
+    ) -> Float[Array, "B Q N H"]:
+        """Returns the queries of the last `count` entries out of all heads, turned by angles if there are any."""
+        query = heads[..., :-1, :]
+        if angles is not None:
+            query = rotate(query, angles, late_rounding=self.config.late_rounding)
+        width = heads.shape[1]
+        return query.reshape(*heads.shape[:2], self.config.num_heads, self.config.head_width)[:, -(count or width) :]
 
 
 def _for_cache(rotated: Float[Array, "B T K X H"], value: Float[Array, "B T K H"]) -> KeyValue:
@@ -235,6 +247,7 @@ class Layer(nnx.Module):
         cache: LayerCache | None,
         block: Block,
         num_queries: int | None = None,
+        far: Angles | None = None,
     ) -> tuple[Float[Array, "B Q D"], KeyValue]:
         """Returns the residual after the layer and the new entries' keys and values.
 
@@ -246,10 +259,11 @@ class Layer(nnx.Module):
           block: which new entries see which.
           num_queries: returns the residual of the last so many entries alone, as is enough behind a last layer; by
             default of all.
+          far: angles of the rotary embedding where entries see a cache's sinks from; None without sinks.
         """
         rows = rows_axis(cache)
         read = x if self.attention_norm is None else self.attention_norm(x)
-        out, key_value = self.attention(read, position, angles, cache, block, num_queries)
+        out, key_value = self.attention(read, position, angles, cache, block, num_queries, far)
         out = constrain(out, rows, None, "embed")
         x = x[:, -(num_queries or x.shape[1]) :] + self._scaled(
             out if self.attention_post_norm is None else self.attention_post_norm(out)

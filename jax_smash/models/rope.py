@@ -23,6 +23,7 @@ Llama 3.1; Peng et al. 2023, sections 3.1 and 3.3 (`dynamic`).
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -70,20 +71,30 @@ def _yarn(rope: RopeConfig, width: int, plain: np.ndarray, stretched: np.ndarray
     return (stretched * ramp + plain * (1 - ramp)).astype(np.float32)
 
 
-def rotations(config: ModelConfig, position: Int[Array, "B T"], reach: Int[Array, "B"] | None) -> list[Angles | None]:
+def rotations(
+    config: ModelConfig, position: Int[Array, "B T"], reach: Int[Array, "B"] | None, *, endless: bool = False
+) -> list[Angles | None]:
     """Returns the angles of every layer, None for a layer without a rotary embedding.
 
     Args:
       config: of the model.
       position: of each entry.
-      reach: as of `rotation`.
+      reach, endless: as of `rotation`.
     """
-    angles = {kind: rotation(config.rope_of(kind), config.head_width, position, reach) for kind in config.kinds}
+    angles = {
+        kind: rotation(config.rope_of(kind), config.head_width, position, reach, endless=endless)
+        for kind in config.kinds
+    }
     return [angles[kind] if on else None for kind, on in zip(config.layer_kinds, config.rotated, strict=True)]
 
 
 def rotation(
-    rope: RopeConfig, head_width: int, position: Int[Array, "B T"], reach: Int[Array, "B"] | None = None
+    rope: RopeConfig,
+    head_width: int,
+    position: Int[Array, "B T"],
+    reach: Int[Array, "B"] | None = None,
+    *,
+    endless: bool = False,
 ) -> Angles:
     """Returns cos and sin of every rotated pair's angle at each position, float32.
 
@@ -92,13 +103,23 @@ def rotation(
       head_width: H.
       position: of each entry.
       reach: positions of the row's text, where it is known to be longer than up to an entry.
+      endless: the text may be of any length. Angles of late positions are then as exact as those of early ones; they
+        differ from the others' by rounding.
     """
     turns: Any = frequencies(rope, head_width)[None, None]
     if rope.follows_length:
         length = position + 1 if reach is None else jnp.maximum(position + 1, reach[:, None])
         turns = _turns_by_length(rope, turns, length)
-    angle = position.astype(jnp.float32)[..., None] * turns
+    angle = _wrapped(position, turns) if endless else position.astype(jnp.float32)[..., None] * turns
     return jnp.cos(angle) * rope.attention_factor, jnp.sin(angle) * rope.attention_factor
+
+
+def _wrapped(position: Int[Array, "B T"], turns: Float[np.ndarray, "1 1 half"]) -> Float[Array, "B T half"]:
+    """Returns angles without whole turns, in units of 2⁻³² of a turn: what two of them differ by is exact."""
+    unit = 2 * np.pi / 2.0**32
+    steps = np.round(turns.astype(np.float64) / unit).astype(np.uint32)
+    counted = position.astype(jnp.uint32)[..., None] * steps
+    return jax.lax.bitcast_convert_type(counted, jnp.int32).astype(jnp.float32) * jnp.float32(unit)
 
 
 def _turns_by_length(

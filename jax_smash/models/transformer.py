@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from jax_smash.cache import Block, KeyValue, KVCache, init_cache
+from jax_smash.cache import Block, KeyValue, KVCache, Sinks, init_cache
 from jax_smash.config import ModelConfig
 from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
@@ -75,12 +75,15 @@ class Transformer(nnx.Module):
         if policy is not None:
             raise ValueError("policy must be None: this model attends to the whole cache")
         reach = longest(position, block.valid) if cache is None else cache.reach
-        angles = rotations(self.config, position, reach)
+        sinks = None if cache is None else cache.sinks
+        angles = rotations(self.config, position, reach, endless=sinks is not None)
+        far = None if sinks is None else rotations(self.config, sinks.place(position), reach, endless=True)
         x, taps, block_kv = constrain(inputs, rows_axis(cache), None, "embed"), [], []
         for i, layer in enumerate(self.layers):
             taps.append(x)
             layer_cache = None if cache is None else cache.layer(i)
-            x, key_value = _apply_layer(*nnx.split(layer), x, position, angles[i], layer_cache, block.layer(i))
+            of_layer = (angles[i], layer_cache, block.layer(i), None, None if far is None else far[i])
+            x, key_value = _apply_layer(*nnx.split(layer), x, position, *of_layer)
             block_kv.append(key_value)
         taps.append(x)
         return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=None)
@@ -115,8 +118,15 @@ class Transformer(nnx.Module):
         cap = self.config.final_softcap
         return cap * jnp.tanh(logits / cap) if cap else logits
 
-    def init_cache(self, batch: int, slots: int, block: int) -> KVCache:
-        """Makes an empty cache of `slots` slots a row, for commits of at most `block` entries."""
+    def init_cache(self, batch: int, slots: int, block: int, *, sinks: Sinks | None = None) -> KVCache:
+        """Makes an empty cache.
+
+        Args:
+          batch: rows.
+          slots: entries that a row may have.
+          block: the most entries that one commit writes.
+          sinks: what full-attention layers keep of them; None keeps all.
+        """
         config = self.config
         return init_cache(
             kinds=config.kinds,
@@ -129,6 +139,7 @@ class Transformer(nnx.Module):
             head_width=config.head_width,
             dtype=self.dtype,
             follows_length=config.follows_length,
+            sinks=sinks,
         )
 
 

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +7,7 @@ import pytest
 
 import jax_smash.cache as cache_module
 from jax_smash import cpu
-from jax_smash.cache import EMPTY, Block, Write, after, init_cache
+from jax_smash.cache import EMPTY, Block, Sinks, Write, after, init_cache
 
 
 def test_an_entry_sees_only_its_own_segment():
@@ -29,7 +31,7 @@ def test_ancestor_bits_say_who_sees_whom():
 HEADS, WIDTH, WINDOW, BLOCK = 2, 4, 10, 6
 
 
-def empty_cache(batch, slots):
+def empty_cache(batch, slots, sinks=None):
     return init_cache(
         kinds=("full", "sliding"),
         layer_kinds=("full", "sliding"),
@@ -40,6 +42,7 @@ def empty_cache(batch, slots):
         num_kv_heads=HEADS,
         head_width=WIDTH,
         dtype=jnp.float32,
+        sinks=sinks,
     )
 
 
@@ -52,21 +55,32 @@ def plain_commit(held, keys, position, count, path):
 
 
 WRITERS = {
-    "by array": lambda *arrays, rotating: cache_module._write_by_array(*arrays),
-    "by entry": lambda *arrays, rotating: cpu.write_by_entry(cache_module._write_by_array, *arrays),
+    "by array": cache_module._write_by_array,
+    "by entry": lambda *arrays, starts: cpu.write_by_entry(
+        functools.partial(cache_module._write_by_array, starts=starts), *arrays
+    ),
     "by row": cache_module._write_by_row,
 }
+
+
+def plain_slot(entry, slots, start):
+    """Returns where an entry goes: into the next slot, and behind the last one into that at `start`."""
+    slot = -1
+    for _ in range(entry + 1):
+        slot = start if slot + 1 == slots else slot + 1
+    return slot
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize(("batch", "width"), [(1, 1), (3, 1), (3, BLOCK), (9, 2)])
 @pytest.mark.parametrize("with_path", [False, True])
-def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path):
+@pytest.mark.parametrize("sinks", [None, Sinks(count=3, window=8)], ids=["", "sinks"])
+def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path, sinks):
     # Which writer runs is the platform's choice; all must do the same.
     monkeypatch.setattr(cache_module, "_write", WRITERS[writer])
     commit = jax.jit(lambda cache, entries, *accepted: cache.commit(entries, Write(*accepted)))
     generator = np.random.default_rng(batch * 10 + width)
-    cache, held = empty_cache(batch, 64), [[] for _ in range(batch)]
+    cache, held = empty_cache(batch, 64, sinks), [[] for _ in range(batch)]
     for _ in range(8):
         keys = generator.normal(size=(batch, width, HEADS, WIDTH)).astype(np.float32)
         position = generator.integers(0, 1000, (batch, width)).astype(np.int32)
@@ -85,15 +99,15 @@ def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, w
         assert int(cache.slot_length[row]) == len(entries)
         for layer, offset in ((0, 0), (1, 2)):
             slots = cache.positions[layer].shape[1]
-            expected = np.full(slots, EMPTY)
-            for i, (at, key) in enumerate(entries):
-                expected[i % slots] = at
-                if i >= len(entries) - slots:
-                    np.testing.assert_array_equal(cache.keys[layer][row, :, i % slots], key + np.float32(offset))
-                    np.testing.assert_array_equal(cache.values[layer][row, :, i % slots], key + np.float32(offset + 1))
+            start = sinks.count if sinks and layer == 0 else 0
+            last = {plain_slot(i, slots, start): entry for i, entry in enumerate(entries)}
+            expected = [last[slot][0] if slot in last else EMPTY for slot in range(slots)]
             np.testing.assert_array_equal(cache.positions[layer][row], expected)
-    # The sliding layer has started over, or the test says nothing of it.
-    assert cache.positions[1].shape[1] == 16
+            for slot, (_, key) in last.items():
+                np.testing.assert_array_equal(cache.keys[layer][row, :, slot], key + np.float32(offset))
+                np.testing.assert_array_equal(cache.values[layer][row, :, slot], key + np.float32(offset + 1))
+    # The sliding layer has started over, or the test says nothing of it; with sinks, the other one too.
+    assert [p.shape[1] for p in cache.positions] == [16 if sinks else 64, 16]
     assert width == 1 or max(map(len, held)) > (16 if width == BLOCK else 4)
 
 
