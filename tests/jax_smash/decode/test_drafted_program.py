@@ -14,11 +14,11 @@ from jax_smash.costs import CostCurve
 from jax_smash.decode.budget import ROUND_STEPS, unused
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.decode.speculative import Trees
 from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.sizing import best_tree
 from jax_smash.draft.verification import COUPLING, VERIFICATIONS
 from jax_smash.methods import DraftOptions, make_method
-from jax_smash.pytree import replace
 from jax_smash.session import Session
 from tests.drafting import other_model
 from tests.tiny import tiny_model
@@ -41,7 +41,7 @@ def with_ladder(method, cost, ladder=LADDER):
     rates = prior_rates(LEVELS, 8)
     trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in ladder)
     sizing = unused(rates, trees, [cost.at(n + 1) for n in ladder])
-    memory = replace(method.memory, ladder=trees, choice=jnp.asarray(0, jnp.int32), sizing=sizing)
+    memory = method.memory | {"trees": Trees(ladder=trees, choice=jnp.asarray(0, jnp.int32), sizing=sizing)}
     return dataclasses.replace(method, memory=memory, strategy=dataclasses.replace(method.strategy, levels=LEVELS))
 
 

@@ -114,10 +114,11 @@ def session(costs, curve, *, right=NEW, follows=True):
     rates = prior_rates(LEVELS, 4)
     trees = tuple(best_tree(rates, n, levels=LEVELS if n else 0) for n in SIZES)
     clock = Clock(costs)
+    ladder = replace(method.memory["trees"], ladder=trees, sizing=unused(rates, trees, curve))
     method = dataclasses.replace(
         method,
         strategy=dataclasses.replace(method.strategy, drafter=Oracle(plain_text(), right)),
-        memory=replace(method.memory, ladder=trees, sizing=unused(rates, trees, curve)),
+        memory=method.memory | {"trees": ladder},
         follower=Follower(curve, clock=clock) if follows else None,
     )
     rows = Session(model(), method, slots=1024, max_new_tokens=NEW, sampling=[SamplingOptions()], seeds=[0])

@@ -27,7 +27,7 @@ def decoded(prompts=PROMPTS, *, new=NEW, steps=50, model=None, rows=None, limits
     model = model or smashed_model()
     made = make_method(model, "hamburger", smash=SmashOptions(**({"least_rows": 1} | options)))
     if share is not None:
-        made = dataclasses.replace(made, memory=replace(made.memory, share=jnp.float32(share)))
+        made = dataclasses.replace(made, memory={"limits": replace(made.memory["limits"], share=jnp.float32(share))})
     rows = rows or len(prompts)
     session = Session(model, made, slots=64, max_new_tokens=NEW, sampling=[SamplingOptions()] * rows, seeds=[0] * rows)
     session.read(prompts, limits=limits or [new] * rows)
@@ -129,7 +129,7 @@ def test_rows_that_wait_for_each_other_say_as_much_of_their_groups_as_the_share_
     rows = [Plainly(smashed_model()) for _ in PROMPTS]
     for row, prompt in zip(rows, PROMPTS, strict=True):
         row.read(prompt)
-    expected = blind_together(rows, NEW, CONFIDENCE, float(session.method.memory.share))
+    expected = blind_together(rows, NEW, CONFIDENCE, float(session.method.memory["limits"].share))
     assert session.outputs() == expected
     assert [REASONS[code] for code in session.state.rows.finish] == ["length"] * 3
     assert lengths(session) == [[[*row.lengths, len(row.pending)].count(n) for n in range(1, 5)] for row in rows]

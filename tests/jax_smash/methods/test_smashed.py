@@ -32,17 +32,21 @@ def test_modules_decode_as_they_were_calibrated_and_as_is_asked_before_that():
     own = make_method(model, "hamburger")
     assert isinstance(own.strategy, CheckedDecoding)
     assert own.strategy.longest == 3
-    assert (float(own.memory.confidence), float(own.memory.token_confidence)) == pytest.approx((0.4, 0.9))
+    assert (float(own.memory["limits"].confidence), float(own.memory["limits"].token_confidence)) == pytest.approx(
+        (0.4, 0.9)
+    )
     assert own.params[ROLE].tokens.shape == (8,)
     asked = SmashOptions(mode="blind", confidence=0.8, token_confidence=0, micro_steps=2, micro_head="full")
     made = make_method(model, "hamburger", smash=asked)
     assert isinstance(made.strategy, SmashedDecoding)
-    assert (float(made.memory.confidence), float(made.memory.token_confidence)) == pytest.approx((0.8, 0.0))
-    assert (int(made.memory.longest), ROLE in made.params) == (2, False)
+    assert (float(made.memory["limits"].confidence), float(made.memory["limits"].token_confidence)) == pytest.approx(
+        (0.8, 0.0)
+    )
+    assert (int(made.memory["limits"].longest), ROLE in made.params) == (2, False)
 
 
 def test_modules_without_settings_decode_carefully():
-    limits = make_method(with_own(), "hamburger").memory
+    limits = make_method(with_own(), "hamburger").memory["limits"]
     assert (float(limits.confidence), float(limits.token_confidence)) == pytest.approx((0.7, 0.995))
     with pytest.raises(ValueError, match="micro_head must be at most the vocabulary's 259 tokens; got 300"):
         make_method(with_own(micro_head="300"), "hamburger")
