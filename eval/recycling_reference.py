@@ -139,4 +139,4 @@ def _forward(definition: Any, params: Any, token: Any, position: Any, cache: Any
 
 @jax.jit
 def _commit(cache: Any, block_kv: Any, position: Any, count: Any, path: Any) -> Any:
-    return cache.commit(block_kv, Write(position, count, path))
+    return cache.commit(block_kv, Write(position=position, count=count, path=path))

@@ -212,7 +212,8 @@ def run_steps(target: ModelDef, params: Params, cache: Any, tree: Topology, step
         # What the next step reads depends on all logits of this one, so that none are left out.
         token = jnp.argmax(model.unembed(out.hidden), axis=-1).astype(jnp.int32)
         path = jnp.zeros((token.shape[0], tree.levels + 1), jnp.int32)
-        cache = cache.commit(out.block_kv, Write(position, after(jnp.ones_like(token[:, 0]), token[:, 0]), path))
+        count = after(jnp.ones_like(token[:, 0]), token[:, 0])
+        cache = cache.commit(out.block_kv, Write(position=position, count=count, path=path))
         return cache, token, done + 1
 
     tokens = jnp.zeros((cache.slot_length.shape[0], tree.nodes), jnp.int32)

@@ -23,7 +23,7 @@ LAYERS = [
     {"draft"},
     {"decode"},
     {"loading"},
-    {"ladder", "applied", "saving"},
+    {"ladder", "applied", "saving", "sparse"},
     {"methods"},
     {"session", "request"},
     {"generation", "prompts", "tuning"},

@@ -78,7 +78,7 @@ def plain_slot(entry, slots, start):
 def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path, sinks):
     # Which writer runs is the platform's choice; all must do the same.
     monkeypatch.setattr(cache_module, "_write", WRITERS[writer])
-    commit = jax.jit(lambda cache, entries, *accepted: cache.commit(entries, Write(*accepted)))
+    commit = jax.jit(lambda cache, entries, write: cache.commit(entries, write))
     generator = np.random.default_rng(batch * 10 + width)
     cache, held = empty_cache(batch, 64, sinks), [[] for _ in range(batch)]
     for _ in range(8):
@@ -90,9 +90,11 @@ def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, w
         cache = commit(
             cache,
             ((entries, entries + 1), (entries + 2, entries + 3)),
-            jnp.asarray(position),
-            jnp.asarray(count),
-            None if path is None else jnp.asarray(path),
+            Write(
+                position=jnp.asarray(position),
+                count=jnp.asarray(count),
+                path=None if path is None else jnp.asarray(path),
+            ),
         )
         plain_commit(held, keys, position, count, path)
     for row, entries in enumerate(held):

@@ -36,7 +36,7 @@ class EarlyWrite(Autoregressive):
 
         block = Block.causal(jnp.ones_like(position, bool))
         out = model.forward(model.embed(rows.pending[:, None]), position, rows.cache, block)
-        cache = rows.cache.commit(out.block_kv, Write(position, jnp.ones_like(rows.finish)))
+        cache = rows.cache.commit(out.block_kv, Write(position=position, count=jnp.ones_like(rows.finish)))
         emitted = self._emit(state, model.unembed(out.hidden[:, 0]))
         return dataclasses.replace(emitted, rows=emitted.rows.remembering(target=cache))
 

@@ -26,7 +26,7 @@ def step(model):
         made = []
         for path, count in ((None, jnp.full((2,), tokens.shape[1], jnp.int32)), (PATH, COUNT)):
             out = bound.forward(bound.embed(tokens), position, cache, block)
-            cache = cache.commit(out.block_kv, Write(position, count, path))
+            cache = cache.commit(out.block_kv, Write(position=position, count=count, path=path))
             position = position + tokens.shape[1]
             made.append(isinstance(out.block_kv[0], SideBySide))
         assert len({*made}) == 1

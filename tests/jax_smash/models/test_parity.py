@@ -59,7 +59,8 @@ def cached(graphdef, params, cache, tokens, position, valid):
     model = nnx.merge(graphdef, params)
     out = model.forward(model.embed(tokens), position, cache, Block.causal(valid))
     logits = model.unembed(out.hidden)
-    cache = cache.commit(out.block_kv, Write(position, after(valid.sum(1, dtype=jnp.int32), logits[:, 0, 0])))
+    count = after(valid.sum(1, dtype=jnp.int32), logits[:, 0, 0])
+    cache = cache.commit(out.block_kv, Write(position=position, count=count))
     return logits, cache
 
 

@@ -229,7 +229,7 @@ def test_groups_of_one_token_are_plain_decoding(sizes):
     @jax.jit
     def read(cache, inputs, position):
         out = base.forward(inputs, position, cache, Block.causal(jnp.ones(position.shape, bool)))
-        cache = cache.commit(out.block_kv, Write(position, jnp.full((1,), position.shape[1], jnp.int32)))
+        cache = cache.commit(out.block_kv, Write(position=position, count=jnp.full((1,), position.shape[1], jnp.int32)))
         _, group, _ = macro_step(
             base,
             smasher,
