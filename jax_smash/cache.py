@@ -114,6 +114,17 @@ class Block:
             seen &= self.segments[:, -seen.shape[1] :, None] == self.segments[:, None, :]
         return seen & self.valid[:, None, :]
 
+    def parents(self) -> Int[Array, "B T"]:
+        """Returns the last other new entry that each new entry sees; −1 where it sees none.
+
+        In a tree that is its parent, for parents stand before their children.
+        """
+        seen = self.mask()
+        width = seen.shape[1]
+        entry = jnp.arange(width, dtype=jnp.int32)
+        before = seen[:, :, -width:] & (entry[None] < entry[:, None])[None]
+        return jnp.where(before, entry[None, None], -1).max(-1)
+
 
 @pytree
 class Write:

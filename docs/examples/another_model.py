@@ -3,7 +3,8 @@
 It offers what `CausalLM` asks for (`embed`, `forward`, `unembed`, `init_cache`) and a cache with one write, `commit`.
 That is enough for `generate`, for batches, for sampling, for streaming, and for drafting chains: a recurrence reads a
 chain in one forward as it reads a prompt. Draft trees that branch are refused, for here every entry sees all before it;
-a model whose entries see exactly what `block` says has `tree_blocks = True`.
+a model whose entries see exactly what `block` says has `tree_blocks = True`. A recurrent one steps each entry from its
+parent (`block.parents()`) and commits the steps that were kept.
 
     python docs/examples/another_model.py
 """
@@ -26,11 +27,11 @@ class Memory:
     state: jax.Array  # [B, D]
     slot_length: jax.Array  # [B]
 
-    def commit(self, block_kv, position, count, path=None):
-        """Steps the state over the first `count` entries of the block."""
-        entries = block_kv[0][0]
-        if path is not None:
-            entries = jnp.take_along_axis(entries, path[:, :, None], axis=1)
+    def commit(self, block_kv, write):
+        """Steps the state over the entries of the block that are kept."""
+        entries, count = block_kv[0][0], write.count
+        if write.path is not None:
+            entries = jnp.take_along_axis(entries, write.path[:, :, None], axis=1)
 
         def step(state, x):
             entry, written = x
