@@ -3,9 +3,11 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_smash.cache import Block
 from jax_smash.decode.speculative import Speculative, Trees
 from jax_smash.draft.corpus import Corpus, index_corpus
 from jax_smash.draft.corpus_texts import read_texts
@@ -23,7 +25,7 @@ from jax_smash.ladder import Ladder, Reach, make_ladder, tile_rows
 from jax_smash.loading import Model, load, quantised
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Method, Setup
-from jax_smash.protocols import Drafter, honours_trees
+from jax_smash.protocols import Drafter, Needs, honours_trees
 from jax_smash.quantise import activation_dtype
 
 LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
@@ -138,6 +140,25 @@ def check_blocks(model: Model, method: str, ladder: Ladder, *, branches: bool = 
         )
 
 
+def check_taps(model: Model, method: str, needs: Needs) -> None:
+    """Refuses a model that tells fewer of its layers than a method reads. Nothing is allocated.
+
+    Raises:
+      ValueError: a tap is missing.
+    """
+    if not needs.taps:
+        return
+
+    def told(params: Any) -> tuple[Any, ...]:
+        bound, position = model.definition.bind(params), jnp.zeros((1, 1), jnp.int32)
+        cache, block = bound.init_cache(1, 16, 1), Block.causal(jnp.ones((1, 1), bool))
+        return bound.forward(bound.embed(position), position, cache, block).taps
+
+    count = len(jax.eval_shape(told, model.params["target"]))
+    if max(needs.taps) >= count:
+        raise ValueError(f"method {method} reads tap {max(needs.taps)} of the model; {model.name} has {count} taps")
+
+
 def _drafting(name: str | Model, target: Model) -> Model:
     if isinstance(name, Model):
         return name
@@ -156,6 +177,7 @@ def drafted(name: str, setup: Setup, drafter: Drafter, shared: Any, *, ladder: L
         costs=setup.draft.costs,
     )
     check_blocks(setup.model, name, ladder, branches=getattr(drafter, "branches", False))
+    check_taps(setup.model, name, drafter.needs)
     strategy = Speculative(
         target=setup.model.definition,
         drafter=drafter,
