@@ -125,7 +125,8 @@ class LogitsProcessor(Protocol[State]):
 
     A processor is a frozen dataclass whose array fields (`[B]`, one setting per row) are traced. Its state has only
     `[B, …]` leaves. `path` holds the tokens that lie between those seen by `state` and the node of these logits, so the
-    nodes of a draft tree need no state of their own.
+    nodes of a draft tree need no state of their own. One that changes the logits of some rows alone may say which by an
+    attribute `active: Bool[B]`; where it changes none, it is skipped.
     """
 
     def init(self, batch: int, vocab_size: int) -> State:
@@ -143,6 +144,11 @@ class LogitsProcessor(Protocol[State]):
     def apply(self, state: State, logits: Float[Array, "B M V"], path: Int[Array, "B M P"]) -> Float[Array, "B M V"]:
         """Returns the changed logits of M nodes. `path` is padded with −1, and P is 0 in plain decoding."""
         ...
+
+
+def used_by(processor: LogitsProcessor) -> Bool[Array, "B"] | None:
+    """Returns the rows whose logits a processor changes; None where it does not say."""
+    return getattr(processor, "active", None)
 
 
 @runtime_checkable

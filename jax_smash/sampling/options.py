@@ -13,6 +13,7 @@ from jax_smash.automaton import TokenAutomaton, join
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.sampling.penalties import Constrained, LogitBias, MinNewTokens, OutputPenalty, RepetitionPenalty
 from jax_smash.sampling.truncation import MinP, Temperature, TopK, TopP
+from jax_smash.shapes import bucket
 
 LEAST_TEMPERATURE = 1e-4
 """Below this, logits / temperature leave the useful range of float32. 0 stands for the likeliest token."""
@@ -79,6 +80,12 @@ class SamplingOptions:
         """Whether tokens are drawn at random."""
         return self.temperature > 0
 
+    @property
+    def changes_greedy(self) -> bool:
+        """Whether logits are changed in a way that matters without sampling too."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.min_new_tokens)
+        return bool(self.logit_bias) or self.repetition_penalty != 1 or any(penalties)
+
 
 def processors_for(
     options: Sequence[SamplingOptions],
@@ -88,18 +95,19 @@ def processors_for(
     grammar: TokenAutomaton | Sequence[TokenAutomaton | None] | None = None,
     among: Sequence[SamplingOptions] = (),
 ) -> tuple[LogitsProcessor, ...]:
-    """Makes the processors that some row needs, in the order in which they are applied.
+    """Makes the processors of a batch, in the order in which they are applied.
 
     The order is logit bias, repetition penalty, presence and frequency penalties, minimum of new tokens, grammar,
-    temperature, top-k, top-p, min-p. Settings are arrays, so other values of the same options compile nothing new.
+    temperature, top-k, top-p, min-p. Where all rows are greedy and use no option, there are none. Otherwise there are
+    all of them, the last four only where a row samples. Settings are arrays, and what no row uses is skipped while
+    decoding, so another option compiles nothing.
 
     Args:
       options: of each row.
       stop_tokens: ids that end a row.
       vocab_size: V.
       grammar: one automaton that constrains all rows, or one for each row, None where a row is free.
-      among: options of other batches of the same run. Their processors are included, so that all batches share one
-        compiled program.
+      among: options of other batches of the same run, which are to share this one's compiled program.
 
     Raises:
       ValueError: a biased or stop token is not in the vocabulary, or a grammar is over another vocabulary.
@@ -108,40 +116,42 @@ def processors_for(
         if not 0 <= token < vocab_size:
             raise ValueError(f"a biased or stop token must be below the vocabulary's {vocab_size}; got {token}")
     every = [*options, *among]
-    processors: list[LogitsProcessor] = []
-    if any(o.logit_bias for o in every):
-        processors.append(_logit_bias(options, max(len(o.logit_bias) for o in every)))
-    if any(o.repetition_penalty != 1 for o in every):
-        processors.append(RepetitionPenalty(penalty=_floats([o.repetition_penalty for o in options])))
-    if any(o.presence_penalty or o.frequency_penalty for o in every):
-        presence, frequency = ([getattr(o, f"{x}_penalty") for o in options] for x in ("presence", "frequency"))
-        processors.append(OutputPenalty(presence=_floats(presence), frequency=_floats(frequency)))
-    if any(o.min_new_tokens for o in every) and stop_tokens:
-        stops = jnp.tile(jnp.asarray([list(stop_tokens)], jnp.int32), (len(options), 1))
-        processors.append(MinNewTokens(count=_ints([o.min_new_tokens for o in options]), stop_tokens=stops))
     grammars = [grammar] * len(options) if grammar is None or isinstance(grammar, TokenAutomaton) else list(grammar)
     if len(grammars) != len(options):
         raise ValueError(f"grammar must be one for all or one a row ({len(options)}); got {len(grammars)}")
-    if any(g is not None for g in grammars):
+    constrained = any(g is not None for g in grammars)
+    sampled = any(o.sampled for o in every)
+    if not (constrained or sampled or any(o.changes_greedy for o in every)):
+        return ()
+    processors = _by_text(options, stop_tokens, width=max(len(o.logit_bias) for o in every))
+    if constrained:
         automaton, start = join(grammars)
         if automaton.vocab_size != vocab_size:
             raise ValueError(f"a grammar must be over {vocab_size} tokens; got {automaton.vocab_size}")
         processors.append(Constrained(automaton=automaton, start=start))
-    return (*processors, *_truncation(options, [o for o in every if o.sampled]))
+    return (*processors, *(_truncation(options) if sampled else ()))
 
 
-def _truncation(options: Sequence[SamplingOptions], sampled: Sequence[SamplingOptions]) -> list[LogitsProcessor]:
+def _by_text(options: Sequence[SamplingOptions], stop_tokens: Sequence[int], *, width: int) -> list[LogitsProcessor]:
+    """Makes the processors that depend on the text so far, with room for `width` biased tokens a row."""
+    presence, frequency = ([getattr(o, f"{x}_penalty") for o in options] for x in ("presence", "frequency"))
+    stops = np.tile(np.asarray([list(stop_tokens) or [-1]], np.int32), (len(options), 1))
+    return [
+        _logit_bias(options, bucket(width)),
+        RepetitionPenalty(penalty=_floats([o.repetition_penalty for o in options])),
+        OutputPenalty(presence=_floats(presence), frequency=_floats(frequency)),
+        MinNewTokens(count=_ints([o.min_new_tokens for o in options]), stop_tokens=jnp.asarray(stops)),
+    ]
+
+
+def _truncation(options: Sequence[SamplingOptions]) -> list[LogitsProcessor]:
     """Makes the processors that matter only for sampled rows."""
-    processors: list[LogitsProcessor] = []
-    if sampled:
-        processors.append(Temperature(temperature=_floats([o.temperature for o in options])))
-    if any(o.top_k for o in sampled):
-        processors.append(TopK(k=_ints([o.top_k for o in options])))
-    if any(o.top_p < 1 for o in sampled):
-        processors.append(TopP(p=_floats([o.top_p for o in options])))
-    if any(o.min_p for o in sampled):
-        processors.append(MinP(p=_floats([o.min_p for o in options])))
-    return processors
+    return [
+        Temperature(temperature=_floats([o.temperature for o in options])),
+        TopK(k=_ints([o.top_k if o.sampled else 0 for o in options])),
+        TopP(p=_floats([o.top_p if o.sampled else 1 for o in options])),
+        MinP(p=_floats([o.min_p if o.sampled else 0 for o in options])),
+    ]
 
 
 def _logit_bias(options: Sequence[SamplingOptions], width: int) -> LogitBias:

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jax_smash.automaton import DEAD, TokenAutomaton
+from jax_smash.automaton import DEAD, FREE, TokenAutomaton
 from jax_smash.pytree import pytree
 from jax_smash.sampling.stateless import Stateless
 
@@ -22,6 +22,11 @@ class LogitBias(Stateless):
 
     tokens: Int[Array, "B n"]
     bias: Float[Array, "B n"]
+
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows with a bias."""
+        return (self.tokens >= 0).any(1)
 
     def apply(
         self, state: tuple[()], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
@@ -45,6 +50,11 @@ class RepetitionPenalty:
     """
 
     penalty: Float[Array, "B"]
+
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows with a penalty."""
+        return self.penalty != 1
 
     def init(self, batch: int, vocab_size: int) -> Bool[Array, "B V"]:
         """Makes the state of rows that hold no token."""
@@ -90,6 +100,11 @@ class OutputPenalty:
     presence: Float[Array, "B"]
     frequency: Float[Array, "B"]
 
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows with a penalty."""
+        return (self.presence != 0) | (self.frequency != 0)
+
     def init(self, batch: int, vocab_size: int) -> Int[Array, "B V"]:
         """Makes the state of rows without output."""
         return jnp.zeros((batch, vocab_size), jnp.int32)
@@ -132,6 +147,11 @@ class MinNewTokens:
     count: Int[Array, "B"]
     stop_tokens: Int[Array, "B n"]
 
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows with a minimum."""
+        return self.count > 0
+
     def init(self, batch: int, vocab_size: int) -> Int[Array, "B"]:
         """Makes the state of rows without output."""
         return jnp.zeros((batch,), jnp.int32)
@@ -169,6 +189,11 @@ class Constrained:
 
     automaton: TokenAutomaton
     start: Int[Array, "B"]
+
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows with a grammar."""
+        return self.start != FREE
 
     def init(self, batch: int, vocab_size: int) -> Int[Array, "B"]:
         """Makes the state before the first token."""

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.pytree import pytree
 from jax_smash.sampling.choice import highest
@@ -18,6 +18,11 @@ class Temperature(Stateless):
     """
 
     temperature: Float[Array, "B"]
+
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows whose logits it changes."""
+        return self.temperature != 1
 
     def apply(
         self, state: tuple[()], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
@@ -39,6 +44,11 @@ class TopK(Stateless):
     """
 
     k: Int[Array, "B"]
+
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows that keep not all."""
+        return self.k > 0
 
     def apply(
         self, state: tuple[()], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
@@ -63,6 +73,11 @@ class TopP(Stateless):
 
     p: Float[Array, "B"]
 
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows that keep not all."""
+        return self.p < 1
+
     def apply(
         self, state: tuple[()], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
     ) -> Float[Array, "B M V"]:
@@ -83,6 +98,11 @@ class MinP(Stateless):
     """
 
     p: Float[Array, "B"]
+
+    @property
+    def active(self) -> Bool[Array, "B"]:
+        """Rows that keep not all."""
+        return self.p > 0
 
     def apply(
         self, state: tuple[()], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash import SamplingOptions, generate
+from jax_smash import DraftOptions, SamplingOptions, generate
 from jax_smash.cache import Block
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import make_method
@@ -355,3 +356,56 @@ def test_weights_that_are_not_numbers_are_reported():
     broken = jax.tree.map(lambda w: w * jnp.float32(jnp.nan), model.params["target"])
     with pytest.raises(ValueError, match="logits are not numbers in row 0"):
         generate(dataclasses.replace(model, params={"target": broken}), "fox", **SIZES)
+
+
+OPTIONS = (
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.5, "frequency_penalty": -0.5},
+    {"logit_bias": {7: 3.0, 9: -100}},
+    {"min_new_tokens": 4},
+)
+
+
+@pytest.mark.parametrize("method", ["ar", "recycling"])
+def test_a_new_option_a_new_length_and_new_weights_compile_nothing(method):
+    model, request = tiny_model(), {"method": method, "max_new_tokens": 6, "draft": DraftOptions(tree="chain-3")}
+    request = request if method != "ar" else request | {"draft": DraftOptions()}
+    other = dataclasses.replace(model, params=jax.tree.map(lambda w: w * 1.01, model.params))
+    for warm in (0, 0.7):
+        # Everything that runs beside the programs is compiled now, too: a second call of the same sizes.
+        for seed in range(2):
+            generate(model, "some text", sampling=SamplingOptions(temperature=warm, top_k=3), seed=seed, **request)
+        generate(model, "some text", sampling=SamplingOptions(temperature=warm, repetition_penalty=1.1), **request)
+        with counted() as compiled:
+            for option in OPTIONS:
+                generate(model, "some text", sampling=SamplingOptions(**{"temperature": warm} | option), **request)
+            generate(model, "text", sampling=SamplingOptions(temperature=warm), **request)
+            generate(other, "some text", sampling=SamplingOptions(temperature=warm), **request)
+        assert compiled == []
+
+
+def test_a_program_that_is_compiled_would_be_counted():
+    """The control."""
+    model = tiny_model()
+    with counted() as compiled:
+        generate(model, "some text", max_new_tokens=6, slots=80)
+    assert compiled
+
+
+@contextlib.contextmanager
+def counted():
+    """Yields a list that grows by one for everything that XLA compiles."""
+    compiled = []
+
+    def heard(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(heard)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_smash.automaton import FREE, START, regex_automaton
-from jax_smash.sampling import SamplingOptions, processors_for
+from jax_smash.sampling import SamplingOptions, process, processors_for
 
 BAD = [
     ({"temperature": -0.1}, "temperature must be 0 or at least 0.0001; got -0.1"),
@@ -59,10 +59,24 @@ def test_greedy_rows_need_no_processor():
     assert names(SamplingOptions(), SamplingOptions(top_k=5, top_p=0.5, min_p=0.1)) == []
 
 
-def test_only_processors_that_some_row_needs_are_made():
-    assert names(SamplingOptions(), SamplingOptions(temperature=1.0)) == ["Temperature"]
-    assert names(SamplingOptions(temperature=1.0, top_k=3), SamplingOptions(top_p=0.5)) == ["Temperature", "TopK"]
-    assert names(SamplingOptions(), SamplingOptions(frequency_penalty=0.1)) == ["OutputPenalty"]
+HEAD = ["LogitBias", "RepetitionPenalty", "OutputPenalty", "MinNewTokens"]
+TAIL = ["Temperature", "TopK", "TopP", "MinP"]
+
+
+def used(*options):
+    """Returns the names of the processors that change some row's logits."""
+    made = processors_for(options, stop_tokens=[7], vocab_size=8)
+    return [type(p).__name__ for p in made if p.active.any()]
+
+
+def test_what_no_row_uses_is_made_and_skipped():
+    for option, name in (({"frequency_penalty": 0.1}, "OutputPenalty"), ({"logit_bias": {1: 2.0}}, "LogitBias")):
+        assert names(SamplingOptions(), SamplingOptions(**option)) == HEAD
+        assert used(SamplingOptions(), SamplingOptions(**option)) == [name]
+    assert names(SamplingOptions(), SamplingOptions(temperature=1.0)) == HEAD + TAIL
+    assert used(SamplingOptions(temperature=1.0), SamplingOptions(temperature=1.0)) == []
+    # A greedy row beside a sampled one is left its likeliest token, whatever it asks for beside.
+    assert used(SamplingOptions(temperature=1.0, top_k=3), SamplingOptions(top_p=0.5)) == ["Temperature", "TopK"]
 
 
 def test_processors_come_in_the_order_of_transformers():
@@ -77,8 +91,7 @@ def test_processors_come_in_the_order_of_transformers():
         min_new_tokens=2,
     )
     grammar = regex_automaton("a", [b"a"] * 7 + [b""], stop_tokens=[7])
-    head = ["LogitBias", "RepetitionPenalty", "OutputPenalty", "MinNewTokens", "Constrained"]
-    assert names(everything, grammar=grammar) == [*head, "Temperature", "TopK", "TopP", "MinP"]
+    assert names(everything, grammar=grammar) == [*HEAD, "Constrained", *TAIL]
 
 
 def test_batches_of_one_run_get_the_same_processors():
@@ -89,15 +102,16 @@ def test_batches_of_one_run_get_the_same_processors():
     assert [x.shape for x in jax.tree.leaves(first)] == [x.shape for x in jax.tree.leaves(second)]
 
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 8)), jnp.float32)
-    processed = logits
-    for processor in first:
-        processed = processor.apply((), processed, jnp.zeros((1, 1, 0), jnp.int32))
+    states = [p.init(1, 8) for p in first]
+    processed = process(first, states, logits, jnp.zeros((1, 1, 0), jnp.int32))
     assert np.flatnonzero(np.isfinite(processed)).tolist() == [int(jnp.argmax(logits))]
 
 
 def test_a_row_without_a_grammar_is_free():
     grammar = regex_automaton("a", [b"a"] * 7 + [b""], stop_tokens=[7])
-    (constrained,) = processors_for([SamplingOptions()] * 2, stop_tokens=[7], vocab_size=8, grammar=[None, grammar])
+    made = processors_for([SamplingOptions()] * 2, stop_tokens=[7], vocab_size=8, grammar=[None, grammar])
+    constrained = made[-1]
+    assert constrained.active.tolist() == [False, True]
     np.testing.assert_array_equal(constrained.init(2, 8), [FREE, START])
 
 
