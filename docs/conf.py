@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flax import nnx
+from sphinx.util import inspect
+
 import jax_smash
 
 ROOT = Path(__file__).parent.parent
@@ -14,6 +17,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinxcontrib.mermaid",
 ]
 html_theme = "furo"
@@ -60,10 +64,19 @@ def written(app: Any, what: str, name: str, obj: Any, options: Any, signature: s
     """Returns a signature as the source writes it, `Int[Array, "B M"]`, and none for a protocol, which nobody calls."""
     if getattr(obj, "_is_protocol", False):
         return "", None
+    if isinstance(obj, type) and issubclass(obj, nnx.Module):  # Flax makes modules of whatever arguments they take.
+        taken = inspect.signature(obj.__init__, bound_method=True)
+        signature = re.sub(r"<class '(.+?)'>", r"\1", inspect.stringify_signature(taken, unqualified_typehints=True))
     return tuple(part and part.replace("jaxlib._jax.Array", "Array") for part in (signature, returned))
 
 
+def left_out(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leaves the fields of a named tuple to its docstring; of other members Sphinx decides."""
+    return True if (getattr(obj, "__doc__", "") or "").startswith("Alias for field number") else None
+
+
 def setup(app: Any) -> None:
-    """Connects both to Sphinx."""
+    """Connects them to Sphinx."""
     app.connect("source-read", add)
     app.connect("autodoc-process-signature", written)
+    app.connect("autodoc-skip-member", left_out)
