@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from flax import nnx
 from sphinx.util import inspect
 
@@ -61,13 +62,14 @@ def add(app: Any, page: str, content: list[str]) -> None:
 
 
 def written(app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returned: str) -> Any:
-    """Returns a signature as the source writes it, `Int[Array, "B M"]`, and none for a protocol, which nobody calls."""
+    """Returns a signature that Sphinx can read, and none for a protocol, which nobody calls."""
     if getattr(obj, "_is_protocol", False):
         return "", None
     if isinstance(obj, type) and issubclass(obj, nnx.Module):  # Flax makes modules of whatever arguments they take.
         taken = inspect.signature(obj.__init__, bound_method=True)
-        signature = re.sub(r"<class '(.+?)'>", r"\1", inspect.stringify_signature(taken, unqualified_typehints=True))
-    return tuple(part and part.replace("jaxlib._jax.Array", "Array") for part in (signature, returned))
+        signature = inspect.stringify_signature(taken, unqualified_typehints=True)
+    # Defaults that are no Python: a class goes by its name, and what is made anew each time has none.
+    return re.sub(r"<[^>]+>", "...", re.sub(r"<class '(.+?)'>", r"\1", signature or "")), returned
 
 
 def left_out(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
@@ -75,8 +77,16 @@ def left_out(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any)
     return True if (getattr(obj, "__doc__", "") or "").startswith("Alias for field number") else None
 
 
+def shorten(app: Any, page: nodes.document) -> None:
+    """Has shapes read as in the source: `Int[Array, "B M"]`."""
+    for text in list(page.findall(nodes.Text)):
+        if "jaxlib._jax.Array" in text:
+            text.parent.replace(text, nodes.Text(text.replace("jaxlib._jax.Array", "Array")))
+
+
 def setup(app: Any) -> None:
     """Connects them to Sphinx."""
     app.connect("source-read", add)
     app.connect("autodoc-process-signature", written)
     app.connect("autodoc-skip-member", left_out)
+    app.connect("doctree-read", shorten)
