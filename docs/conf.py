@@ -69,7 +69,7 @@ def written(app: Any, what: str, name: str, obj: Any, options: Any, signature: s
         taken = inspect.signature(obj.__init__, bound_method=True)
         signature = inspect.stringify_signature(taken, unqualified_typehints=True)
     # Defaults that are no Python: a class goes by its name, and what is made anew each time has none.
-    return re.sub(r"<[^>]+>", "...", re.sub(r"<class '(.+?)'>", r"\1", signature or "")), returned
+    return signature and re.sub(r"<[^>]+>", "...", re.sub(r"<class '(.+?)'>", r"\1", signature)), returned
 
 
 def left_out(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
