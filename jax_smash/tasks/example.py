@@ -11,7 +11,7 @@ _NUMBER_ALONE = re.compile(r"-?\d[\d,]*\.?")
 class Example:
     """A question that a text answers, and the answer.
 
-    Fields:
+    Attributes:
       task: a name in `TASKS`.
       prompt: all text before the answer; ends without white space.
       separator: what stands between prompt and answer: `" "` or `"\\n"`.
