@@ -139,7 +139,8 @@ def measure_method(
     most = max(1, (slots - held - 1) // (reach.levels + 1))
 
     def timed(tree: Topology, steps: int) -> float:
-        memory = replace(session.state.shared.memory, ladder=(tree,))
+        memory = session.state.shared.memory
+        memory = memory | {"trees": replace(memory["trees"], ladder=(tree,))}
         state = replace(session.state, shared=replace(session.state.shared, memory=memory))
         # Donated: the next call begins where this one does.
         state, count = jax.tree.map(jnp.copy, state), jnp.asarray(min(steps, most), jnp.int32)

@@ -19,7 +19,7 @@ SMALL = Lookahead(window=3, ngram=4, guesses=2)
 
 
 def empty_rows(drafter=SMALL, batch=1) -> LookaheadRows:
-    return drafter.init({}, batch, 0)
+    return drafter.init({}, batch, 0, 1)
 
 
 def put(rows, *ngrams):

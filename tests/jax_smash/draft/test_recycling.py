@@ -171,7 +171,7 @@ def test_a_matrix_without_probabilities_begins_with_guesses_by_rank():
 def test_a_row_s_own_matrix_keeps_probabilities_of_its_own():
     model = tiny_model()
     drafter = Recycling(target=model.definition, own=True, probabilities=True)
-    own = drafter.init(model.params, 3, 16)
+    own = drafter.init(model.params, 3, 16, 1)
     assert own.probability.table.shape == (3, model.vocab_size, 8)
     token = jnp.asarray([[5], [5], [6]], jnp.int32)
     lesson = Lesson(

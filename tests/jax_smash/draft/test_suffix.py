@@ -27,7 +27,7 @@ def test_the_index_grown_piece_by_piece_knows_the_longest_match_of_every_place(p
     rng = np.random.default_rng(pieces)
     text = np.concatenate([rng.integers(0, 2, 30), np.tile([0, 1, 1], 7), rng.integers(0, 3, 9)]).tolist()
     then = jax.jit(lambda index, token, count: index.extended(token, count))
-    index, read = Suffix().init({}, 2, 64), [[], []]
+    index, read = Suffix().init({}, 2, 64, 1), [[], []]
     while len(read[0]) < len(text):
         count = [min(int(rng.integers(0, pieces + 1)), len(text) - len(row)) for row in read]
         token = np.full((2, pieces), 1, np.int32)
