@@ -5,28 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_smash.cache as cache_module
 from jax_smash import cpu
-from jax_smash.cache import EMPTY, Block, Sinks, Write, after, init_cache
-
-
-def test_an_entry_sees_only_its_own_segment():
-    segments = jnp.array([[1, 1, 2, 2, 0]], jnp.int32)
-    valid = jnp.array([[True, True, True, True, False]])
-    expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
-    np.testing.assert_array_equal(Block.causal(valid, segments).mask()[0], np.array(expected, bool))
-
-
-def test_ancestor_bits_say_who_sees_whom():
-    generator = np.random.default_rng(0)
-    seen = generator.random((2, 40, 40)) < 0.3
-    words = np.zeros((2, 40, 2), np.uint32)
-    for row, entry, other in zip(*np.nonzero(seen), strict=True):
-        words[row, entry, other // 32] |= np.uint32(1 << (other % 32))
-    valid = generator.random((2, 40)) < 0.8
-    block = Block(valid=jnp.asarray(valid), ancestors=jnp.asarray(words))
-    np.testing.assert_array_equal(block.mask(), seen & valid[:, None, :])
-
+from jax_smash.cache import EMPTY, Sinks, Write, after, init_cache, store, write
 
 HEADS, WIDTH, WINDOW, BLOCK = 2, 4, 10, 6
 
@@ -55,11 +35,11 @@ def plain_commit(held, keys, position, count, path):
 
 
 WRITERS = {
-    "by array": cache_module._write_by_array,
+    "by array": write._write_by_array,
     "by entry": lambda *arrays, starts: cpu.write_by_entry(
-        functools.partial(cache_module._write_by_array, starts=starts), *arrays
+        functools.partial(write._write_by_array, starts=starts), *arrays
     ),
-    "by row": cache_module._write_by_row,
+    "by row": write._write_by_row,
 }
 
 
@@ -77,7 +57,7 @@ def plain_slot(entry, slots, start):
 @pytest.mark.parametrize("sinks", [None, Sinks(count=3, window=8)], ids=["", "sinks"])
 def test_a_commit_appends_what_was_accepted(monkeypatch, writer, batch, width, with_path, sinks):
     # Which writer runs is the platform's choice; all must do the same.
-    monkeypatch.setattr(cache_module, "_write", WRITERS[writer])
+    monkeypatch.setattr(store, "write_entries", WRITERS[writer])
     commit = jax.jit(lambda cache, entries, write: cache.commit(entries, write))
     generator = np.random.default_rng(batch * 10 + width)
     cache, held = empty_cache(batch, 64, sinks), [[] for _ in range(batch)]
