@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.config import ModelConfig
 from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
@@ -16,6 +17,8 @@ from jax_smash.decode.state import DecodeState, Shared, lay_out
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.models.definition import NnxModel
+from jax_smash.models.eagle import abstract_eagle
+from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.transformer import abstract_params
 from jax_smash.protocols import Strategy
 from jax_smash.quantise import quantise_params
@@ -109,6 +112,12 @@ class AbstractModel:
             return self._shapes("drafter", self.config, "int8")
         return None if self.drafter is None else self._shapes("drafter", self.drafter, self.weights)
 
+    def eagle(self) -> EagleModules:
+        """Returns an EAGLE-3 drafter of the usual sizes; its parameters are shapes."""
+        config = EagleConfig.for_target(self.config)
+        structure, params = abstract_eagle(config, self.dtype)
+        return EagleModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
+
     def _shapes(self, name: str, config: ModelConfig, weights: str) -> Model:
         structure, params = abstract_params(config, self.dtype)
         params = {"target": self._stored(params, weights)}
@@ -188,6 +197,8 @@ def _made(model: AbstractModel, name: str, *, draft: DraftOptions, **options: An
     """Returns a method whose parameters are shapes; what it shares between rows at the start is small, and is there."""
     if name == "draft-model":
         draft = dataclasses.replace(draft, draft_model=model.draft_model())
+    if name == "eagle":
+        draft = dataclasses.replace(draft, drafter=model.eagle())
     return make_method(model.model(), name, draft=draft, **options)
 
 

@@ -20,7 +20,7 @@ import tyro
 
 from eval.conditions import Condition
 from eval.decoded import Decoded
-from eval.golden_cases import Case, Decoder, Prompts, conditions
+from eval.golden_cases import KEPT, Case, Decoder, Prompts, conditions
 from eval.options import Names, Numbers
 from eval.report import check_output, heading, progress, run_program, write_json, write_whole
 from eval.told_paths import told
@@ -56,7 +56,7 @@ class Settings:
     """
 
     model: str = "tiny"
-    methods: Names = tuple(METHODS)
+    methods: Names = KEPT
     batch_sizes: Numbers = (1, 3, 8)
     processors: Names = ("none", "all")
     choices: Names = ("greedy", "sampled")

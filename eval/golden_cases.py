@@ -14,7 +14,7 @@ from eval.divergence import Rescorer, divergences
 from eval.shipped_prompts import shipped_prompts
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
-from jax_smash.methods import INT8, METHODS, DraftOptions, Method, SmashOptions, make_method
+from jax_smash.methods import INT8, METHODS, RANDOM, DraftOptions, Method, SmashOptions, make_method
 from jax_smash.request import Request
 
 DTYPE = "float32"
@@ -30,8 +30,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hybrid": {"draft": TREE},
     "draft-model": {"draft": DraftOptions(draft_model=INT8)},
     "hamburger": {"smash": SmashOptions(mode="exact")},
+    "eagle": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
 }
 """The options of each method; a method not named here takes none."""
+
+KEPT = tuple(name for name in METHODS if name != "eagle")
+"""Methods whose tokens and shapes are kept: no trained drafter for eagle comes with the project."""
 
 MODULES = {"hamburger": "auto"}
 """The modules that a method's model is loaded with. Where their folder holds a base too, the model is that base."""

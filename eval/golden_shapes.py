@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from eval.conditions import Condition
-from eval.golden_cases import Case, Decoder, Prompts
+from eval.golden_cases import KEPT, Case, Decoder, Prompts
 from eval.options import Names
 from eval.report import check_output, heading, progress, run_program, write_json
 from jax_smash.decode.loop import Chunk, decode, prefill, start
@@ -42,7 +42,7 @@ class Settings:
     """
 
     model: str = "tiny"
-    methods: Names = tuple(METHODS)
+    methods: Names = KEPT
     json: Path | None = None
     overwrite: bool = False
 

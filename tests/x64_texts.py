@@ -52,6 +52,7 @@ WAYS = {
     "rejection-independent": drafted("draft-model", draft_model="int8", verify="rejection-independent"),
     "k-seq": drafted("draft-model", draft_model="int8", verify="k-seq"),
     "typical": drafted("draft-model", draft_model="int8", verify="typical-lossy"),
+    "eagle": drafted("eagle", drafter="random"),
     "blind": smashed(confidence=0.5),
     "blind-reduced": smashed(confidence=0.5, micro_head="16"),
     "checked": smashed(mode="checked", confidence=0.5),

@@ -1,27 +1,30 @@
 """The modules grafted on a base, as two files in a folder that may hold other things, a base's checkpoint too."""
 
-import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jax_smash.checkpoints.directory import FULL
-from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
+from jax_smash.checkpoints.described import (
+    both_or_neither,
+    check_finite,
+    check_savable,
+    dtype_of,
+    opened,
+    read_fields,
+    sha256,
+)
+from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.gguf import is_gguf
-from jax_smash.checkpoints.shards import finite
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.config import ModelConfig
 from jax_smash.pytree import size
@@ -41,9 +44,6 @@ FORMAT = 2
 
 COUNTS = "token_counts"
 """Name of the tensor with how often each token was seen in training."""
-
-ROOM = 2**16
-"""Bytes beside the weights that a folder must have room for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,19 +120,16 @@ def save_smasher(
     check_plain(params)
     options.check(config)
     tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
-    for name, array in tensors.items():
-        if array.dtype not in DTYPES.values():
-            raise ValueError(f"{name} must be one of {', '.join(map(str, DTYPES.values()))}; got {array.dtype}")
-        if not finite(array):
-            raise ValueError(f"{name} holds NaN or infinity")
+    check_savable(tensors)
     if token_counts is not None:
         tensors[COUNTS] = _counts(token_counts)
     folder = Path(folder).expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with _both_or_neither(folder, sum(a.nbytes for a in tensors.values()) + ROOM) as (fields_file, weights_file):
+    nbytes = sum(array.nbytes for array in tensors.values())
+    with both_or_neither(folder, CONFIG, WEIGHTS, nbytes) as (fields_file, weights_file):
         # Contiguous: the writer takes an array's bytes as they lie in memory.
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
-        described = Description(config, options, base_fingerprint, _sha256(weights_file))
+        described = Description(config, options, base_fingerprint, sha256(weights_file))
         fields_file.write_text(_json(described))
 
 
@@ -187,7 +184,8 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
     folder = Path(folder).expanduser().resolve()
     config = check_smasher(folder, base, tokenizer_sha256)
     described = read_smasher(folder)
-    tensors = _read_tensors(folder / WEIGHTS, described.weights_sha256)
+    with opened(folder / WEIGHTS, described.weights_sha256, CONFIG) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     counts = tensors.pop(COUNTS, None)
     if counts is not None and counts.shape != (base.vocab_size,):
         raise ValueError(f"{COUNTS} in {folder / WEIGHTS} must be {[base.vocab_size]}, got {list(counts.shape)}")
@@ -195,10 +193,8 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
     expected = {dotted(path): tuple(variable.shape) for path, variable in nnx.to_flat_state(abstract)}
     tensors = {name: _as_held(array, expected.get(name, ())) for name, array in tensors.items()}
     check_fit(folder / WEIGHTS, expected, {name: array.shape for name, array in tensors.items()})
-    made_of = _dtype(folder / WEIGHTS, tensors, dtype)
-    for name, array in tensors.items():
-        if not finite(array):
-            raise ValueError(f"{name} in {folder / WEIGHTS} holds NaN or infinity")
+    made_of = dtype_of(folder / WEIGHTS, tensors, dtype)
+    check_finite(folder / WEIGHTS, tensors)
     graphdef, abstract = abstract_smasher(base, config, made_of)
     leaves = [(path, v.replace(_cast(tensors[dotted(path)], made_of))) for path, v in nnx.to_flat_state(abstract)]
     return SmashModules(
@@ -272,7 +268,7 @@ def tokenizer_sha256(folder: Path | None) -> str:
             "" if tokenizer is None else hashlib.sha256(tokenizer.backend_tokenizer.to_str(True).encode()).hexdigest()
         )
     file = None if folder is None else Path(folder) / "tokenizer.json"
-    return _sha256(file) if file is not None and file.is_file() else ""
+    return sha256(file) if file is not None and file.is_file() else ""
 
 
 def read_smasher(folder: Path) -> Description:
@@ -283,14 +279,7 @@ def read_smasher(folder: Path) -> Description:
       ValueError: it is damaged.
     """
     file = Path(folder).expanduser().resolve() / CONFIG
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing")
-    try:
-        fields = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{file} must hold a JSON object; got {type(fields).__name__}")
+    fields = read_fields(file)
     if (version := fields.pop("format", None)) not in range(1, FORMAT + 1):
         raise ValueError(f"{file} must have format 1 to {FORMAT}; got {version!r}")
     if version == 1:
@@ -305,29 +294,6 @@ def read_smasher(folder: Path) -> Description:
         return Description(config=config, options=SmashOptions.from_fields(options, config), **told)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-
-
-def _read_tensors(file: Path, digest: str) -> dict[str, np.ndarray]:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing; {CONFIG} is there")
-    if (actual := _sha256(file)) != digest:
-        raise ValueError(
-            f"{file} is damaged, or was not saved with the {CONFIG} beside it: "
-            f"its SHA-256 must be {digest}; got {actual}"
-        )
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - no mapping
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
-
-
-def _dtype(file: Path, tensors: Mapping[str, np.ndarray], wanted: Any) -> np.dtype:
-    for name, array in tensors.items():
-        if array.dtype not in DTYPES.values():
-            supported = ", ".join(map(str, DTYPES.values()))
-            raise ValueError(f"{name} in {file} has dtype {array.dtype}; supported dtypes of weights: {supported}")
-    return one_dtype(file, {name: array.dtype for name, array in tensors.items()}, wanted)
 
 
 def _cast(array: np.ndarray, dtype: np.dtype) -> jax.Array:
@@ -347,37 +313,5 @@ def _counts(counts: np.ndarray) -> np.ndarray:
     return counts.astype(np.int64)
 
 
-@contextlib.contextmanager
-def _both_or_neither(folder: Path, size: int) -> Iterator[tuple[Path, Path]]:
-    """Gives two files to fill, and moves them to their places when both are complete."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise OSError(errno.ENOSPC, f"no room to save: {size} bytes are needed, {free} are free", str(folder))
-    parts = [folder / f".{name}.{os.getpid()}.part" for name in (CONFIG, WEIGHTS)]
-    try:
-        yield parts[0], parts[1]
-        shutil.copymode(*parts)  # The writer of tensors lets nobody else read.
-        for part in parts:
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-        # The hash in the first tells a reader between the two moves that they do not belong together.
-        os.replace(parts[1], folder / WEIGHTS)
-        os.replace(parts[0], folder / CONFIG)
-    except SafetensorError as error:  # What the disk said stands in the message only.
-        raise OSError(errno.EIO, str(error), str(folder)) from error
-    except OSError as error:
-        if error.errno in FULL:
-            raise OSError(error.errno, f"no room to save: {os.strerror(error.errno)}", str(folder)) from error
-        raise
-    finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
-
-
 def _json(described: Description) -> str:
     return json.dumps(described.to_fields(), indent=2) + "\n"
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -48,8 +48,8 @@ class Generate:
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
-    """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model and hybrid draft;
-    hamburger says several tokens at once and keeps them in one slot."""
+    """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model, hybrid and
+    eagle draft; hamburger says several tokens at once and keeps them in one slot."""
     prompt: Annotated[str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """The text to continue."""
     prompts: Annotated[
@@ -136,6 +136,8 @@ class Generate:
             paths["modules"] = find_modules(self.model, self.smash.modules or "auto")
         if self.draft.draft_model not in (None, "int8"):
             paths["draft_model"] = find(str(self.draft.draft_model))
+        if self.draft.drafter not in (None, "random"):
+            paths["drafter"] = Path(str(self.draft.drafter)).expanduser()
         if self.draft.lookup_corpus is not None:
             paths["lookup_corpus"] = self.draft.lookup_corpus
         if self.draft.warm_start is not None:

@@ -95,3 +95,12 @@ class Outcome:
     def kept_tokens(self) -> Int[Array, "B P"]:
         """The tokens on the kept path, the root first; the first `count` of them are in the target's cache now."""
         return at_nodes(self.tree.token, self.accepted.path)
+
+    @property
+    def said_tokens(self) -> Int[Array, "B P"]:
+        """The tokens that the target chose behind those; the first `count` of them were emitted."""
+        return at_nodes(self.target, self.accepted.path)
+
+    def along_path(self, features: Float[Array, "B M D"]) -> Float[Array, "B P D"]:
+        """Returns features of the nodes on the kept path."""
+        return jnp.take_along_axis(features, self.accepted.path[:, :, None], axis=1)

@@ -11,9 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_smash.cache import Block, Earlier, Write, after
 from jax_smash.draft.children import Children, draw_independent, draw_without_replacement
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow, pack, unpack
+from jax_smash.draft.levels import Levels
+from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.protocols import CausalLM, ModelDef, Needs, Params, continues_blocks
-from jax_smash.pytree import pytree, replace, static
+from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest
 
 
@@ -44,39 +45,6 @@ class DraftModelRows:
     cache: Any
     missed: Int[Array, "B"]
     behind: Bool[Array, "B"]
-
-
-@pytree
-class Levels:
-    """A tree's nodes in the order of their depth, in which a draft model reads them.
-
-    Attributes:
-      order: the nodes; behind the last, the root again for as many as a level has room for.
-      place: of each node in this order.
-      first: place of each depth's first node, and the number of nodes.
-      room: nodes of the widest level that is read, or more.
-    """
-
-    order: Int[Array, "all"]
-    place: Int[Array, "M"]
-    first: Int[Array, "depths"]
-    room: int = static()
-
-    @classmethod
-    def of(cls, topology: Topology, room: int) -> "Levels":
-        """Orders a tree's nodes."""
-        nodes = topology.nodes
-        before = topology.depth[None] < jnp.arange(topology.levels + 2, dtype=jnp.int32)[:, None]
-        order = jnp.argsort(topology.depth, stable=True).astype(jnp.int32)
-        place = jnp.zeros((nodes,), jnp.int32).at[order].set(jnp.arange(nodes, dtype=jnp.int32))
-        first = before.sum(1, dtype=jnp.int32)
-        return cls(order=jnp.pad(order, (0, room)), place=place, first=first, room=room)
-
-    def at(self, depth: Int[Array, ""]) -> tuple[Int[Array, "room"], Bool[Array, "room"]]:
-        """Returns the nodes of a depth, and which of as many as there is room for there are."""
-        first = self.first[depth]
-        there = jnp.arange(self.room, dtype=jnp.int32) < self.first[depth + 1] - first
-        return jax.lax.dynamic_slice_in_dim(self.order, first, self.room), there
 
 
 @pytree
@@ -191,15 +159,13 @@ class DraftModel:
         node, there = levels.at(depth)
         node, there = node[: logits.shape[1]], there[: logits.shape[1]]
         children = self._children(context, context.process(logits, tree.paths()[:, node]), node, depth)
-        of_level = jnp.clip(levels.place[topology.parent] - levels.first[depth], 0, len(node) - 1)
-        below = (topology.depth == depth + 1) & (topology.rank < self.width)
-        drawn = children.token[:, of_level, topology.rank % self.width]
+        token = levels.with_children(topology, growing.token, depth, children.token)
         proposal = growing.proposal
         if children.proposal is not None:
             if proposal is None:
                 proposal = jnp.zeros((*tree.token.shape, logits.shape[-1]), jnp.float32)
             proposal = proposal.at[:, jnp.where(there, node, topology.nodes)].set(children.proposal, mode="drop")
-        return replace(growing, token=jnp.where(below[None], drawn, growing.token), proposal=proposal)
+        return replace(growing, token=token, proposal=proposal)
 
     def learn(
         self, params: Params, own: DraftModelRows, shared: Any, made: Any, outcome: Outcome
@@ -271,9 +237,7 @@ def _read_root(
     valid = jnp.concatenate([own.behind[:, None], tree.valid[:, :1]], axis=1)
     position = context.token_length[:, None] + jnp.arange(-2, 0, dtype=jnp.int32)[None]
     out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, Block.causal(valid))
-    room = len(levels.order) - 1
-    read = Earlier(block_kv=out.block_kv, position=position)
-    return out.hidden[:, 1:], jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, room)] + [(0, 0)] * (x.ndim - 2)), read)
+    return out.hidden[:, 1:], levels.with_room(Earlier(block_kv=out.block_kv, position=position))
 
 
 def _read_level(
@@ -286,21 +250,11 @@ def _read_level(
     read: Earlier,
 ) -> tuple[Float[Array, "B room D"], Earlier]:
     """Reads one depth's nodes. Returns the hidden states behind them, and all entries."""
-    node, there = levels.at(depth)
-    first = levels.first[depth]
-    # The nodes before, behind the missed token; from this depth on there is only room.
-    before = levels.order
-    known = (jnp.arange(len(before), dtype=jnp.int32) < first)[None] & tree.valid[:, before]
-    valid = jnp.concatenate([own.behind[:, None], known, tree.valid[:, node] & there[None]], axis=1)
-    ancestor = unpack(tree.ancestors, tree.token.shape[1])[:, node][:, :, before]
-    itself = jnp.broadcast_to(jnp.eye(levels.room, dtype=bool), (valid.shape[0], levels.room, levels.room))
-    missed = jnp.ones((valid.shape[0], levels.room, 1), bool)
-    block = Block(valid=valid, ancestors=pack(jnp.concatenate([missed, ancestor, itself], axis=2)), earlier=read)
-    position = jnp.broadcast_to(context.token_length[:, None] - 1 + depth, (valid.shape[0], levels.room))
+    node, _ = levels.at(depth)
+    block = levels.block(tree, depth, own.behind[:, None], read)
+    position = jnp.broadcast_to(context.token_length[:, None] - 1 + depth, (len(own.behind), levels.room))
     out = model.forward(model.embed(tree.token[:, node]), position, own.cache, block)
-    new = Earlier(block_kv=out.block_kv, position=position)
-    written = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, 1 + first, axis=1), read, new)
-    return out.hidden, written
+    return out.hidden, levels.with_level(read, Earlier(block_kv=out.block_kv, position=position), depth)
 
 
 def _read_all(

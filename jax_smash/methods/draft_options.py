@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from jax_smash.checkpoints.eagle import EagleModules, read_eagle
 from jax_smash.costs import read_costs
 from jax_smash.draft.corpus_texts import corpus_files
 from jax_smash.draft.draft_model import Draws
@@ -21,6 +22,9 @@ DRAWS: dict[str, Draws] = {
 }
 """How a draft model draws for each verification; for one not named here, with the noise of the target's choice."""
 
+RANDOM = "random"
+"""Name of a drafter with random weights, which tells what drafting costs."""
+
 OPTIONS: dict[str, tuple[str, ...]] = {
     "recycling": ("tree", "costs", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
     "lookup": ("tree", "costs", "lookup_corpus", "verify"),
@@ -28,6 +32,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "lookahead": ("tree", "verify"),
     "draft-model": ("tree", "draft_model", "verify"),
     "hybrid": ("tree", "costs", "verify"),
+    "eagle": ("tree", "drafter", "verify"),
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
@@ -44,6 +49,7 @@ class DraftOptions:
       save_warm_start: a file for what the drafter has learned when the last prompt is done; an older file is replaced.
       lookup_corpus: texts to search instead of the prompt and the output, as `draft.corpus_texts` reads them.
       draft_model: a loaded model, what `load` takes, or `int8` for the target itself with int8 weights.
+      drafter: a folder that `checkpoints.eagle.save_eagle` wrote, a loaded drafter, or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
     """
@@ -54,6 +60,7 @@ class DraftOptions:
     save_warm_start: Path | None = None
     lookup_corpus: Path | None = None
     draft_model: str | Model | None = None
+    drafter: str | Path | EagleModules | None = None
     verify: str = "coupling"
     stored_probabilities: bool = False
 
@@ -88,6 +95,9 @@ def check_draft(name: str, draft: DraftOptions) -> None:
         raise FileNotFoundError(f"{draft.warm_start} is no file: there is nothing to start from")
     if draft.save_warm_start is not None:
         check_place(draft.save_warm_start)
+    with _about("drafter"):
+        if isinstance(draft.drafter, str | Path) and str(draft.drafter) != RANDOM:
+            read_eagle(draft.drafter)
     with _about("lookup-corpus"):
         if draft.lookup_corpus is not None:
             corpus_files(draft.lookup_corpus)

@@ -1,20 +1,20 @@
-"""A model without its parameters, as strategies hold it."""
+"""A module without its parameters, as strategies hold it."""
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flax import nnx
 
-from jax_smash.protocols import CausalLM
+Module = TypeVar("Module")
 
 
-class NnxModel:
-    """The structure of an NNX module that satisfies `CausalLM`; hashable, compared by structure."""
+class NnxModel(Generic[Module]):
+    """The structure of an NNX module, such as one that satisfies `CausalLM`; hashable, compared by structure."""
 
     def __init__(self, graphdef: nnx.GraphDef):
         self.graphdef = graphdef
         self._hash = hash(graphdef)  # Taken once: it walks the whole graph, and every call of a program asks for it.
 
-    def bind(self, params: Any) -> CausalLM:
+    def bind(self, params: Any) -> Module:
         """Returns the module with these parameters."""
         return nnx.merge(self.graphdef, params)
 

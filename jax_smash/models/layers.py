@@ -106,12 +106,22 @@ class Attention(nnx.Module):
     G query heads, then its key head, then its value head. It has two axes: with more, a TPU copies it at every step.
     """
 
-    def __init__(self, config: ModelConfig, kind: AttentionKind, *, rngs: Keys, dtype: Any):
+    def __init__(
+        self, config: ModelConfig, kind: AttentionKind, *, rngs: Keys, dtype: Any, input_width: int | None = None
+    ):
+        """Makes the layer's attention.
+
+        Args:
+          config: of the model.
+          kind: of the layer.
+          rngs, dtype: of the weights.
+          input_width: of the entries that are read; None for those of the model's width, as wide as the output is.
+        """
         d, n, k, h = config.d_model, config.num_heads, config.held_kv_heads, config.head_width
         self.config = config
         self.window = config.window_of(kind)
         width = (n + 2 * k) * h
-        self.w_qkv = weight(rngs, (d, width), ("embed", "kv_heads"), dtype, contracted=(0,), units=k)
+        self.w_qkv = weight(rngs, (input_width or d, width), ("embed", "kv_heads"), dtype, contracted=(0,), units=k)
         self.w_o = weight(rngs, (k, n // k, h, d), ("kv_heads", None, None, "embed"), dtype, contracted=(0, 1, 2))
         zeros = jax.nn.initializers.zeros
         self.b_qkv = (
@@ -125,7 +135,7 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T I"],
         position: Int[Array, "B T"],
         angles: Angles | None,
         cache: LayerCache | None,

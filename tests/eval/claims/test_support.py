@@ -22,7 +22,7 @@ from eval.compile import Settings as Compiled
 from jax_smash import generate
 from jax_smash.draft.verification import VERIFICATIONS
 from jax_smash.loading import quantised
-from jax_smash.methods import METHODS, OPTIONS, REACH, DraftOptions, SmashOptions, make_method
+from jax_smash.methods import METHODS, OPTIONS, RANDOM, REACH, DraftOptions, SmashOptions, make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.sharding import make_mesh, mesh_of, place
 from tests.drafting import other_model
@@ -41,6 +41,8 @@ def drafting(method):
     """Returns options of drafting that compile one small tree."""
     if method == "draft-model":
         return DraftOptions(draft_model=other_model(), tree="chain-2")
+    if method == "eagle":
+        return DraftOptions(drafter=RANDOM, tree="chain-2")
     return (
         DraftOptions(tree="chain-2") if "tree" in OPTIONS.get(method, ()) and method != "lookahead" else DraftOptions()
     )

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from jax_smash import load
+from jax_smash.checkpoints.eagle import random_modules, save_eagle
 from tests.jax_smash.cli.test_bad_input import refused
 from tests.model_directory import write_model
 
@@ -54,6 +56,9 @@ def test_a_warm_start_file_grows_from_run_to_run(call, model, tmp_path):
         (("--method", "hybrid", "--draft-model", "int8"), ["--draft-model does not go with --method hybrid"]),
         (("--method", "draft-model"), ["--method draft-model needs --draft-model"]),
         (("--method", "draft-model", "--draft-model", "absent"), ["absent"]),
+        (("--method", "eagle"), ["--method eagle needs --drafter"]),
+        (("--method", "eagle", "--drafter", "absent"), ["absent/eagle.json is missing"]),
+        (("--method", "lookup", "--drafter", "random"), ["--drafter does not go with --method lookup"]),
         (("--method", "recycling", "--tree", "chain-0"), ["--tree", "at least 1 node; got 0"]),
         (("--method", "recycling", "--tree", "oak"), ["--tree", "auto, off, chain-N", "'oak'"]),
         (("--method", "recycling", "--tree", "no.json"), ["no.json"]),
@@ -92,6 +97,17 @@ def test_a_matrix_of_another_tokenizer_is_refused(call, called, model, tmp_path)
 def test_a_model_of_another_vocabulary_cannot_draft(called, model, tmp_path):
     drafting = (*TEXT, "--model", model, "--method", "draft-model", "--draft-model", "tiny")
     refused(called(*drafting), "tiny", "vocabulary")
+
+
+def test_a_drafter_in_a_folder_drafts(call, called, model, tmp_path):
+    made = random_modules(load(model).config)
+    save_eagle(tmp_path / "drafter", made.config, made.params)
+    plain = call(*TEXT, "--model", model)
+    options = ("--method", "eagle", "--drafter", "drafter", "--overwrite")
+    drafted = call(*TEXT, "--model", model, *options)
+    assert plain[:2] == drafted[:2]
+    assert record(tmp_path)["drafted"]["nodes"] == 4
+    refused(called(*TEXT, "--model", "tiny", *options), "is for a target with a width of", "tiny has one of 256")
 
 
 def test_a_models_int8_copy_drafts(call, model, tmp_path):

@@ -6,12 +6,14 @@ from jax_smash import generate
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions
 from tests.drafting import other_model
+from tests.eagle import random_drafter
 from tests.tiny import tiny_model
 
 # All of one length bucket, so that a method compiles one prefill.
 PROMPTS = ["the cat sat on the mat. the cat", "a b a b a b", "x", "to be or not to be, to be or", "mmmmmmmm", "q w"]
 CASES = [("recycling", "off"), ("recycling", "recycling-80"), ("hybrid", "auto"), ("draft-model", "chain-2")]
 CASES += [("draft-model", "siblings"), ("lookup", "chain-4"), ("suffix", "auto"), ("lookahead", "auto")]
+CASES += [("eagle", "siblings")]
 # Other pairs of a drafter and a way to make trees, both of which stand above.
 MORE_CASES = [
     *(("recycling", tree) for tree in ("chain-1", "chain-4", "auto")),
@@ -20,6 +22,7 @@ MORE_CASES = [
     ("lookup", "auto"),
     ("suffix", "chain-4"),
     ("lookahead", "chain-4"),
+    *(("eagle", tree) for tree in ("off", "auto", "recycling-80")),
 ]
 SIBLINGS = "[[0], [1], [0, 0], [1, 0]]"
 GREEDY = SamplingOptions()
@@ -44,6 +47,9 @@ def made(method, tree="auto", **options):
     if method == "draft-model":
         # With siblings another model drafts, which is often wrong.
         options["draft_model"] = other_model() if tree.endswith(".json") else "int8"
+    if method == "eagle":
+        # Of tokens that the texts hold, so that penalties and biases bear on drafts.
+        options["drafter"] = random_drafter(tiny_model(stop_tokens=(10,)), tokens=range(30, 140))
     draft = DraftOptions(tree=tree, **options)
     model, sampling = tiny_model(stop_tokens=(10,)), [GREEDY] * len(PROMPTS) + MIXED
     completions = generate(

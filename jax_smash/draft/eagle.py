@@ -1,0 +1,282 @@
+"""EAGLE-3: a layer on the target's features drafts, and what is kept is read again with the target's own."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_smash.cache import Block, Earlier, KVCache, Write, after
+from jax_smash.draft.context import Context, Outcome, Seen
+from jax_smash.draft.levels import Levels
+from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.models.definition import NnxModel
+from jax_smash.models.eagle import Eagle, EagleForward
+from jax_smash.protocols import ModelDef, Needs, Params
+from jax_smash.pytree import pytree, replace
+from jax_smash.sampling import gumbel_noise, likeliest
+
+
+@pytree
+class EagleRows:
+    """What the drafter keeps of each row.
+
+    A feature is paired with the token behind it, so the last one waits for that token. Those before it that came with
+    the last tree have their tokens, and are read with the next.
+
+    Attributes:
+      cache: its own. It holds an entry for each token that the target has read but for the `waiting` ones and the last.
+      waiting: features of the last tree that are in no entry yet.
+      token: the token that each is paired with.
+      count: how many are waiting, from the front.
+      last: the feature of the last token that the target has read; anything where it has read nothing.
+    """
+
+    cache: KVCache
+    waiting: Float[Array, "B W D"]
+    token: Int[Array, "B W"]
+    count: Int[Array, "B"]
+    last: Float[Array, "B D"]
+
+
+@pytree
+class Growing:
+    """A tree while it is drafted.
+
+    Attributes:
+      token: of each node; −1 where nothing is drafted.
+      read: what the drafter made of the waiting entries and of the nodes so far.
+      feature: of the nodes of the depth that was read last.
+    """
+
+    token: Int[Array, "B M"]
+    read: Earlier
+    feature: Float[Array, "B room D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleDrafter:
+    """Drafts with EAGLE-3's layer, level by level; a level's forward reads its own nodes alone.
+
+    Below the root, a node's feature is what the drafter itself made of its parent. What is kept of a tree is read again
+    at the next step, with the features that the target made meanwhile.
+
+    Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
+    Test", section 3.
+    Differs: the tree has the shape that is asked for, and does not grow by confidence. Where rows sample, the noise of
+    the target's choice is shared in place of a rejection rule, so that the text is plain decoding's, token for token.
+
+    It learns from checked trees alone: nothing keeps the taps of tokens that were read without a draft. So its trees
+    cannot be sized while decoding.
+
+    Attributes:
+      target: the model that is drafted for, whose vectors of tokens are used.
+      model: the layer; its parameters stand under `drafter`.
+      taps: the target's, of which a feature is made.
+      levels: the depth of the deepest tree.
+      width: children that a node has at most.
+      room: nodes of one depth at most, the deepest left out.
+      noisy: some row may sample, and children are the likeliest after the noise of the target's choice.
+    """
+
+    target: ModelDef
+    model: NnxModel
+    taps: tuple[int, ...]
+    levels: int
+    width: int = 1
+    room: int = 1
+    noisy: bool = False
+
+    @property
+    def needs(self) -> Needs:
+        """The taps of which a feature is made."""
+        return Needs(taps=self.taps)
+
+    def init(self, params: Params, batch: int, slots: int, block: int) -> EagleRows:
+        """Makes an empty cache for each row."""
+        model = self._model(params)
+        width = model.config.d_model
+        return EagleRows(
+            # What waits is written with the next block.
+            cache=model.init_cache(batch, slots, block + self.levels),
+            waiting=jnp.zeros((batch, self.levels, width), model.dtype),
+            token=jnp.zeros((batch, self.levels), jnp.int32),
+            count=jnp.zeros((batch,), jnp.int32),
+            last=jnp.zeros((batch, width), model.dtype),
+        )
+
+    def read(self, params: Params, own: EagleRows, shared: Any, seen: Seen) -> tuple[EagleRows, Any]:
+        """Reads a piece of the prompts, its last feature left waiting, behind what was waiting before."""
+        features, count, first = self._features(params, seen.taps), seen.count, seen.position[:, 0]
+        some = count > 0
+        # The first token is paired with the last feature of what was read before.
+        began = some & (first > 0)
+        token = jnp.concatenate([own.token, seen.token], axis=1)
+        feature = jnp.concatenate([own.waiting, own.last[:, None], features[:, :-1]], axis=1)
+        valid = jnp.concatenate([_waiting(own) & some[:, None], began[:, None], seen.valid[:, 1:]], axis=1)
+        position = jnp.concatenate([_positions(own, first), seen.position - 1], axis=1)
+        # Only keys and values are used, so nothing reads the cache, and the layer's other products are not made.
+        out = self._forward(params, own, token, feature, position, Block.causal(valid))
+        path = _without_gap(own, token.shape[1], ~began)
+        write = Write(position=position, count=valid.sum(axis=1, dtype=jnp.int32), path=path)
+        last = jnp.take_along_axis(features, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+        own = replace(
+            own,
+            cache=own.cache.commit(out.block_kv, write),
+            count=jnp.where(some, 0, own.count),
+            last=jnp.where(some[:, None], last, own.last),
+        )
+        return own, shared
+
+    def propose(
+        self, params: Params, own: EagleRows, shared: Any, context: Context, topology: Topology
+    ) -> tuple[DraftTree, Earlier]:
+        """Returns the tree, and the waiting entries and the root's as they were read."""
+        nodes = topology.nodes
+        levels = Levels.of(topology, min(self.room, nodes))
+        out, made = self._read_root(params, own, context)
+        token = jnp.where((topology.depth > 0)[None], -1, context.pending[:, None])
+        forwards = min(topology.levels, nodes - 1)
+        if not forwards:
+            return grow(topology, token), made
+
+        def level(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
+            tree = grow(topology, growing.token)
+            # Each node goes on from what was made of its parent.
+            above = growing.feature[:, levels.within(topology.parent[levels.at(depth)[0]], depth - 1, levels.room)]
+            out, read = self._read_level(params, own, context, tree, levels, depth, above, growing.read)
+            token = self._with_children(params, context, topology, levels, depth, out.hidden, growing.token)
+            return Growing(token=token, read=read, feature=out.feature), None
+
+        token = self._with_children(params, context, topology, levels, jnp.int32(0), out.hidden, token)
+        feature = jnp.pad(out.feature, ((0, 0), (0, levels.room - 1), (0, 0)))
+        growing = Growing(token=token, read=levels.with_room(made), feature=feature)
+        growing, _ = jax.lax.scan(level, growing, jnp.arange(1, forwards, dtype=jnp.int32))
+        return grow(topology, growing.token), made
+
+    def learn(
+        self, params: Params, own: EagleRows, shared: Any, made: Earlier, outcome: Outcome
+    ) -> tuple[EagleRows, Any]:
+        """Commits what had been emitted before the tree, and has the features of what was emitted of it wait."""
+        running = outcome.count > 0
+        path = _without_gap(own, made.position.shape[1], jnp.zeros_like(running))
+        # Nothing is written before the tree was drafted, and so the cache read.
+        written = after(jnp.where(running, own.count + 1, 0), outcome.pending)
+        write = Write(position=made.position, count=written, path=path)
+        said, features = outcome.said_tokens, self._features(params, tuple(map(outcome.along_path, outcome.taps)))
+        last = jnp.take_along_axis(features, jnp.maximum(outcome.count - 1, 0)[:, None, None], axis=1)[:, 0]
+        # A tree with fewer levels than the deepest leaves places free.
+        free = own.token.shape[1] - (said.shape[1] - 1)
+        waiting = jnp.pad(features[:, :-1], ((0, 0), (0, free), (0, 0)))
+        token = jnp.pad(said[:, :-1], ((0, 0), (0, free)))
+        own = EagleRows(
+            cache=own.cache.commit(made.block_kv, write),
+            waiting=jnp.where(running[:, None, None], waiting, own.waiting),
+            token=jnp.where(running[:, None], token, own.token),
+            count=jnp.where(running, outcome.count - 1, own.count),
+            last=jnp.where(running[:, None], last, own.last),
+        )
+        return own, shared
+
+    def _read_root(self, params: Params, own: EagleRows, context: Context) -> tuple[EagleForward, Earlier]:
+        """Reads the waiting entries and the root's, and returns what was made of the root's and of all."""
+        token = jnp.concatenate([own.token, context.pending[:, None]], axis=1)
+        feature = jnp.concatenate([own.waiting, own.last[:, None]], axis=1)
+        last = context.token_length - 1
+        position = jnp.concatenate([_positions(own, last), last[:, None] - 1], axis=1)
+        valid = jnp.pad(_waiting(own), ((0, 0), (0, 1)), constant_values=True)
+        out = self._forward(params, own, token, feature, position, Block.causal(valid), num_queries=1)
+        return out, Earlier(block_kv=out.block_kv, position=position)
+
+    def _read_level(
+        self,
+        params: Params,
+        own: EagleRows,
+        context: Context,
+        tree: DraftTree,
+        levels: Levels,
+        depth: Int[Array, ""],
+        feature: Float[Array, "B room D"],
+        read: Earlier,
+    ) -> tuple[EagleForward, Earlier]:
+        """Reads one depth's nodes. Returns what was made of them, and all that was read."""
+        node, _ = levels.at(depth)
+        position = jnp.broadcast_to(context.token_length[:, None] - 2 + depth, (len(own.count), levels.room))
+        block = levels.block(tree, depth, _waiting(own), read)
+        out = self._forward(params, own, tree.token[:, node], feature, position, block)
+        return out, levels.with_level(read, Earlier(block_kv=out.block_kv, position=position), depth)
+
+    def _with_children(
+        self,
+        params: Params,
+        context: Context,
+        topology: Topology,
+        levels: Levels,
+        depth: Int[Array, ""],
+        hidden: Float[Array, "B A D"],
+        token: Int[Array, "B M"],
+    ) -> Int[Array, "B M"]:
+        """Returns the tree's tokens with the children of a depth's nodes, from what was made of these."""
+        model = self._model(params)
+        node = levels.at(depth)[0][: hidden.shape[1]]
+        if self.noisy or context.processors:
+            path = grow(topology, token).paths()[:, node]
+            logits = context.process(model.unembed(hidden), path)
+            if self.noisy:
+                place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
+                logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
+            value, child = likeliest(logits, self.width)
+        else:
+            value, child = model.likeliest(hidden, self.width)
+        within = context.token_length - 2 + depth < model.config.max_positions
+        child = jnp.where((value > -jnp.inf) & within[:, None, None], child, -1)
+        return levels.with_children(topology, token, depth, child)
+
+    def _forward(
+        self,
+        params: Params,
+        own: EagleRows,
+        token: Int[Array, "B T"],
+        feature: Float[Array, "B T D"],
+        position: Int[Array, "B T"],
+        block: Block,
+        num_queries: int | None = None,
+    ) -> EagleForward:
+        vectors = self.target.bind(params["target"]).embed(token)
+        return self._model(params).forward(vectors, feature, jnp.maximum(position, 0), own.cache, block, num_queries)
+
+    def _features(self, params: Params, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+        """Returns the features of entries that the target has read, of all of whose taps some are needed."""
+        return self._model(params).join([taps[i] for i in self.taps])
+
+    def _model(self, params: Params) -> Eagle:
+        return self.model.bind(params["drafter"])
+
+
+def _waiting(own: EagleRows) -> Bool[Array, "B W"]:
+    """Marks the features that are waiting."""
+    return jnp.arange(own.token.shape[1], dtype=jnp.int32)[None] < own.count[:, None]
+
+
+def _positions(own: EagleRows, length: Int[Array, "B"]) -> Int[Array, "B W"]:
+    """Returns the position of each waiting feature.
+
+    Args:
+      length: tokens that the target has read: the last feature stands behind the waiting ones.
+    """
+    place = jnp.arange(own.token.shape[1], dtype=jnp.int32)[None]
+    return (length - 1 - own.count)[:, None] + place
+
+
+def _without_gap(own: EagleRows, entries: int, skip: Bool[Array, "B"]) -> Int[Array, "B P"]:
+    """Returns the order in which entries are committed: those that are waiting, then those behind them.
+
+    Args:
+      own: says how many of the first entries are waiting.
+      entries: the waiting ones' places included.
+      skip: the first entry behind the waiting ones' places is none.
+    """
+    place = jnp.arange(entries, dtype=jnp.int32)[None]
+    gap = (own.token.shape[1] - own.count + skip.astype(jnp.int32))[:, None]
+    return jnp.minimum(place + jnp.where(place < own.count[:, None], 0, gap), entries - 1)

@@ -1,0 +1,97 @@
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_smash import from_apply, generate
+from jax_smash.checkpoints.eagle import CONFIG, WEIGHTS, save_eagle
+from jax_smash.loading import quantised
+from jax_smash.methods import RANDOM, DraftOptions, check_draft, make_method
+from jax_smash.quantise import activation_dtype, has_int8
+from tests.eagle import random_drafter
+from tests.tiny import tiny_model
+
+
+def eagle(model, drafter, **options):
+    return make_method(model, "eagle", draft=DraftOptions(drafter=drafter, **options))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = random_drafter(tiny_model(), tokens=range(30, 140))
+    save_eagle(tmp_path, made.config, made.params)
+    return tmp_path
+
+
+def test_a_drafter_in_a_folder_drafts_what_it_drafts_in_memory(folder):
+    options = {"method": "eagle", "max_new_tokens": 8, "slots": 64}
+    prompts = ["the cat", "x"]
+    made = random_drafter(tiny_model(), tokens=range(30, 140))
+    drafters = (made, folder, str(folder))
+    found = [generate(tiny_model(), prompts, draft=DraftOptions(drafter=d), **options) for d in drafters]
+    told = [[(c.token_ids, c.drafted.tried, c.drafted.kept) for c in completions] for completions in found]
+    assert told[0] == told[1] == told[2]
+
+
+def test_a_folder_for_another_target_is_refused_before_its_weights_are_looked_for(folder):
+    (folder / WEIGHTS).unlink()
+    others = {
+        r"is for a target with a width of 32; two-layer has one of 64": {"d_model": 64},
+        r"with a vocabulary of \d+; two-layer has one of 99": {"vocab_size": 99},
+        r"with a number of layers of 2; two-layer has one of 3": {"num_layers": 3, "layer_kinds": ("full",) * 3},
+    }
+    for said, changes in others.items():
+        with pytest.raises(ValueError, match=said):
+            eagle(tiny_model(**changes), folder)
+    with pytest.raises(FileNotFoundError, match=r"eagle.safetensors is missing; eagle.json is there"):
+        eagle(tiny_model(), folder)
+
+
+def test_a_target_without_taps_is_refused(folder):
+    model = from_apply(lambda _, tokens: jax.nn.one_hot(tokens, 8), name="function")
+    with pytest.raises(ValueError, match=r"the drafter in .* reads taps \[1, 2\] of its target; function gives none"):
+        eagle(model, folder)
+    with pytest.raises(ValueError, match="a random drafter needs a model of this package; function is none"):
+        eagle(model, RANDOM)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "method eagle needs a drafter: a folder that holds one, or random"),
+        ({"drafter": RANDOM, "verify": "rejection"}, "verify rejection is for drawn tokens"),
+        ({"drafter": RANDOM, "draft_model": "int8"}, "draft_model does not go with method eagle"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        make_method(tiny_model(), "eagle", draft=DraftOptions(**options))
+
+
+def test_a_tree_with_more_children_than_the_head_has_tokens_is_refused(tmp_path):
+    tree = tmp_path / "wide.json"
+    tree.write_text("[[0], [1], [2]]")
+    drafter = random_drafter(tiny_model(), tokens=(3, 7))
+    with pytest.raises(ValueError, match="at most as many children as the 2 tokens that the drafter can say; got 3"):
+        eagle(tiny_model(), drafter, tree=str(tree))
+
+
+def test_a_folder_is_checked_before_a_model_is_there(folder):
+    check_draft("eagle", DraftOptions(drafter=folder))
+    (folder / CONFIG).write_text(json.dumps({"format": 1}))
+    with pytest.raises(ValueError, match=r"drafter: .*eagle.json: weights_sha256 must be a text"):
+        check_draft("eagle", DraftOptions(drafter=folder))
+    with pytest.raises(FileNotFoundError, match=r"eagle.json is missing"):
+        check_draft("eagle", DraftOptions(drafter=folder / "absent"))
+    with pytest.raises(ValueError, match="drafter does not go with method lookup"):
+        check_draft("lookup", DraftOptions(drafter=folder))
+
+
+def test_a_drafter_is_held_as_its_target_is(folder):
+    model = tiny_model()
+    assert has_int8(eagle(quantised(model), folder).params["drafter"])
+    half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), model.params)
+    made = eagle(dataclasses.replace(model, params=half), folder)
+    assert activation_dtype(made.params["drafter"]["final_norm"]) == jnp.bfloat16
