@@ -67,13 +67,14 @@ def proposed(tree) -> list[list[int]]:
     return np.where(tree.valid, tree.token, -1).tolist()
 
 
-def proposing(method):
-    """Returns what makes the tree that a method's drafter proposes in a state, for a topology."""
+@functools.cache
+def proposing(strategy):
+    """Returns a function from parameters, state and topology to the tree that is drafted."""
 
     @jax.jit
-    def propose(state, topology):
+    def propose(params, state, topology):
         own, shared = state.rows.memory["drafter"], state.shared.memory["drafter"]
-        return method.strategy.drafter.propose(method.params, own, shared, context(state), topology)[0]
+        return strategy.drafter.propose(params, own, shared, context(state), topology)[0]
 
     return propose
 
@@ -92,7 +93,7 @@ def follow_a_chat(method: str, plain_proposal, trees=("chain-4", "recycling-80")
     session = Session(model, made, slots=96, max_new_tokens=20, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
     rng = np.random.default_rng(0)
     texts: list[list[int]] = [[], [], []]
-    propose = proposing(made)
+    propose = functools.partial(proposing(made.strategy), made.params)
     for lengths in ((19, 1, 7), (5, 18, 2)):
         prompts = [rng.integers(97, 97 + LETTERS, n).tolist() for n in lengths]
         session.read(prompts)

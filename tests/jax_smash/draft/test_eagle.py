@@ -3,7 +3,6 @@
 import functools
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from jax_smash.methods import DraftOptions, make_method
 from jax_smash.protocols import LateLearner
 from jax_smash.sampling import SamplingOptions, gumbel_noise, process
 from jax_smash.session import Session
-from tests.drafting import proposed
+from tests.drafting import proposed, proposing
 from tests.eagle import PlainEagle, random_drafter
 from tests.tiny import tiny_model
 
@@ -37,12 +36,6 @@ SOME = (0, 2, 3, 5, 6, 8, 9)
 @functools.cache
 def target():
     return tiny_model(num_layers=2, layer_kinds=("full",) * 2, window=0, vocab_size=VOCABULARY)
-
-
-@functools.cache
-def proposing(strategy):
-    """Returns a function from parameters, state and topology to the tree that is drafted."""
-    return jax.jit(lambda params, state, topology: strategy.drafter.propose(params, state, topology)[0])
 
 
 class Chat:

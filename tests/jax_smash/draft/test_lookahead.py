@@ -82,7 +82,6 @@ def test_the_window_is_jacobi_iteration():
     session = Session(model, made, slots=128, max_new_tokens=8, sampling=[SamplingOptions()], seeds=[0])
     session.read([prompt])
     tree = made.memory["trees"].ladder[0]
-    propose = proposing(made)
     window = np.zeros((1, 4, 7), np.int32)
     emitted = len(session.outputs()[0])
     for level in range(4):
@@ -92,7 +91,7 @@ def test_the_window_is_jacobi_iteration():
         window=jnp.asarray(window), pool=rows.memory["drafter"].pool, written=rows.memory["drafter"].written
     )
     session.state = replace(session.state, rows=rows.remembering(drafter=drafter))
-    assert proposed(propose(session.state, tree))[0][:28] == window.reshape(-1).tolist()
+    assert proposed(proposing(made.strategy)(made.params, session.state, tree))[0][:28] == window.reshape(-1).tolist()
     session.run(1)
     moved = np.asarray(session.state.rows.memory["drafter"].window)[0]
     # All of it was right, so it was kept whole, the window's last row included.

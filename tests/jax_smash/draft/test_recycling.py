@@ -36,7 +36,7 @@ def known(session):
 
 
 def propose(session, tree):
-    return proposing(session.method)(session.state, tree)
+    return proposing(session.method.strategy)(session.method.params, session.state, tree)
 
 
 def test_ids_do_not_depend_on_whether_probabilities_are_kept():
