@@ -21,9 +21,9 @@ class Nothing:
         """There is always room."""
         return 2**20
 
-    def commit(self, block_kv, position, count, path=None):
+    def commit(self, block_kv, write):
         """Counts."""
-        return replace(self, slot_length=self.slot_length + count)
+        return replace(self, slot_length=self.slot_length + write.count)
 
 
 @dataclasses.dataclass(frozen=True)
