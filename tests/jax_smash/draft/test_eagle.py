@@ -181,7 +181,7 @@ def test_a_feature_beside_another_token_gives_other_trees(siblings):
     """The control."""
     chat = Chat(drafter(), shift=1)
     chat.turn(prompts_of((4, 2, 9)))
-    assert chat.differing > 0.9 * chat.compared
+    assert chat.differing > 0.5 * chat.compared
 
 
 def test_nothing_is_drafted_behind_the_positions_that_were_trained(siblings):
