@@ -104,9 +104,11 @@ class Stage:
         if "output" not in parameters:
             raise ValueError(f"{self.program} cannot be a stage: it has no option output")
         for name in self.options:
-            if name in GIVEN or name not in parameters:
-                own = f"the {'stage has a field' if name == 'seed' else 'recipe gives'} {name} itself"
-                raise ValueError(f"{own if name in GIVEN else f'{self.program} has no option {name!r}'}")
+            if name in GIVEN:
+                whose = "it is a field of its own" if name == "seed" else "the recipe gives it"
+                raise ValueError(f"{name} is not an option of a stage: {whose}")
+            if name not in parameters:
+                raise ValueError(f"{self.program} has no option {name!r}")
         if ("seed" in parameters) != (self.seed is not None):
             has = "draws by a seed, which must be stated" if self.seed is None else "takes no seed"
             raise ValueError(f"{self.program} {has}; got {self.seed}")

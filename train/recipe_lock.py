@@ -146,9 +146,9 @@ def write_lock(output: Path, lock: Lock) -> None:
 
 @contextlib.contextmanager
 def only_call(output: Path) -> Iterator[int]:
-    """Keeps other calls from a folder of outputs; yields the open file whose holders they wait for.
+    """Keeps other calls from a folder of outputs; yields the descriptor of the file that is locked.
 
-    A stage inherits the file. So one that outlives a call that was killed keeps others away too.
+    Each stage inherits it, so one that outlives a call that was killed keeps others away too.
 
     Raises:
       ValueError: another call, or a stage that it began, is at work there.
@@ -156,7 +156,7 @@ def only_call(output: Path) -> Iterator[int]:
     output.mkdir(parents=True, exist_ok=True)
     with (output / RUNNING).open("a+", encoding="utf-8") as file:
         taken = False
-        with contextlib.suppress(ImportError):  # Windows has no such locks.
+        with contextlib.suppress(ImportError, OSError):  # Some file systems have no such locks.
             import fcntl
 
             try:

@@ -78,8 +78,11 @@ WRONG = {
     "no program": ([TOKENIZER | {"program": "train.step"}], "train.step cannot be a stage: it has no option output"),
     "unknown option": ([with_options(TOKENIZER, vocab=9)], "train.tokenizer has no option 'vocab'"),
     "wrong value": ([with_options(TOKENIZER, vocab_size="many")], "does not take these options: --vocab-size: .*many"),
-    "given option": ([with_options(TOKENIZER, output="x")], "the recipe gives output itself"),
-    "seed as option": ([TOKENIZER, with_options(RUN, seed=4)], "the stage has a field seed itself"),
+    "given option": ([with_options(TOKENIZER, output="x")], "output is not an option of a stage: the recipe gives it"),
+    "seed as option": (
+        [TOKENIZER, with_options(RUN, seed=4)],
+        "seed is not an option of a stage: it is a field of its own",
+    ),
     "no seed": ([TOKENIZER, RUN | {"seed": None}], "train.base draws by a seed, which must be stated"),
     "seed of no use": ([TOKENIZER | {"seed": 1}], "train.tokenizer takes no seed; got 1"),
     "seed of words": ([TOKENIZER, RUN | {"seed": "one"}], "seed must be a whole number; got 'one'"),
