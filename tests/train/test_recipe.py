@@ -1,6 +1,7 @@
 """Whole recipes as a user runs them: killed and resumed, refused, and failing."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import pytest
 
 from train.program import run_program
 from train.recipe import main
-from train.recipe_lock import LOCK, MADE, hash_files, only_call, read_lock
+from train.recipe_lock import LOCK, MADE, hash_files, only_call, read_lock, write_lock
 
 ROOT = Path(__file__).parents[2]
 SMOKE = Path(__file__).parent / "smoke"
@@ -69,9 +70,9 @@ def whole(place, end):
 def text(whole, tmp_path):
     """A copy of those outputs, as if they were of the recipe of two stages."""
     shutil.copytree(whole, tmp_path / "out", ignore=shutil.ignore_patterns(START))
-    fields = json.loads((whole / LOCK).read_text()) | {"recipe": "text"}
-    del fields["stages"][START]
-    (tmp_path / "out" / LOCK).write_text(json.dumps(fields))
+    lock = read_lock(whole)
+    stages = {name: entry for name, entry in lock.stages.items() if name != START}
+    write_lock(tmp_path / "out", dataclasses.replace(lock, recipe="text", stages=stages))
     return tmp_path / "out"
 
 
