@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers", "transformers")
 
 
 def made_by(root: Path = ROOT) -> str:
