@@ -210,9 +210,11 @@ def check_rows(rows: int, mesh: Mesh, *, accumulate: int = 1) -> None:
     """Checks that a batch's rows, those of all hosts, divide among the devices and among a step's parts.
 
     Raises:
-      ValueError: they do not.
+      ValueError: they do not, or several hosts would need the same rows.
     """
     shares = mesh.shape["data"] * mesh.shape["fsdp"]
+    if shares % jax.process_count():
+        raise ValueError(f"data and fsdp of a mesh must divide among {jax.process_count()} hosts; got {shares} shares")
     if rows % shares:
         raise ValueError(f"a batch must divide among {shares} devices; got {rows} rows")
     if not _is_divided(mesh) and rows % (shares * accumulate):  # Each device divides its own rows.
