@@ -11,7 +11,7 @@ from train.checkpoint import newest_step
 from train.loop import CHECKPOINTS, train
 from train.parts.part import Part
 from train.run.export import export_part
-from train.run.options import How, RunOptions
+from train.run.options import RunOptions, RunPlan
 from train.settings import check_remembered, remember
 from train.step import check_rows
 
@@ -31,18 +31,18 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
       ValueError, OSError: something does not fit, cannot be read or is there already, which is told before anything is
         written; or as `train.loop.train` says.
     """
-    how = How(**options)
-    how.begin()
-    loop, optimiser = how.loop(part), part.optimiser()
-    rows = part.rows(how.held_out_rows, Share.of_this_process())
-    mesh, shapes = how.devices_of(), part.shapes()
+    plan = RunPlan(**options)
+    plan.begin()
+    loop, optimiser = plan.loop(part), part.optimiser()
+    rows = part.rows(plan.held_out_rows, Share.of_this_process())
+    mesh, shapes = plan.mesh_or_default(), part.shapes()
     check_rows(part.settings.batch_size, mesh, accumulate=part.settings.accumulate)
     param_shardings(shapes, mesh)
-    check_remembered(part.settings, output, resume=how.resume, packed=part.data_sha256)
+    check_remembered(part.settings, output, resume=plan.resume, packed=part.data_sha256)
     frozen = part.frozen(mesh)
     goes_on = newest_step(output / CHECKPOINTS) is not None
     first = shapes.trained if goes_on else part.begin(mesh)
-    remember(part.settings, output, resume=how.resume, packed=part.data_sha256)
+    remember(part.settings, output, resume=plan.resume, packed=part.data_sha256)
     state = train(
         part.objective(),
         optimiser,
@@ -52,7 +52,7 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
         held_out=lambda: rows.held_out,
         output=output,
         frozen=frozen,
-        resume=how.resume,
+        resume=plan.resume,
         mesh=mesh,
         before_step=rows.refresh,
         tokens_of=part.tokens_of,
@@ -67,6 +67,6 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
         params, step = state.params, int(state.step)
         del state  # What the optimiser held is free for the export.
         tokens = 0 if rows.tokens is None else rows.tokens()
-        export_part(part, folder, params, frozen, mesh, step=step, tokens=tokens, sources=how.sources)
+        export_part(part, folder, params, frozen, mesh, step=step, tokens=tokens, sources=plan.sources)
         told += [f"exported to {folder}"]
     return "\n".join(told)

@@ -43,7 +43,7 @@ class RunOptions(TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class How:
+class RunPlan:
     """`RunOptions` with their defaults."""
 
     until: int | None = None
@@ -82,6 +82,6 @@ class How:
         part.check(loop)
         return loop
 
-    def devices_of(self) -> Mesh:
+    def mesh_or_default(self) -> Mesh:
         """Returns the mesh that was asked for, or one that gives each device a share of the rows."""
         return make_mesh(self.mesh or MeshShape(data=jax.device_count()))
