@@ -25,7 +25,7 @@ from flax import nnx
 from jax_smash.checkpoints.directory import check_new
 from jax_smash.checkpoints.huggingface import read_config, resolve
 from jax_smash.cli.lists import Paths, Shares
-from train.export import check_tokenizer, export
+from train.model_folder import check_tokenizer, export
 from train.pack import file_sha256
 from train.program import run_program
 from train.provenance import made_by

@@ -21,6 +21,11 @@ Tree = TypeVar("Tree")
 KEPT = 2
 """Checkpoints that stay on disk: the newest and, should it be damaged, the one before."""
 
+FORMAT = 2
+"""Of what is saved. Checkpoints of 1 hold frozen weights too, and positions in the data of one host alone."""
+
+FORMAT_NOTE = "format"
+"""Under which it stands among a checkpoint's notes."""
 
 LOCK = ".lock"
 """File of a run's folder that its program holds."""
@@ -98,7 +103,8 @@ class Checkpoints:
         """
         self.wait()
         try:
-            self._checkpointer.save_async(step, _named_leaves(tree), force=True, custom_metadata=notes)
+            kept = {**(notes or {}), FORMAT_NOTE: FORMAT}
+            self._checkpointer.save_async(step, _named_leaves(tree), force=True, custom_metadata=kept)
         except Exception as error:
             raise self._unwritten(error) from error
 
@@ -139,7 +145,7 @@ def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
     Nothing is written to the folder, so a run may be saving there meanwhile.
 
     Raises:
-      ValueError: there is no checkpoint, it is damaged, or it holds other arrays.
+      ValueError: there is no checkpoint, it is damaged, it was saved in another format, or it holds other arrays.
     """
     _silence()
     wanted = {
@@ -150,9 +156,10 @@ def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
         path = folder.absolute() / str(step)
         try:
             found = ocp.metadata(path)
-            saved = found.metadata
+            saved, notes = found.metadata, dict(found.custom_metadata or {})
+            format_ = notes.pop(FORMAT_NOTE, 1)
             differing = sorted(name for name in {*saved, *wanted} if _shape(saved, name) != _shape(wanted, name))
-            loaded = {} if differing else ocp.load(path, wanted)
+            loaded = {} if differing or format_ != FORMAT else ocp.load(path, wanted)
         except (MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:
@@ -161,6 +168,11 @@ def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
             older = [other for other in _steps(folder) if other < step]
             hint = f"; remove it to go back to step {max(older)}" if older else ""
             raise ValueError(f"{path} is damaged: {_line(error)}{hint}") from error
+        if format_ != FORMAT:
+            raise ValueError(
+                f"{path} must have format {FORMAT} of checkpoints; got {format_}, of another version of this program: "
+                f"begin the run anew in another folder"
+            )
         if differing:
             name = differing[0]
             raise ValueError(
@@ -168,7 +180,7 @@ def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
                 f"got {_shape(saved, name)}"
             )
         tree = jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in _named_leaves(like)])
-        return tree, dict(found.custom_metadata or {})
+        return tree, notes
     raise ValueError(f"{folder} must hold a checkpoint; got none")
 
 

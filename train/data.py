@@ -15,6 +15,7 @@ import numpy as np
 from grain.experimental import FirstFitPackIterDataset
 from jaxtyping import Float32, Int8, Int32, Int64
 
+from train.batches import WHOLE, Share, SharedBatches
 from train.pack import ANSWER, CIRCLE, INDEX, file_sha256
 from train.program import reason
 
@@ -144,29 +145,31 @@ def training_batches(
     seed: int,
     answer_weight: float = 1.0,
     circle_weight: float = 1.0,
-    host: int = 0,
-    hosts: int = 1,
-) -> grain.DatasetIterator[Batch]:
+    share: Share = WHOLE,
+) -> SharedBatches:
     """Returns batches without end. Its `get_state` and `set_state` say where it stands and put it there.
 
-    Each source is shuffled anew in each of its epochs, and sources are drawn from in proportion to their shares.
+    Each source is shuffled anew in each of its epochs, and sources are drawn from in proportion to their shares. The
+    seed and the number of a batch decide its rows, whatever the number of hosts.
 
     Args:
       packed: the shards.
       length: T, targets a row.
-      batch_size: rows a batch; of each host, where there are several.
+      batch_size: rows a batch, those of all hosts.
       seed: of the order.
       answer_weight: what a target counts that belongs to a document's answer; others count 1.
       circle_weight: what a target counts that goes in circles, by how unlikely it is.
-      host, hosts: each host draws other documents.
+      share: the rows of each batch that this host gets.
 
     Raises:
-      ValueError: there is nothing to train on.
+      ValueError: there is nothing to train on, or rows do not divide among the hosts.
     """
-    mixed = mixed_pieces(packed, packed.pieces("train", length), seed)[host::hosts]
+    share.check(batch_size)
+    mixed = mixed_pieces(packed, packed.pieces("train", length), seed)
     features = mixed.map(functools.partial(_features, answer=answer_weight, circle=circle_weight))
     rows = packed_rows(features.to_iter_dataset(READ), _lengths(length), seed)
-    return iter(rows.batch(batch_size, drop_remainder=True).map(_batch))
+    batches = iter(rows.batch(batch_size, drop_remainder=True).map(_batch))
+    return SharedBatches(batches, share, lambda batch: int(np.count_nonzero(batch.segments)))
 
 
 def mixed_pieces(packed: Packed, sources: Mapping[str, Drawn], seed: int) -> grain.MapDataset:

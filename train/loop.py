@@ -7,10 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
@@ -18,24 +17,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
+from train.batches import Batches
 from train.checkpoint import Checkpoints, only_run
+from train.frozen import Frozen, check_frozen
 from train.metrics import Metrics, plot_losses
-from train.step import Objective, TrainState, make_evaluation, make_step, place_rows
+from train.step import Evaluation, Objective, Step, TrainState, first_state, make_evaluation, make_step, place_rows
 
 METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "loss.png", "checkpoints"
-
-
-class Batches(Protocol):
-    """Batches without end that know where they stand; a `grain.DatasetIterator` is one."""
-
-    def __next__(self) -> Any:
-        """Returns the next batch, a pytree of `[B, …]` arrays."""
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns where they stand, as JSON holds it."""
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where they stood."""
+FROZEN_NOTE = "frozen"
+"""Among a checkpoint's notes: the fingerprint of the frozen weights of each role."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +74,7 @@ def train(
     batches: Batches,
     held_out: Callable[[], dict[str, Iterable[Any]]],
     output: Path,
+    frozen: Frozen | None = None,
     resume: bool = False,
     mesh: Mesh | None = None,
     before_step: Callable[[Any, int], None] | None = None,
@@ -96,12 +87,14 @@ def train(
 
     Args:
       objective: what is minimised.
-      optimiser: of all parameters.
-      params: where a new run begins; a resumed run takes only shapes and dtypes from them. Consumed.
+      optimiser: of what is trained.
+      params: where a new run begins, by role where some weights are frozen. Consumed, so that no second copy of them
+        is held. Of a resumed run only shapes and dtypes count.
       loop: how long, and when to report.
       batches: what is trained on; where they stand is saved with the weights.
       held_out: the named sets of batches of one evaluation.
       output: folder of the run.
+      frozen: weights that the objective reads too, on the mesh's devices. Checkpoints name them and do not hold them.
       resume: go on from the newest checkpoint in `output`; without one, begin.
       mesh: the devices; None puts a share of each batch on every one.
       before_step: called with the weights and the number of steps made, before each batch is asked for.
@@ -109,42 +102,41 @@ def train(
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
-        parameters, a batch does not divide among the devices, or the loss stops being finite.
+        parameters or was made beside other frozen weights, a batch does not divide among the devices, or the loss stops
+        being finite.
       OSError: a checkpoint could not be written; the one before is whole.
     """
     mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
     with only_run(output), Checkpoints(output / CHECKPOINTS) as checkpoints:
         if checkpoints.latest is not None and not resume:
             raise ValueError(f"{output} holds a run at step {checkpoints.latest}; resume it or choose another folder")
-        abstract = jax.eval_shape(
-            lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.int32(0)), params
-        )
+        abstract = jax.eval_shape(lambda p: first_state(p, optimiser), params)
         shardings = param_shardings(abstract, mesh)
         if checkpoints.latest is None:
             params = jax.device_put(params, shardings.params)
-            state = jax.jit(
-                lambda p: TrainState(params=p, optimiser=optimiser.init(p), step=jnp.zeros((), jnp.int32)),
-                out_shardings=shardings,
-            )(params)
+            make = jax.jit(lambda p: first_state(p, optimiser), out_shardings=shardings, donate_argnums=0)
+            state = make(params)
             del params
         else:
             like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
             state, notes = checkpoints.load(like)
+            check_frozen(frozen, notes.get(FROZEN_NOTE, {}), output)
             batches.set_state(notes["batches"])
         step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
         evaluate = make_evaluation(objective, mesh)
-        run = _Run(step, evaluate, mesh, loop, checkpoints, output, before_step, tokens_of or _first_size)
+        run = _Run(step, evaluate, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size)
         return run(state, batches, held_out)
 
 
 @dataclasses.dataclass
 class _Run:
-    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]
-    evaluate: Callable[[Any, dict[str, Iterable[Any]]], tuple[float, dict[str, float]]]
+    step: Step
+    evaluate: Evaluation
     mesh: Mesh
     loop: Loop
     checkpoints: Checkpoints
     output: Path
+    frozen: Frozen | None
     before_step: Callable[[Any, int], None] | None
     tokens_of: Callable[[Any], int]
 
@@ -152,6 +144,7 @@ class _Run:
         self, state: TrainState, batches: Batches, held_out: Callable[[], dict[str, Iterable[Any]]]
     ) -> TrainState:
         loop, first = self.loop, int(state.step)
+        frozen, fingerprints = (None, {}) if self.frozen is None else (self.frozen.params, self.frozen.fingerprints)
         metrics = Metrics(self.output / METRICS, first)
         since, measured, tokens = time.perf_counter(), [], 0
         with _progress() as progress:
@@ -161,7 +154,7 @@ class _Run:
                     self.before_step(state.params, done - 1)
                 batch = next(batches)
                 tokens += self.tokens_of(batch) * jax.process_count()
-                state, values = self.step(state, place_rows(batch, self.mesh))
+                state, values = self.step(state, place_rows(batch, self.mesh), frozen)
                 measured.append(values)
                 if done == first + 1:  # The first step compiles, which is no part of the speed.
                     jax.block_until_ready(values)
@@ -181,12 +174,13 @@ class _Run:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
                 paused = time.perf_counter()
                 if evaluates:
-                    loss, by_set = self.evaluate(state.params, held_out())
+                    loss, by_set = self.evaluate(state.params, held_out(), frozen)
                     metrics.write(step=done, held_out_loss=loss, held_out=by_set)
                     progress.console.print(f"step {done}: held-out loss {loss:.4f}")
                     plot_losses(metrics.path, self.output / PLOT)
                 if saves:
-                    self.checkpoints.save(done, state, {"batches": batches.get_state()})
+                    notes = {"batches": batches.get_state(), FROZEN_NOTE: fingerprints}
+                    self.checkpoints.save(done, state, notes)
                 since += time.perf_counter() - paused
         return state
 

@@ -17,8 +17,8 @@ import jax_smash
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
+from train.batches import Batches
 from train.data import Batch, Packed, Pieces
-from train.loop import Batches
 from train.settings import Settings
 
 RUN = 4

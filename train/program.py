@@ -38,7 +38,7 @@ def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> 
         main(*args, **options)
 
     try:
-        tyro.cli(begin)
+        tyro.cli(begin, config=(tyro.conf.OmitArgPrefixes,))  # Options that programs share have plain names too.
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError, AssertionError) as error:
         if debugging() or (isinstance(error, AssertionError) and platform_problem(error) is None):
             raise

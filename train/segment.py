@@ -22,11 +22,13 @@ from jax_smash.checkpoints.huggingface import CONFIG
 from jax_smash.checkpoints.smasher import WEIGHTS, check_base_weights, load_smasher, tokenizer_sha256
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model, find, load
+from jax_smash.quantise import activation_dtype
+from jax_smash.sharding import mesh_of, on_mesh, place
 from jax_smash.smash.config import MOST_STEPS, base_sha256
 from jax_smash.smash.segment import Rule, make_rule
 from train.data import Packed
 from train.pack import file_sha256
-from train.program import run_program
+from train.program import make_devices, run_program
 from train.replies import Replies
 from train.segmented import Reading, segment_packed
 from train.segmenter import ByEntropy, ByFusionLoss
@@ -53,6 +55,8 @@ def main(
     batch_tokens: int = 8192,
     modules: Path | None = None,
     price: float | None = None,
+    dtype: str = "float32",
+    mesh: str | None = None,
     resume: bool = False,
 ) -> None:
     """Segments packed documents and prints what groups are like.
@@ -75,8 +79,13 @@ def main(
       modules: folder of trained modules for this model, the model itself where the folder holds a base: of the groups
         that the rule allows, those are made that their embedder loses least by.
       price: beside `modules`, nats that a slot less is worth; by default 0.1.
+      dtype: of the base's weights in memory and of what it computes, float32 or bfloat16.
+      mesh: devices to divide the base and the rows over, as in `fsdp=4,tp=2`. A CPU makes as many as it needs.
       resume: go on with a run that was cut off.
     """
+    make_devices(None, mesh)
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype must be float32 or bfloat16; got {dtype!r}")
     if not 1 <= micro_steps <= MOST_STEPS:
         raise ValueError(f"micro_steps must be from 1 to {MOST_STEPS}; got {micro_steps}")
     if price is not None and (modules is None or price < 0):
@@ -89,7 +98,7 @@ def main(
     given = {"floor": floor, "ratio": ratio, "confidence": confidence}
     chosen = make_rule(rule, data.index["vocab_size"], **{k: v for k, v in given.items() if v is not None})
     Replies(prompt_share=prompt_share)  # Refuses a share out of range before the weights are read.
-    base = load(model, dtype=jnp.float32)
+    base = load(model, dtype=jnp.dtype(dtype), mesh=mesh)
     config = base.config
     if config is None or base.tokenizer is None:
         raise ValueError(f"{model} must be a model with a configuration and a tokenizer")
@@ -104,13 +113,15 @@ def main(
         **dataclasses.asdict(chosen),  # type: ignore[call-overload]
         "micro_steps": micro_steps,
         "reading": dataclasses.asdict(reading),
+        **({} if dtype == "float32" else {"dtype": dtype}),
         "model": model,
         "base_sha256": base_sha256(config),
         "weights_sha256": _weights_sha256(folder),
         "sources_sha256": data.index["sources_sha256"],
         **made_by,
     }
-    index = segment_packed(data, segmenter, params, reading, output, settings=settings, resume=resume)
+    with on_mesh(mesh_of(params)):
+        index = segment_packed(data, segmenter, params, reading, output, settings=settings, resume=resume)
     for name, counts in index["segmentation"]["statistics"].items():
         print(
             f"{name:32} {counts['tokens']:>12,} tokens  {counts['tokens_a_group']:.2f} a group of replies  "
@@ -126,7 +137,7 @@ def _segmenter(
     if modules is None:
         return ByEntropy(base.definition, rule, micro_steps), base.params, {}
     config = cast(ModelConfig, base.config)
-    found = load_smasher(modules, config, tokenizer_sha256(base.path), dtype=jnp.float32)
+    found = load_smasher(modules, config, tokenizer_sha256(base.path), dtype=activation_dtype(base.params))
     if (modules / CONFIG).is_file() and base.path is not None and modules.resolve() != base.path.resolve():
         raise ValueError(f"{modules} holds the base that its modules were trained with: give it as the model too")
     check_base_weights(found.base_fingerprint, base.fingerprint or "", modules=modules, base=base.name)
@@ -135,7 +146,9 @@ def _segmenter(
     price = PRICE if price is None else price
     segmenter = ByFusionLoss(base.definition, rule, micro_steps, found.definition, price)
     kept = {"price": price, "modules_sha256": file_sha256(modules / WEIGHTS)}
-    return segmenter, base.params | {"smasher": found.params}, kept
+    mesh = mesh_of(base.params)
+    params = found.params if mesh is None else place(found.params, mesh)
+    return segmenter, base.params | {"smasher": params}, kept
 
 
 def _checked_length(length: int | None, config: ModelConfig) -> int:

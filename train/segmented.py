@@ -13,11 +13,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Bool, Float32, UInt8
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_smash.checkpoints.directory import check_new
+from jax_smash.sharding import mesh_of, put
 from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
 from train.data import Packed
 from train.group_counts import GroupCounts, plot_groups
@@ -109,7 +111,7 @@ def segment_packed(
     Args:
       packed: what is segmented.
       segmenter: how groups are made.
-      params: parameters by role, for the segmenter.
+      params: parameters by role, for the segmenter; where they lie on a mesh, rows are divided over it.
       reading: how documents are read.
       output: folder to write; absent or empty.
       settings: what decides the result; a run is resumed with the same alone, and they are kept in the index.
@@ -133,7 +135,7 @@ def segment_packed(
         for name, split, part in parts:
             counts = GroupCounts(segmenter.micro_steps, run.counts.get(f"{split}-{name}"))
             for number, shard in enumerate(part["shards"]):
-                shard_run = _Shard(packed.folder, shard, number, segmenter, params, reading)
+                shard_run = _Shard(packed.folder, shard, number, segmenter, params, reading, mesh_of(params))
                 for tokens in shard_run.segment(run, counts, f"{split}-{name}"):
                     progress.update(task, advance=tokens, description=name)
     made = {key: GroupCounts(segmenter.micro_steps, fields) for key, fields in run.counts.items()}
@@ -161,6 +163,7 @@ class _Shard:
     segmenter: ByEntropy
     params: Any
     reading: Reading
+    mesh: Mesh | None
 
     def segment(self, run: _Run, counts: GroupCounts, key: str) -> Iterator[int]:
         """Segments the documents that are left, a chunk at a time; yields the tokens of each, those done before too."""
@@ -201,7 +204,8 @@ class _Shard:
         place, entropy = np.zeros(len(replies), np.uint8), np.zeros(len(replies), np.float32)
         windows = [window for a, b in documents for window in windows_of(a, b, self.reading.length)]
         for batch in batches_of(windows, self.reading.length, self.reading.batch_tokens):
-            made = segment_rows(self.segmenter, self.params, *_rows(batch, tokens, joins, begin))
+            rows = (put(x, self.mesh, "batch") for x in _rows(batch, tokens, joins, begin))
+            made = segment_rows(self.segmenter, self.params, *rows)
             for window, of_row, nats in zip(batch.windows, *map(np.asarray, made), strict=False):
                 own = slice(window.own - begin, window.end - begin)
                 place[own] = of_row[window.own - window.start : window.end - window.start]

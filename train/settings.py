@@ -131,6 +131,28 @@ def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:
     return dataclasses.replace(settings, model=model)
 
 
+def check_remembered(settings: Settings, output: Path, *, resume: bool, packed: str) -> bool:
+    """Returns whether a run's folder holds these settings already.
+
+    Arguments are those of `remember`.
+
+    Raises:
+      ValueError: the folder holds a run that is not to be resumed, or one with other settings or on other rows.
+    """
+    path, now = output / FILE, _fields(settings, packed)
+    if not path.exists():
+        return False
+    if not resume:
+        raise ValueError(f"{output} holds a run; resume it or choose another folder")
+    # A field that the file lacks had its default.
+    begun = json.loads(path.read_text(encoding="utf-8")).get(PACKED, packed)
+    before = _fields(load_kind(type(settings), path), begun)
+    if differing := _differing(before, now):
+        name, old, new = differing
+        raise ValueError(f"{output} was begun with {name} {old}; got {new}")
+    return True
+
+
 def remember(settings: Settings, output: Path, *, resume: bool, packed: str) -> None:
     """Writes the settings into a run's folder.
 
@@ -141,22 +163,14 @@ def remember(settings: Settings, output: Path, *, resume: bool, packed: str) -> 
       packed: hash of what it trains on.
 
     Raises:
-      ValueError: the folder holds a run that is not to be resumed, or one with other settings or on other rows.
+      ValueError: as `check_remembered`.
     """
-    path, now = output / FILE, _fields(settings, packed)
-    if path.exists():
-        if not resume:
-            raise ValueError(f"{output} holds a run; resume it or choose another folder")
-        # A field that the file lacks had its default.
-        begun = json.loads(path.read_text(encoding="utf-8")).get(PACKED, packed)
-        before = _fields(load_kind(type(settings), path), begun)
-        if differing := _differing(before, now):
-            name, old, new = differing
-            raise ValueError(f"{output} was begun with {name} {old}; got {new}")
+    if check_remembered(settings, output, resume=resume, packed=packed):
         return
+    path = output / FILE
     output.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(_fields(settings, packed), indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grain
-import jax
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
+from train.batches import WHOLE, Share, SharedBatches
 from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
 from train.data import READ, filled_batches, mixed_pieces, packed_rows, weights_of
-from train.loop import Batches
 from train.slot_pieces import Room, Segmented, SlotPiece
 
 
@@ -40,34 +38,6 @@ def tokens_of(batch: SlotBatch) -> int:
     return int(batch.count.sum())
 
 
-@dataclasses.dataclass
-class CountedBatches:
-    """Batches that also know how many tokens they have given, of all hosts if each gives as many.
-
-    Attributes:
-      batches: a `Batches` of `SlotBatch`.
-      tokens: given so far.
-    """
-
-    batches: Batches
-    tokens: int = 0
-
-    def __next__(self) -> SlotBatch:
-        """Returns the next batch."""
-        batch = next(self.batches)
-        self.tokens += tokens_of(batch) * jax.process_count()
-        return batch
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns where the batches stand and how many tokens they have given."""
-        return {"batches": self.batches.get_state(), "tokens": self.tokens}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to where they stood."""
-        self.batches.set_state(state["batches"])
-        self.tokens = state["tokens"]
-
-
 def slot_batches(
     segmented: Segmented,
     *,
@@ -79,16 +49,15 @@ def slot_batches(
     cut_share: float = 0.0,
     unfused_share: float = 0.0,
     singles: bool = False,
-    host: int = 0,
-    hosts: int = 1,
-) -> CountedBatches:
+    share: Share = WHOLE,
+) -> SharedBatches:
     """Returns batches without end, drawn as `train.data.training_batches` draws them.
 
     Args:
       segmented: the shards.
       room: of a row.
       micro_steps: J, places of a slot.
-      batch_size: rows a batch; of each host, where there are several.
+      batch_size: rows a batch, those of all hosts.
       seed: of the order.
       answer_weight: what a target counts that belongs to a document's answer; others count 1, and what goes in circles
         nothing.
@@ -98,12 +67,13 @@ def slot_batches(
         a row has room; both are drawn likewise.
       singles: the micro-step decoder also reads replies' groups of one token, as many as leave a document no more than
         its slots' share of a row's room.
-      host, hosts: each host draws other documents.
+      share: the rows of each batch that this host gets.
 
     Raises:
-      ValueError: there is nothing to train on.
+      ValueError: there is nothing to train on, or rows do not divide among the hosts.
     """
-    mixed = mixed_pieces(segmented, segmented.slot_pieces(TRAIN_SPLIT, room), seed)[host::hosts]
+    share.check(batch_size)
+    mixed = mixed_pieces(segmented, segmented.slot_pieces(TRAIN_SPLIT, room), seed)
     if cut_share or unfused_share:
         cut = functools.partial(_cut, room=room, share=cut_share, unfused=unfused_share)
         mixed = mixed.random_map(cut, seed=seed)
@@ -111,7 +81,7 @@ def slot_batches(
         functools.partial(_features, room=room, micro_steps=micro_steps, answer=answer_weight, singles=singles)
     )
     rows = packed_rows(features.to_iter_dataset(READ), _lengths(room), seed)
-    return CountedBatches(iter(rows.batch(batch_size, drop_remainder=True).map(_batch)))
+    return SharedBatches(iter(rows.batch(batch_size, drop_remainder=True).map(_batch)), share, tokens_of)
 
 
 def held_out_slot_batches(

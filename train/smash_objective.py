@@ -66,7 +66,8 @@ def smash_objective(
 
     def objective(params: Any, batch: SlotBatch) -> tuple[Array, Tally]:
         # Low-rank changes go into float32 weights: in fewer bits most of a change would be rounded away.
-        model: Transformer = nnx.merge(base, _cast(base_params(settings, params), settings))
+        wide = dict(params) | ({"base": _wide(params["base"])} if settings.base == "lora" else {})
+        model: Transformer = nnx.merge(base, _cast(base_params(settings, wide), settings))
         modules: Smasher = nnx.merge(smasher, _cast(params["smasher"], settings))
         slots = Slots(
             tokens=batch.tokens,
@@ -229,6 +230,10 @@ def _read_alone(
     inputs = teacher.embed(side_by_side(slots.tokens))
     hidden = hidden_without_cache(teacher, inputs, position, block, remat=settings.remat, scan=settings.scan)
     return hidden, jnp.minimum(entry, read - 1)
+
+
+def _wide(params: nnx.State) -> nnx.State:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), params)
 
 
 def _cast(params: nnx.State, settings: SmashSettings) -> nnx.State:

@@ -119,8 +119,13 @@ class SmashSettings(Settings):
 
     @property
     def has_teacher(self) -> bool:
-        """Whether a teacher's weights are kept beside the base's: weights that do not learn are their own teacher."""
+        """Whether a teacher's weights are read beside the base's: weights that do not learn are their own teacher."""
         return bool(self.teacher_sha256) or (bool(self.kl_weight) and self.base == "trained")
+
+    @property
+    def frozen_roles(self) -> tuple[str, ...]:
+        """Roles of the weights that are not trained."""
+        return ("base",) * (self.base != "trained") + ("teacher",) * self.has_teacher
 
     def measured(self) -> SmashSettings:
         """Returns the settings under which exported weights are measured: in float32, by the groups' tokens alone."""
@@ -133,7 +138,7 @@ class SmashSettings(Settings):
         Raises:
           ValueError: the run is no longer than its warm-up.
         """
-        shares = {"base": self.base_rate if self.base == "trained" else 0.0, "smasher": 1.0}
+        shares = {"smasher": 1.0}
+        shares |= {"base": self.base_rate} if self.base == "trained" else {}
         shares |= {"lora": self.base_rate} if self.base == "lora" else {}
-        shares |= {"teacher": 0.0} if self.has_teacher else {}
         return self.optimiser.build_groups(self.steps, shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,16 @@ from train.start import quick_to_learn
 
 
 def first_smash_params(
-    settings: SmashSettings, base: nnx.State, modules: Path | None = None, teacher: nnx.State | None = None
+    settings: SmashSettings, base: nnx.State, modules: Path | None = None
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """Returns the modules' structure, and the parameters that a run begins with, by role.
+    """Returns the modules' structure, and the parameters that a run begins to train, by role.
 
-    `base` and `smasher` are always there, `lora` where the base learns low-rank changes, `teacher` where other weights
-    than the base's own say what predictions should be near to.
+    `smasher` is always there, `base` where the base is trained too, `lora` where it learns low-rank changes.
 
     Args:
       settings: of the run.
-      base: the base's float32 parameters.
+      base: the base's parameters, in float32 where they are trained; else their shapes suffice.
       modules: folder of trained modules to begin with; None for random ones.
-      teacher: the teacher's float32 parameters; None for those that the base begins with.
 
     Raises:
       FileNotFoundError: a file of the modules is missing.
@@ -41,11 +40,11 @@ def first_smash_params(
         smasher = quick_to_learn(smasher, settings.model, settings.seed)
     else:
         smasher = _trained(modules, settings)
-    params: dict[str, Any] = {"base": base, "smasher": smasher}
+    params: dict[str, Any] = {"smasher": smasher}
+    if settings.base == "trained":
+        params["base"] = base
     if settings.base == "lora":
         params["lora"] = first_lora(base, settings.rank, settings.seed)
-    if settings.has_teacher:
-        params["teacher"] = jax.tree.map(jnp.copy, base) if teacher is None else teacher
     return graphdef, params
 
 
@@ -58,8 +57,11 @@ def _trained(modules: Path, settings: SmashSettings) -> nnx.State:
     return found.params
 
 
-def base_params(settings: SmashSettings, params: dict[str, Any]) -> nnx.State:
-    """Returns the weights that the base works with: those that it learned, or its own with what it learned in them."""
+def base_params(settings: SmashSettings, params: Mapping[str, Any]) -> nnx.State:
+    """Returns the weights that the base works with: those that it learned, or its own with what it learned in them.
+
+    Low-rank changes are added in float32, and the sum has the dtype of the base's own weights.
+    """
     if settings.base == "trained":
         return params["base"]
     own = jax.lax.stop_gradient(params["base"])

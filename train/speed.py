@@ -1,7 +1,8 @@
-"""Training speed at a shape, on rows of random tokens.
+"""Training speed of a part at a shape, on rows of random tokens.
 
 python -m train.speed --config train/configs/tiny.json --batch-size 24 --length 256 --devices 4
 python -m train.speed --shape llama-100m --dtype bfloat16 --batch-size 32 --length 1024
+python -m train.speed --part hamburger --config train/configs/tiny-hamburger.json --shape llama-100m
 """
 
 from __future__ import annotations
@@ -12,82 +13,87 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
 from jax_smash.models.families.presets import preset
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
-from train.data import Batch
-from train.objective import language_model_objective
 from train.optimiser import Optimiser
+from train.parts.hamburger import Hamburger
+from train.parts.language_model import LanguageModel
+from train.parts.part import Part
 from train.program import check_new_file, make_devices, run_program
-from train.settings import Settings, load_settings
-from train.start import first_params
-from train.step import TrainState, make_step, place_rows
-from train.utilisation import peak_flops, token_flops
-
-SEED = 0
+from train.settings import Settings, load_kind, load_settings
+from train.smash_settings import SmashSettings
+from train.step import first_state, make_step, place_rows
+from train.utilisation import peak_flops
 
 
-def random_rows(batch_size: int, length: int, vocab_size: int) -> Batch:
-    """Returns rows of one document each."""
-    tokens = np.random.default_rng(SEED).integers(0, vocab_size, (batch_size, length + 1)).astype(np.int32)
-    ones = np.ones((batch_size, length), np.int32)
-    positions = np.cumsum(ones, axis=1, dtype=np.int32) - 1
-    return Batch(tokens[:, :-1], tokens[:, 1:], positions, ones, ones.astype(np.float32))
-
-
-def measure(settings: Settings, *, mesh: str | None = None, repeats: int = 5) -> dict[str, Any]:
-    """Returns what a training step of these settings takes: tokens a second, share of peak, memory, compile time.
+def measure(part: Part, *, mesh: str | None = None, repeats: int = 5) -> dict[str, Any]:
+    """Returns what a part's training step takes: tokens a second, share of peak, memory, compile time.
 
     Args:
-      settings: shape, optimiser, batch size, length, dtype; nothing is trained for long.
+      part: what is trained; weights are random, and frozen ones bfloat16.
       mesh: devices; None gives each a share of the rows.
       repeats: timed steps; the median counts.
     """
+    settings = part.settings
     devices = make_mesh(mesh) if mesh else make_mesh(MeshShape(data=jax.device_count()))
-    graphdef, params = first_params(settings.model, SEED)
-    optimiser = settings.optimiser.build(settings.steps)
-    state = TrainState(params=params, optimiser=optimiser.init(params), step=jnp.zeros((), jnp.int32))
-    shardings = param_shardings(state, devices)
-    state = jax.device_put(state, shardings)
-    objective = language_model_objective(graphdef, dtype=settings.dtype, remat=settings.remat, scan=settings.scan)
-    batch = place_rows(random_rows(settings.batch_size, settings.length, settings.model.vocab_size), devices)
+    shapes, optimiser, rows = part.shapes(), part.optimiser(), part.random_batch()
+    params, frozen = (random_weights(tree, devices) for tree in shapes)
+    shardings = param_shardings(jax.eval_shape(lambda p: first_state(p, optimiser), shapes.trained), devices)
+    state = jax.jit(lambda p: first_state(p, optimiser), out_shardings=shardings, donate_argnums=0)(params)
+    step = make_step(part.objective(), optimiser, devices, shardings, accumulate=settings.accumulate)
+    arguments = place_rows(rows, devices), frozen or None
     began = time.perf_counter()
-    step = make_step(objective, optimiser, devices, shardings, accumulate=settings.accumulate)
-    compiled = step.lower(state, batch).compile()
+    compiled = step.lower(state, *arguments).compile()
     compile_seconds = time.perf_counter() - began
     seconds = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
-        state, measured = compiled(state, batch)
+        state, measured = compiled(state, *arguments)
         jax.block_until_ready(measured)
         seconds.append(time.perf_counter() - began)
-    tokens_per_second = settings.batch_size * settings.length / statistics.median(seconds[1:])
-    flops, peak = token_flops(settings.model, settings.length), peak_flops(settings.dtype)
-    stats = jax.devices()[0].memory_stats() or {}
-    return {
+    tokens = part.tokens_of(rows)
+    found = {
         "device": f"{jax.devices()[0].device_kind} x {devices.size}",
         "jax": jax.__version__,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(frozen)),
         "batch_size": settings.batch_size,
         "length": settings.length,
         "dtype": settings.dtype,
         "optimiser": settings.optimiser.name,
-        "tokens_per_second": round(tokens_per_second, 1),
-        "best_tokens_per_second": round(settings.batch_size * settings.length / min(seconds[1:]), 1),
-        "share_of_peak": round(tokens_per_second * flops / peak, 4),
-        "peak_flops": peak,
+        "tokens_per_second": round(tokens / statistics.median(seconds[1:]), 1),
+        "best_tokens_per_second": round(tokens / min(seconds[1:]), 1),
+    }
+    if part.token_flops:
+        peak = peak_flops(settings.dtype)
+        share = found["tokens_per_second"] * part.token_flops / peak
+        found |= {"share_of_peak": round(share, 4), "peak_flops": peak}
+    stats = jax.devices()[0].memory_stats() or {}
+    return found | {
         "step_memory_mb": round(compiled.memory_analysis().temp_size_in_bytes / 2**20, 1),
         "peak_memory_mb": round(stats.get("peak_bytes_in_use", _resident_bytes()) / 2**20, 1),
         "compile_seconds": round(compile_seconds, 2),
     }
+
+
+def random_weights(shapes: Any, mesh: Mesh) -> Any:
+    """Returns small random weights of these shapes, made where a mesh holds them."""
+
+    def make(shape: Any, sharding: Any) -> jax.Array:
+        draw = jax.jit(lambda: jax.random.normal(jax.random.key(0), shape.shape, shape.dtype), out_shardings=sharding)
+        return draw() * jnp.asarray(0.02, shape.dtype)
+
+    return jax.tree.map(make, shapes, param_shardings(shapes, mesh))
 
 
 def _resident_bytes() -> int:
@@ -95,9 +101,32 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def _language_model(config: Path | None, shape: str | None, given: dict[str, Any]) -> LanguageModel:
+    if (config is None) == (shape is None):
+        raise ValueError(f"expected either --config or --shape; got {config} and {shape}")
+    if config is not None:
+        return LanguageModel(load_settings(config, **given))
+    known = {name: value for name, value in given.items() if value is not None}
+    return LanguageModel(Settings(model=preset(shape), optimiser=Optimiser(), steps=1000, **known))
+
+
+def _hamburger(config: Path | None, shape: str | None, given: dict[str, Any]) -> Hamburger:
+    if config is None or shape is None:
+        raise ValueError(f"expected --config of the modules and --shape of the base; got {config} and {shape}")
+    return Hamburger(load_kind(SmashSettings, config, model=preset(shape), **given))
+
+
+PARTS: dict[str, Callable[[Path | None, str | None, dict[str, Any]], Any]] = {
+    "language-model": _language_model,
+    "hamburger": _hamburger,
+}
+"""What can be measured: of a training file, a named shape and changes of the file's fields."""
+
+
 def main(
     config: Path | None = None,
     shape: str | None = None,
+    part: str = "language-model",
     batch_size: int = 24,
     length: int = 256,
     dtype: str | None = None,
@@ -114,7 +143,8 @@ def main(
 
     Args:
       config: a training file; what is given here replaces what it says.
-      shape: a named shape in place of a file's model.
+      shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
+      part: what is trained, `language-model` or `hamburger`.
       batch_size: rows a step.
       length: targets a row.
       dtype: of the products, float32 or bfloat16.
@@ -126,18 +156,14 @@ def main(
       output: JSON file to write.
     """
     make_devices(devices, mesh)
-    if (config is None) == (shape is None):
-        raise ValueError(f"expected either --config or --shape; got {config} and {shape}")
+    if part not in PARTS:
+        raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
     check_new_file(output)
     given = {"batch_size": batch_size, "length": length, "dtype": dtype, "accumulate": accumulate}
-    if config is not None:
-        settings = load_settings(config, **given)
-    else:
-        known = {name: value for name, value in given.items() if value is not None}
-        settings = Settings(model=preset(shape), optimiser=Optimiser(), steps=1000, **known)
-    rule = dataclasses.replace(settings.optimiser, name=optimiser or settings.optimiser.name)
-    settings = dataclasses.replace(settings, optimiser=rule, remat=remat, scan=scan)
-    found = measure(settings, mesh=mesh, repeats=repeats)
+    made = PARTS[part](config, shape, given)
+    rule = dataclasses.replace(made.settings.optimiser, name=optimiser or made.settings.optimiser.name)
+    settings = dataclasses.replace(made.settings, optimiser=rule, remat=remat, scan=scan)
+    found = measure(dataclasses.replace(made, settings=settings), mesh=mesh, repeats=repeats)
     table = Table("", "", show_header=False)
     for name, value in found.items():
         table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else value)

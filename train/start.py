@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
+from jax_smash.checkpoints.fingerprint import Fingerprint
 from jax_smash.checkpoints.huggingface import load_params, read_config
+from jax_smash.checkpoints.shards import Shards
 from jax_smash.config import ModelConfig
-from jax_smash.models.transformer import random_params
+from jax_smash.models.families import ParamPath
+from jax_smash.models.transformer import abstract_params, random_params
+from jax_smash.sharding import param_shardings
 from train.lookback import look_back
 
 SILENT = ("w_o", "w_down")
@@ -61,16 +67,72 @@ class Loaded(NamedTuple):
 
 
 def loaded_params(folder: Path) -> Loaded:
-    """Returns the weights of a Hugging Face folder.
+    """Returns the weights of a Hugging Face folder, on the default device.
 
     Raises:
       ValueError, FileNotFoundError: it holds no checkpoint that can be read.
     """
-    config, _ = read_config(folder)
+    stored = stored_weights(folder)
     graphdef, params = load_params(folder, dtype=np.float32)
     params = jax.tree.map(jnp.copy, params)  # Training consumes them; what was read may lie in the reader's memory.
+    return Loaded(stored.config, graphdef, params, stored.sha256)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """Weights in a Hugging Face folder, which have not been read yet.
+
+    Attributes:
+      folder: where they are.
+      config: of the model.
+      sha256: of their files.
+    """
+
+    folder: Path
+    config: ModelConfig
+    sha256: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        """What the files hold; float32 where tensors differ.
+
+        Raises:
+          ValueError, FileNotFoundError: they cannot be read.
+        """
+        found = {*Shards(self.folder).dtypes.values()}
+        return found.pop() if len(found) == 1 else np.dtype(np.float32)
+
+    def load(self, mesh: Mesh, *, dtype: Any = None) -> tuple[nnx.State, str]:
+        """Returns the weights on a mesh and their fingerprint; each tensor goes to its devices as it is read.
+
+        Args:
+          mesh: the devices.
+          dtype: of the weights in memory; None keeps that of the files.
+
+        Raises:
+          ValueError, FileNotFoundError: they cannot be read, or do not divide among the devices.
+        """
+        shardings = param_shardings(abstract_params(self.config)[1], mesh)
+        where = {path: variable.get_value() for path, variable in nnx.to_flat_state(shardings)}
+        seen = Fingerprint(self.config)
+
+        def place(path: ParamPath, array: np.ndarray) -> jax.Array:
+            placed = jax.make_array_from_callback(array.shape, where[path], lambda index: array[index])
+            return jnp.copy(placed)  # Training consumes weights, and these may lie in the reader's memory.
+
+        params = load_params(self.folder, self.config, dtype=dtype or self.dtype, place=seen.place(place))[1]
+        return params, seen.hexdigest()
+
+
+def stored_weights(folder: Path) -> Stored:
+    """Returns what is known of a Hugging Face folder's weights before they are read.
+
+    Raises:
+      ValueError, FileNotFoundError: it holds no configuration that can be read.
+    """
+    config, _ = read_config(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return Loaded(config, graphdef, params, digest.hexdigest())
+    return Stored(folder, config, digest.hexdigest())

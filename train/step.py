@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,13 @@ class Tally:
 
 
 Objective = Callable[[Any, Any], tuple[Float[Array, ""], Float[Array, ""] | Tally]]
-"""Parameters and a batch (a pytree of `[B, …]` arrays) to the sum of a loss over targets, and the targets' number."""
+"""Parameters and a batch (a pytree of `[B, …]` arrays) to the sum of a loss over targets, and the targets' number.
+
+Where weights are frozen, the parameters are those of all roles, by name: trained and frozen ones.
+"""
+
+FrozenParams = Mapping[str, Any] | None
+"""Parameters by role that are read and never changed; None where there are none."""
 
 ROWS = PartitionSpec(("data", "fsdp"))
 """How a batch's rows lie on a mesh."""
@@ -51,6 +57,23 @@ class TrainState:
     step: Int[Array, ""]
 
 
+def first_state(params: Any, optimiser: optax.GradientTransformation) -> TrainState:
+    """Returns the state of a run that has made no step."""
+    return TrainState(params=params, optimiser=optimiser.init(params), step=jnp.zeros((), jnp.int32))
+
+
+class Step(Protocol):
+    """A jitted training step."""
+
+    def __call__(
+        self, state: TrainState, batch: Any, frozen: FrozenParams = None
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """Returns the next state and what was measured. It consumes the state, not the frozen weights."""
+
+    def lower(self, state: TrainState, batch: Any, frozen: FrozenParams = None) -> Any:
+        """Returns the step as it is lowered for arguments, or for their shapes on devices."""
+
+
 def make_step(
     objective: Objective,
     optimiser: optax.GradientTransformation,
@@ -58,11 +81,11 @@ def make_step(
     shardings: Any = None,
     *,
     accumulate: int = 1,
-) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]:
+) -> Step:
     """Returns the jitted step. It consumes the state; the batch's rows are divided among the mesh.
 
     Its second result holds `loss`, the mean over the batch's targets, `gradient_norm`, before clipping, and the means
-    of a `Tally`.
+    of a `Tally`. Frozen weights have neither gradients nor a place in the state.
 
     Args:
       objective: what is minimised.
@@ -72,21 +95,24 @@ def make_step(
       accumulate: parts of a batch that are worked on one after the other, for less memory; see `check_rows`.
     """
 
-    def gradient(params: Any, batch: Any) -> Any:
-        (total, tally), gradients = jax.value_and_grad(objective, has_aux=True)(params, batch)
+    def gradient(params: Any, frozen: FrozenParams, batch: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return objective(all_roles(params, frozen), batch)
+
+        (total, tally), gradients = jax.value_and_grad(loss, has_aux=True)(params)
         return total, tally, gradients
 
-    def accumulated(params: Any, batch: Any) -> Any:
+    def accumulated(params: Any, frozen: FrozenParams, batch: Any) -> Any:
         if accumulate == 1:
-            return gradient(params, batch)
+            return gradient(params, frozen, batch)
         parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(sums: Any, part: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, sums, gradient(params, part)), None
+            return jax.tree.map(jnp.add, sums, gradient(params, frozen, part)), None
 
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype),
-            jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], parts)),
+            jax.eval_shape(gradient, params, frozen, jax.tree.map(lambda x: x[0], parts)),
         )
         return jax.lax.scan(add, zeros, parts)[0]
 
@@ -95,8 +121,8 @@ def make_step(
     out = (whole if shardings is None else shardings, whole)
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=out)
-    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Array]]:
-        total, tally, gradients = summed(state.params, batch)
+    def step(state: TrainState, batch: Any, frozen: FrozenParams = None) -> tuple[TrainState, dict[str, Array]]:
+        total, tally, gradients = summed(state.params, frozen, batch)
         count, means = (tally.count, tally.means) if isinstance(tally, Tally) else (tally, {})
         count = jnp.maximum(count, 1)
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)
@@ -110,23 +136,28 @@ def make_step(
     return step
 
 
-def _over_rows(sums: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, Any], Any]:
-    """Returns a function of parameters and a batch whose sums are over all the mesh's rows.
+def all_roles(params: Any, frozen: FrozenParams) -> Any:
+    """Returns the parameters that an objective is given: what is trained, and by other names what is frozen."""
+    return params if frozen is None else {**frozen, **params}
+
+
+def _over_rows(sums: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """Returns a function of trained and frozen parameters and a batch whose sums are over all the mesh's rows.
 
     Where every device holds the whole model, each sums over its own rows and the sums are added once: the compiler
     would add up within the loops over layers and over logits. Where weights are divided, it knows best.
     """
     if _is_divided(mesh):
 
-        def on_mesh(params: Any, batch: Any) -> Any:
+        def on_mesh(params: Any, frozen: FrozenParams, batch: Any) -> Any:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                return sums(params, batch)
+                return sums(params, frozen, batch)
 
         return on_mesh
     return jax.shard_map(
-        lambda params, batch: jax.lax.psum(sums(params, batch), "data"),
+        lambda params, frozen, batch: jax.lax.psum(sums(params, frozen, batch), "data"),
         mesh=mesh,
-        in_specs=(PartitionSpec(), ROWS),
+        in_specs=(PartitionSpec(), PartitionSpec(), ROWS),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
@@ -137,22 +168,34 @@ def _is_divided(mesh: Mesh) -> bool:
     return mesh.shape["fsdp"] * mesh.shape["tp"] > 1
 
 
-def make_evaluation(
-    objective: Objective, mesh: Mesh
-) -> Callable[[Any, dict[str, Iterable[Any]]], tuple[float, dict[str, float]]]:
+class Evaluation(Protocol):
+    """A function of parameters and named sets of batches."""
+
+    def __call__(
+        self, params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None
+    ) -> tuple[float, dict[str, float]]:
+        """Returns the mean loss a target, in nats, over all sets and of each that has targets."""
+
+
+def make_evaluation(objective: Objective, mesh: Mesh) -> Evaluation:
     """Returns a function of parameters and named sets of batches: the mean loss a target over all, and of each set.
 
     Losses are in nats. The function raises ValueError where no set has a target.
     """
 
-    def sums(params: Any, batch: Any) -> Any:
-        total, tally = objective(params, batch)
+    def sums(params: Any, frozen: FrozenParams, batch: Any) -> Any:
+        total, tally = objective(all_roles(params, frozen), batch)
         return total, tally.count if isinstance(tally, Tally) else tally
 
     summed = jax.jit(_over_rows(sums, mesh))
 
-    def evaluate(params: Any, sets: dict[str, Iterable[Any]]) -> tuple[float, dict[str, float]]:
-        sums = {name: [summed(params, place_rows(batch, mesh)) for batch in batches] for name, batches in sets.items()}
+    def evaluate(
+        params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None
+    ) -> tuple[float, dict[str, float]]:
+        sums = {
+            name: [summed(params, frozen, place_rows(batch, mesh)) for batch in batches]
+            for name, batches in sets.items()
+        }
         totals = {name: [math.fsum(map(float, column)) for column in zip(*s, strict=True)] for name, s in sums.items()}
         counted = {name: total for name, total in totals.items() if total and total[1]}
         if not counted:
@@ -167,9 +210,11 @@ def check_rows(rows: int, mesh: Mesh, *, accumulate: int = 1) -> None:
     """Checks that a batch's rows, those of all hosts, divide among the devices and among a step's parts.
 
     Raises:
-      ValueError: they do not.
+      ValueError: they do not, or several hosts would need the same rows.
     """
     shares = mesh.shape["data"] * mesh.shape["fsdp"]
+    if shares % jax.process_count():
+        raise ValueError(f"data and fsdp of a mesh must divide among {jax.process_count()} hosts; got {shares} shares")
     if rows % shares:
         raise ValueError(f"a batch must divide among {shares} devices; got {rows} rows")
     if not _is_divided(mesh) and rows % (shares * accumulate):  # Each device divides its own rows.

@@ -12,7 +12,7 @@ import jax_smash
 from jax_smash.loading import ASSETS
 from tests.checkpoints import LLAMA, write_checkpoint
 from train.average import main
-from train.export import TOKENIZER_FILES
+from train.model_folder import TOKENIZER_FILES
 from train.start import loaded_params
 
 SIZES = {**LLAMA, "vocab_size": 4096}

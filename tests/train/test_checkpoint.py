@@ -53,6 +53,15 @@ def test_a_checkpoint_of_other_arrays_is_refused(tmp_path, other, message):
             checkpoints.load(other)
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused_before_its_arrays_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.checkpoint.FORMAT", 1)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(4, tree(4) | {"base": jnp.zeros(3)})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"4 must have format 2 of checkpoints; got 1, of another version"):
+        load_newest(tmp_path, tree(0))
+
+
 def files(folder):
     """Returns size and time of the last change of every file and folder below, and of the folder itself."""
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in (folder, *folder.rglob("*"))}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.train.corpus_files import make_packed, make_tokenizer
+from train.batches import Share
 from train.data import Packed, held_out_batches, training_batches
 
 LENGTH = 16
@@ -28,6 +29,11 @@ def take(batches, count):
 
 def equal(a, b):
     return all(np.array_equal(x, y) for one, two in zip(a, b, strict=True) for x, y in zip(one, two, strict=True))
+
+
+def together(shares):
+    """The rows of all hosts as one batch."""
+    return [np.concatenate(column) for column in zip(*shares, strict=True)]
 
 
 def segments_of(batch):
@@ -92,21 +98,31 @@ def test_the_seed_alone_decides_the_order(packed):
     assert not equal(take(batches_of(packed), 10), take(batches_of(packed, seed=4), 10))
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_hosts_divide_the_documents_of_one_order_among_them(packed, monkeypatch, hosts):
-    # Rows that are filled one after the other keep the order in which documents are drawn.
-    monkeypatch.setattr("train.data.BINS", 1)
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_the_rows_that_one_host_would_read(packed, hosts):
+    alone = take(batches_of(packed), 12)
+    shares = [take(batches_of(packed, share=Share(host, hosts)), 12) for host in range(hosts)]
+    assert {batch.tokens.shape for batches in shares for batch in batches} == {(4 // hosts, LENGTH)}
+    assert equal(alone, map(together, zip(*shares, strict=True)))
 
-    def drawn(batches, **options):
-        found = take(batches_of(packed, length=64, **options), batches)
-        return [(*tokens, targets[-1]) for batch in found for tokens, targets, _ in segments_of(batch)]
 
-    alone = drawn(40)
-    assert len(set(alone)) > 60
-    for host in range(hosts):
-        mine = drawn(8, host=host, hosts=hosts)
-        assert len(mine) > 60
-        assert mine == alone[host::hosts][: len(mine)]
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+def test_any_number_of_hosts_goes_on_where_another_stood(packed, before, after):
+    alone = take(batches_of(packed), 19)
+    hosts = [batches_of(packed, share=Share(host, before)) for host in range(before)]
+    assert equal(alone[:7], map(together, zip(*(take(host, 7) for host in hosts), strict=True)))
+    states = [json.dumps(host.get_state()) for host in hosts]
+    assert len({*states}) == 1
+    hosts = [batches_of(packed, share=Share(host, after)) for host in range(after)]
+    for host in hosts:
+        host.set_state(json.loads(states[-1]))
+    assert equal(alone[7:], map(together, zip(*(take(host, 12) for host in hosts), strict=True)))
+    assert {host.tokens for host in hosts} == {sum(np.count_nonzero(batch.segments) for batch in alone)}
+
+
+def test_rows_that_do_not_divide_among_the_hosts_are_refused(packed):
+    with pytest.raises(ValueError, match="a batch must divide among 3 hosts; got 4 rows"):
+        batches_of(packed, share=Share(0, 3))
 
 
 def test_an_answers_targets_weigh_what_they_are_told_to(tmp_path):

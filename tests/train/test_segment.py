@@ -240,3 +240,18 @@ def test_folders_that_are_empty_or_in_use_are_told(place, segmented, tmp_path):
     (tmp_path / "none/index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="none must hold documents to segment; got none"):
         main(tmp_path / "none", str(place / "model"), tmp_path / "out")
+
+
+def test_a_base_divided_over_devices_makes_the_same_groups(place, segmented, tmp_path):
+    main(place / "packed", str(place / "model"), tmp_path / "out", **SETTINGS, mesh="fsdp=2,tp=2")
+    assert read(tmp_path / "out")[1] == segmented[2]
+
+
+def test_a_base_in_bfloat16_makes_nearly_the_same_groups_and_says_so(place, segmented, tmp_path):
+    main(place / "packed", str(place / "model"), tmp_path / "out", **SETTINGS, dtype="bfloat16")
+    index, documents = read(tmp_path / "out")
+    assert index["segmentation"]["dtype"] == "bfloat16"
+    places, other = (np.concatenate([p for _, _, p in found]) for found in (segmented[2], documents))
+    assert np.mean(places == other) > 0.8
+    with pytest.raises(ValueError, match="dtype must be float32 or bfloat16; got 'int8'"):
+        main(place / "packed", str(place / "model"), tmp_path / "no", **SETTINGS, dtype="int8")

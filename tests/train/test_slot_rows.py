@@ -6,6 +6,7 @@ import pytest
 
 from tests.train.corpus_files import make_tokenizer
 from tests.train.segmented_files import write_segmented
+from train.batches import Share
 from train.slot_pieces import Room, Segmented
 from train.slot_rows import held_out_slot_batches, slot_batches, tokens_of
 
@@ -204,21 +205,24 @@ def test_the_seed_alone_decides_the_order(many):
     assert not equal(take(rows_of(many[1]), 5), take(rows_of(many[1], seed=2), 5))
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_hosts_divide_the_documents_of_one_order_among_them(many, monkeypatch, hosts):
-    # Rows that are filled one after the other keep the order in which documents are drawn.
-    monkeypatch.setattr("train.data.BINS", 1)
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 4), (4, 2)])
+def test_hosts_share_the_rows_that_one_host_would_read_after_a_resume_too(many, before, after):
+    def hosts_of(number):
+        return [rows_of(many[1], batch_size=4, cut_share=0.2, share=Share(host, number)) for host in range(number)]
 
-    def drawn(batches, **options):
-        room = Room(slots=40, further=40, tokens=100)
-        return [json.dumps(groups) for groups in groups_of(take(rows_of(many[1], room=room, **options), batches))]
+    def together(hosts, count):
+        return [
+            [np.concatenate(column) for column in zip(*batches, strict=True)]
+            for batches in zip(*(take(host, count) for host in hosts), strict=True)
+        ]
 
-    alone = drawn(50)
-    assert len(set(alone)) == len(many[0])
-    for host in range(hosts):
-        mine = drawn(10, host=host, hosts=hosts)
-        assert len(mine) > 2 * len(many[0])
-        assert mine == alone[host::hosts][: len(mine)]
+    one = rows_of(many[1], batch_size=4, cut_share=0.2)
+    alone, began, resumed = take(one, 11), hosts_of(before), hosts_of(after)
+    assert equal(alone[:5], together(began, 5))
+    for host in resumed:
+        host.set_state(json.loads(json.dumps(began[-1].get_state())))
+    assert equal(alone[5:], together(resumed, 6))
+    assert {host.tokens for host in resumed} == {one.tokens}
 
 
 def test_held_out_rows_come_once(many):

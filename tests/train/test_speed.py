@@ -1,9 +1,14 @@
 import json
 
+import jax
 import pytest
 
+from tests.tiny import tiny_config
 from tests.train.test_settings import FIELDS
-from train.speed import main
+from train.parts.hamburger import Hamburger
+from train.settings import load_kind
+from train.smash_settings import SmashSettings
+from train.speed import main, measure
 
 
 def test_a_short_measurement_states_what_it_measured(tmp_path, capsys):
@@ -24,3 +29,23 @@ def test_a_shape_comes_from_a_file_or_by_name():
         main()
     with pytest.raises(ValueError, match="no preset 'huge'"):
         main(shape="huge")
+
+
+def test_modules_are_measured_beside_a_frozen_base(tmp_path):
+    fields = {"base": "frozen", "micro_layers": 1, "micro_steps": 3, "optimiser": {"warmup": 2}, "steps": 6}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"batch_size": 8, "length": 16}))
+    settings = load_kind(SmashSettings, tmp_path / "config.json", model=tiny_config())
+    found = measure(Hamburger(settings), repeats=1)
+    shapes = Hamburger(settings).shapes()
+    counts = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in shapes]
+    assert [found["parameters"], found["frozen_parameters"]] == counts
+    assert min(counts) > 0
+    assert found["tokens_per_second"] > 0
+    assert "share_of_peak" not in found
+
+
+def test_what_cannot_be_measured_is_named(tmp_path):
+    with pytest.raises(ValueError, match="part must be one of language-model, hamburger; got 'whopper'"):
+        main(part="whopper", shape="llama-100m")
+    with pytest.raises(ValueError, match="expected --config of the modules and --shape of the base; got None and"):
+        main(part="hamburger", shape="llama-100m")

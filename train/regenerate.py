@@ -1,0 +1,197 @@
+"""A model's own answers to prompts, as documents to train on beside it.
+
+    python -m train.regenerate --model MODEL --prompts PROMPTS.jsonl --output ANSWERS.jsonl --mesh fsdp=4
+
+What drafts for a model or predicts its steps learns best from what the model itself says. `train.pack` reads
+`ANSWERS.jsonl`: a chat a line, or a text where prompts are texts. A run that was cut off goes on with `--resume`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jax_smash.cli.records import RecordFile, resumed
+from jax_smash.cli.resume import MADE_WITH, made_with
+from jax_smash.generation import Completion, generate
+from jax_smash.loading import Model, find, load
+from jax_smash.prompts import FilePrompt, read_prompts
+from jax_smash.request import make_request
+from jax_smash.sampling import SamplingOptions
+from train.program import make_devices, run_program
+
+GROUP = 64
+"""Batches of a call of `generate`, whose completions are in memory at once."""
+
+
+def main(
+    model: str,
+    prompts: Path,
+    output: Path,
+    chat: bool = False,
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    num_samples: int = 1,
+    seed: int = 0,
+    method: str = "ar",
+    batch_size: int = 8,
+    dtype: str | None = None,
+    mesh: str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Writes a model's own answers to prompts.
+
+    Args:
+      model: a model's name, a directory, a .gguf file, or owner/model on the Hugging Face hub.
+      prompts: `.jsonl` file of prompts, as `jax-smash generate` reads it, or of chats (`{"messages"}`); a reply that
+        stands at the end of a chat is written anew.
+      output: `.jsonl` file of the answers.
+      chat: a prompt that is text is what a user says.
+      max_new_tokens: of an answer at most. Each line says why its answer ended (`finish_reason`).
+      temperature: 0 takes the likeliest token each time.
+      top_k, top_p: keep the likeliest tokens alone, so many or of so much probability; 0 and 1 keep all.
+      num_samples: answers to each prompt.
+      seed: of sampled answers.
+      method: of decoding; those that draft write the same answers faster.
+      batch_size: prompts that decode together.
+      dtype: of the weights in memory, such as bfloat16; by default the checkpoint's.
+      mesh: devices to divide model and rows over, as in `fsdp=4,tp=2`. A CPU makes as many as it needs.
+      resume: go on with a run that was cut off.
+      overwrite: the output may exist, and is replaced.
+    """
+    if dtype not in (None, "float32", "bfloat16", "float16"):
+        raise ValueError(f"dtype must be float32, bfloat16 or float16; got {dtype!r}")
+    records = RecordFile(output, overwrite=overwrite, resume=resume)
+    asked = read_questions(prompts)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options = SamplingOptions(**sampling)
+    given = {"max_new_tokens": max_new_tokens, "num_samples": num_samples, "method": method, "batch_size": batch_size}
+    decides = given | sampling | {"chat": chat, "seed": seed, "dtype": dtype, "mesh": mesh}
+    made = made_with(model, options=decides, prompts=asked, paths={"model": find(model)})
+    done = resumed(records, made, len(asked) * num_samples)
+    if records.whole:
+        print(f"{output} is whole: all {done} answers were there before")
+        return
+    make_devices(None, mesh)
+    base = load(model, dtype=dtype, mesh=mesh)
+    with records:
+        cut = _write(base, asked, records, made, seed=seed, done=done, chat=chat, sampling=options, **given)
+    new = len(asked) * num_samples - done
+    print(f"{new} answers written to {output}, {cut} of them cut at {max_new_tokens} tokens")
+
+
+def read_questions(path: Path) -> list[FilePrompt]:
+    """Returns the prompts of a file; of chats, what stands before the last reply.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: a line is neither a prompt nor a chat, which the message names, or there is no line.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    if not lines or '"messages"' not in lines[0]:
+        return read_prompts(path)
+    return [_question(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1)]
+
+
+def _question(where: str, line: str) -> list[dict[str, str]]:
+    try:
+        messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in json.loads(line)["messages"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f'{where} must be a chat, as in {{"messages": [{{"role", "content"}}]}}: {error}') from error
+    asked = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+    if not asked:
+        raise ValueError(f"{where} must have a message before the reply that is written anew; got none")
+    return asked
+
+
+def _write(
+    base: Model,
+    asked: list[FilePrompt],
+    records: RecordFile,
+    made: dict[str, Any],
+    *,
+    seed: int,
+    done: int,
+    num_samples: int,
+    batch_size: int,
+    chat: bool,
+    **given: Any,
+) -> int:
+    """Writes the answers that are missing, each batch when it has ended; returns how many were cut at the most tokens.
+
+    Args:
+      base: the model.
+      asked: all prompts.
+      records: the file, entered.
+      made: what decides the answers, for its first line.
+      seed: of the first prompt; each has its own.
+      done: answers that an earlier run made; the others are decoded in the batches that they would have been in.
+      num_samples, batch_size, chat, given: as in `generate`.
+    """
+    # All prompts are checked before the first is answered, and one capacity of the cache serves them all.
+    fits = {"stop": (), "json_schema": None, "regex": None, "seed": seed, "slots": None}
+    checked = {name: given[name] for name in ("max_new_tokens", "sampling")}
+    slots = make_request(base, asked, chat=chat, **checked, **fits).slots
+    number, cut = done, 0
+    with _progress() as progress:
+        task = progress.add_task("", total=len(asked) * num_samples, completed=done, tokens=0)
+
+        def write(answer: Completion) -> None:
+            nonlocal number, cut
+            records.write(document(base, answer, chat=chat) | ({} if number else {MADE_WITH: made}))
+            number, cut = number + 1, cut + (answer.finish_reason == "length")
+            progress.update(task, advance=1)
+
+        def count(tokens: int) -> None:
+            progress.update(task, tokens=progress.tasks[task].fields["tokens"] + tokens)
+
+        group = GROUP * batch_size
+        for first in range(done // num_samples // group * group, len(asked), group):
+            some = asked[first : first + group]
+            generate(
+                base,
+                some,
+                seed=[seed + first + i for i in range(len(some))],
+                skip=max(0, done - first * num_samples),
+                slots=slots,
+                num_samples=num_samples,
+                batch_size=batch_size,
+                chat=chat,
+                on_tokens=count,
+                on_completion=write,
+                **given,
+            )
+    return cut
+
+
+def document(model: Model, answer: Completion, *, chat: bool) -> dict[str, Any]:
+    """Returns an answer as a line that `train.pack` reads, with its tokens and why it ended."""
+    prompt, reply = answer.prompt, {"role": "assistant", "content": answer.text}
+    told = {"token_ids": answer.token_ids, "finish_reason": answer.finish_reason}
+    if isinstance(prompt, str):
+        user = {"role": "user", "content": prompt}
+        return ({"messages": [user, reply]} if chat else {"text": prompt + answer.text}) | told
+    if isinstance(prompt[0], dict):
+        return {"messages": [*prompt, reply]} | told
+    return {"text": model.tokenizer.decode(prompt, skip_special_tokens=True) + answer.text} | told
+
+
+def _progress() -> Progress:
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
+    )
+
+
+if __name__ == "__main__":
+    run_program(main)

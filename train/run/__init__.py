@@ -1,0 +1,1 @@
+"""How a part is trained, from its options to its export."""

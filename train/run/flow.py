@@ -1,0 +1,72 @@
+"""A run of any part: from its checks to its export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Unpack
+
+from jax_smash.sharding import param_shardings
+from train.batches import Share
+from train.checkpoint import newest_step
+from train.loop import CHECKPOINTS, train
+from train.parts.part import Part
+from train.run.export import export_part
+from train.run.options import RunOptions, RunPlan
+from train.settings import check_remembered, remember
+from train.step import check_rows
+
+
+def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
+    """Trains a part, or what is left of its run, and exports it at its end; returns what is to be told of it.
+
+    Frozen weights are on the devices once, in the dtype of their files. What is trained is there once, in the state
+    that steps replace: a run that goes on reads no first weights, and one that begins keeps none.
+
+    Args:
+      part: what is trained.
+      output: folder of the run.
+      options: as in `RunOptions`.
+
+    Raises:
+      ValueError, OSError: something does not fit, cannot be read or is there already, which is told before anything is
+        written; or as `train.loop.train` says.
+    """
+    plan = RunPlan(**options)
+    plan.begin()
+    loop, optimiser = plan.loop(part), part.optimiser()
+    rows = part.rows(plan.held_out_rows, Share.of_this_process())
+    mesh, shapes = plan.mesh_or_default(), part.shapes()
+    check_rows(part.settings.batch_size, mesh, accumulate=part.settings.accumulate)
+    param_shardings(shapes, mesh)
+    check_remembered(part.settings, output, resume=plan.resume, packed=part.data_sha256)
+    frozen = part.frozen(mesh)
+    goes_on = newest_step(output / CHECKPOINTS) is not None
+    first = shapes.trained if goes_on else part.begin(mesh)
+    remember(part.settings, output, resume=plan.resume, packed=part.data_sha256)
+    state = train(
+        part.objective(),
+        optimiser,
+        first,
+        loop=loop,
+        batches=rows.batches,
+        held_out=lambda: rows.held_out,
+        output=output,
+        frozen=frozen,
+        resume=plan.resume,
+        mesh=mesh,
+        before_step=rows.refresh,
+        tokens_of=part.tokens_of,
+    )
+    told = [] if rows.tokens is None else [f"trained on {rows.tokens():,} tokens"]
+    folder = output / part.name
+    if loop.end < loop.steps:
+        told += [f"stopped after step {loop.end} of {loop.steps}; --resume goes on{part.hint}"]
+    elif folder.exists():
+        told += [f"exported before to {folder}"]
+    else:
+        params, step = state.params, int(state.step)
+        del state  # What the optimiser held is free for the export.
+        tokens = 0 if rows.tokens is None else rows.tokens()
+        export_part(part, folder, params, frozen, mesh, step=step, tokens=tokens, sources=plan.sources)
+        told += [f"exported to {folder}"]
+    return "\n".join(told)

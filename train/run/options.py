@@ -1,0 +1,87 @@
+"""Options that every training program has."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TypedDict
+
+import jax
+from jax.sharding import Mesh
+
+from jax_smash.sharding import MeshShape, make_mesh
+from train.loop import Loop
+from train.parts.part import Part
+from train.program import check_sources, make_devices
+from train.utilisation import peak_flops
+
+
+class RunOptions(TypedDict, total=False):
+    """How a run goes, beside what it trains.
+
+    Attributes:
+      until: step to stop after, with the learning rate that the whole run has there.
+      mesh: devices, as in `fsdp=4,tp=2`; by default each works on a share of the rows. A CPU makes as many as it needs.
+      devices: on a CPU, how many virtual devices it makes; one a core trains fastest.
+      log_every: steps between lines of `metrics.jsonl`; by default 10.
+      evaluate_every: steps between evaluations on the held-out rows; by default 200.
+      save_every: steps between checkpoints; by default 100.
+      held_out_rows: rows of each source that an evaluation reads at most, 0 for all; by default 8.
+      sources: Markdown on the text and its licences, for the card.
+      resume: go on from the newest checkpoint in `output`.
+    """
+
+    until: int | None
+    mesh: str | None
+    devices: int | None
+    log_every: int
+    evaluate_every: int
+    save_every: int
+    held_out_rows: int
+    sources: Path | None
+    resume: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """`RunOptions` with their defaults."""
+
+    until: int | None = None
+    mesh: str | None = None
+    devices: int | None = None
+    log_every: int = 10
+    evaluate_every: int = 200
+    save_every: int = 100
+    held_out_rows: int = 8
+    sources: Path | None = None
+    resume: bool = False
+
+    def begin(self) -> None:
+        """Makes the devices of a CPU, before JAX is used, and checks that the file of sources is there."""
+        make_devices(self.devices, self.mesh)
+        check_sources(self.sources)
+
+    def loop(self, part: Part) -> Loop:
+        """Returns how long a part's run is, and when it reports.
+
+        Raises:
+          ValueError: an option is out of range, or the part could not be resumed.
+        """
+        settings = part.settings
+        loop = Loop(
+            settings.steps,
+            log_every=self.log_every,
+            evaluate_every=self.evaluate_every,
+            save_every=self.save_every,
+            accumulate=settings.accumulate,
+            until=self.until,
+            token_flops=part.token_flops,
+            # Of a CPU it is measured, which takes a second.
+            peak_flops=peak_flops(settings.dtype) if part.token_flops else 1.0,
+        )
+        part.check(loop)
+        return loop
+
+    def mesh_or_default(self) -> Mesh:
+        """Returns the mesh that was asked for, or one that gives each device a share of the rows."""
+        return make_mesh(self.mesh or MeshShape(data=jax.device_count()))
