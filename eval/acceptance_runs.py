@@ -11,15 +11,15 @@ import numpy as np
 from eval.intervals import ratio_bootstrap
 from eval.question_sets import Question, turn_tokens
 from eval.tasks.variety import RUN, VARIED, distinct_share
-from jax_smash.decode.drafted import drafted_rows
+from jax_smash.decode.draft_report import drafted_rows
 from jax_smash.decode.speculative import Trees
-from jax_smash.draft.tree import Topology
-from jax_smash.generation import QUIET_STEPS
+from jax_smash.draft.trees.tree import Topology
 from jax_smash.loading import Model
 from jax_smash.methods import Method
 from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.generation import QUIET_STEPS
+from jax_smash.serve.session import Session
 
 NEVER = 2**20
 """Rank that no drafter proposes."""

@@ -25,7 +25,7 @@ import tyro
 from eval.intervals import ratio_bootstrap
 from eval.options import Names, Numbers
 from eval.report import ROOT, check_output, heading, print_table, progress, run_program, write_json
-from jax_smash.prompts import read_prompts
+from jax_smash.serve.prompts import read_prompts
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
 SIDE = Path(__file__).parent / "against_side.py"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from jax_smash.loading import Model
-from jax_smash.request import Request, make_request
 from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.request import Request, make_request
 
 LOG_PROBS = 3
 """Likeliest tokens recorded where all processors are on."""

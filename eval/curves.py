@@ -12,7 +12,7 @@ from jax_smash import ladder
 from jax_smash.costs import CostCurve, Follower, save_costs
 from jax_smash.costs.store import cost_key
 from jax_smash.loading import Model
-from jax_smash.tuning import measure_costs
+from jax_smash.serve.tuning import measure_costs
 
 ENTRIES = (1, 2, 4, 8, 16, 32)
 

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from jax_smash.finish import REASONS
-from jax_smash.generation import QUIET_STEPS
 from jax_smash.loading import Model
 from jax_smash.methods import Method
 from jax_smash.pytree import replace
-from jax_smash.request import Request
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session, TokenLogProb
+from jax_smash.serve.generation import QUIET_STEPS
+from jax_smash.serve.request import Request
+from jax_smash.serve.session import Session, TokenLogProb
 
 Processors = tuple[Any, ...]
 

@@ -13,8 +13,8 @@ import numpy as np
 from eval.decoded import Decoded
 from eval.rescoring import Rescored, Text, rescore
 from jax_smash.loading import Model
-from jax_smash.request import Request
 from jax_smash.sampling import processors_for, row_keys
+from jax_smash.serve.request import Request
 from jax_smash.shapes import bucket
 
 ROUNDING = {"float32": 1e-5, "bfloat16": 2.0**-7}

@@ -28,12 +28,12 @@ from eval.options import Decimals, Names
 from eval.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from eval.shipped_prompts import shipped_prompts
 from eval.smashing import smash_options
-from jax_smash.generation import Completion
 from jax_smash.loading import Model, load
 from jax_smash.methods import check_smash, fitting_modules
-from jax_smash.prompts import read_prompts
-from jax_smash.request import Request, make_request
 from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.generation import Completion
+from jax_smash.serve.prompts import read_prompts
+from jax_smash.serve.request import Request, make_request
 from jax_smash.smash.options import MODES, SmashOptions
 
 HAMBURGER, CONTROL = "hamburger", "ar"

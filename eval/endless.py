@@ -21,7 +21,7 @@ from eval.rotated_anew import logits_of_text
 from jax_smash.loading import Model, load
 from jax_smash.methods import DraftOptions, check_draft, check_method, make_method
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from jax_smash.shapes import bucket
 from jax_smash.sparse import StreamingLLM, sparsified
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import jax_smash
 from eval.report import progress
 from eval.smashing import Compression
-from jax_smash.generation import Completion
 from jax_smash.loading import Model
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session, TokenLogProb
+from jax_smash.serve.generation import Completion
+from jax_smash.serve.session import Session, TokenLogProb
 from jax_smash.shapes import bucket
 from jax_smash.smash.options import SmashOptions
 

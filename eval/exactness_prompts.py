@@ -5,9 +5,9 @@ from pathlib import Path
 from eval.question_sets import spec_bench_questions, turn_tokens
 from eval.shipped_prompts import shipped_prompts
 from jax_smash.loading import Model
-from jax_smash.prompts import read_prompts
-from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.prompts import read_prompts
+from jax_smash.serve.request import make_request
 
 
 def shipped(model: Model, count: int | None, *, longest: int) -> list[list[int]]:

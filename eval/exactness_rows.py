@@ -13,13 +13,13 @@ from eval.decoded import Decoded, Processors, decode_all
 from eval.divergence import ROUNDING, Rescorer, summary
 from eval.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes, tampered
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.draft.tree import Topology
+from jax_smash.draft.trees.tree import Topology
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.methods.drafted import INT8
 from jax_smash.protocols import Drafter
-from jax_smash.request import Request
 from jax_smash.sampling import RepetitionPenalty
+from jax_smash.serve.request import Request
 
 AS_IT_IS = "as it is"
 FIRST_CHILDREN = "first children"

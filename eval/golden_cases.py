@@ -15,7 +15,7 @@ from eval.shipped_prompts import shipped_prompts
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import INT8, METHODS, RANDOM, DraftOptions, Method, SmashOptions, make_method
-from jax_smash.request import Request
+from jax_smash.serve.request import Request
 
 DTYPE = "float32"
 """Golden tokens are those of float32, in which near-ties are rare."""

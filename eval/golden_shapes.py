@@ -20,7 +20,7 @@ from eval.options import Names
 from eval.report import check_output, heading, progress, run_program, write_json
 from jax_smash.decode.loop import Chunk, decode, prefill, start
 from jax_smash.methods import METHODS, check_method
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from jax_smash.shapes import bucket
 
 Shapes = dict[str, str]

@@ -22,7 +22,7 @@ from eval.options import Names, Numbers
 from eval.report import check_outputs, heading, print_table, run_program, write_json, write_whole
 from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.config import ModelConfig
-from jax_smash.methods.smashed import step_cost
+from jax_smash.methods.hamburger import step_cost
 from jax_smash.models.transformer import abstract_params
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.micro_head import ROLE, int8_head, reduced_head

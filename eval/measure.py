@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.smashing import Compression
-from jax_smash.decode.drafted import Drafted, drafted_rows
+from jax_smash.decode.draft_report import Drafted, drafted_rows
 from jax_smash.decode.groups import smashed_rows
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.generation import QUIET_STEPS
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.plan import step_bytes, tree_bytes
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.generation import QUIET_STEPS
+from jax_smash.serve.session import Session
 from jax_smash.sharding import put
 from jax_smash.smash.options import SmashOptions
 

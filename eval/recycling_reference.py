@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.cache import Block, Write
-from jax_smash.draft.templates import published_recycling_tree
+from jax_smash.draft.trees.templates import published_recycling_tree
 from jax_smash.loading import Model
 from jax_smash.shapes import bucket
 

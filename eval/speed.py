@@ -27,10 +27,10 @@ from eval.smashing import smash_options, with_caps, with_random_modules
 from jax_smash.loading import Model, load, quantised, random_model
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, check_smash, fitting_modules
 from jax_smash.plan import tree_bytes
-from jax_smash.prompts import FilePrompt, read_prompts
 from jax_smash.quantise import check_weights
-from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.prompts import FilePrompt, read_prompts
+from jax_smash.serve.request import make_request
 from jax_smash.sharding import add_virtual_devices, mesh_of
 from jax_smash.smash.options import SmashOptions
 from jax_smash.tracing import check_folder, traced

@@ -7,8 +7,8 @@ from typing import Any
 from eval.acceptance_runs import Answer, Asking, by_category, cut, figures, with_drafter, with_tree
 from eval.question_sets import Question, turn_tokens
 from eval.recycling_reference import ReferenceRecycling
-from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import chain
+from jax_smash.draft.trees.templates import named_tree
+from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import OPTIONS, DraftOptions, Method, make_method
 
 Row = dict[str, Any]

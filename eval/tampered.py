@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.tree import DraftTree, Topology, all_ancestors, pack, unpack
+from jax_smash.draft.trees.tree import DraftTree, Topology, all_ancestors, pack, unpack
 from jax_smash.methods import Method
 from jax_smash.protocols import Drafter, LogitsProcessor, Needs, Params
 from jax_smash.pytree import pytree, replace

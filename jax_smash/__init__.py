@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from jax_smash.decode.autoregressive import Autoregressive
     from jax_smash.decode.rollout import Rollout, rollout
     from jax_smash.decode.state import DecodeState
-    from jax_smash.draft.rejection import reject
-    from jax_smash.draft.templates import named_tree
-    from jax_smash.draft.tree import DraftTree, Topology, tree_from_ranks
-    from jax_smash.draft.tree import chain as chain_tree
-    from jax_smash.draft.tree import grow as grow_tree
-    from jax_smash.draft.tree import topology as tree_from_parents
-    from jax_smash.draft.tree import tree_of as tree_by_row
-    from jax_smash.draft.verify import Accepted, accept
-    from jax_smash.generation import Completion, generate
+    from jax_smash.draft.trees.templates import named_tree
+    from jax_smash.draft.trees.tree import DraftTree, Topology, tree_from_ranks
+    from jax_smash.draft.trees.tree import chain as chain_tree
+    from jax_smash.draft.trees.tree import grow as grow_tree
+    from jax_smash.draft.trees.tree import topology as tree_from_parents
+    from jax_smash.draft.trees.tree import tree_of as tree_by_row
+    from jax_smash.draft.verify.accept import Accepted, accept
+    from jax_smash.draft.verify.rejection import reject
     from jax_smash.loading import Model, load, random_model
     from jax_smash.methods import METHODS, DraftOptions, SmashOptions, make_method
     from jax_smash.models.definition import NnxModel
@@ -35,19 +34,20 @@ if TYPE_CHECKING:
     from jax_smash.protocols import CausalLM, Drafter, Forward, LogitsProcessor, ModelDef, Strategy
     from jax_smash.sampling import SamplingOptions, choose, row_keys
     from jax_smash.saving import save
-    from jax_smash.session import Session
+    from jax_smash.serve.generation import Completion, generate
+    from jax_smash.serve.session import Session
 
 # Names are imported when they are first used: `jax-smash --help` should not wait for every library.
 _HOMES = {
     "METHODS": "methods",
-    "Accepted": "draft.verify",
+    "Accepted": "draft.verify.accept",
     "Autoregressive": "decode.autoregressive",
     "Block": "cache",
     "CausalLM": "protocols",
-    "Completion": "generation",
+    "Completion": "serve.generation",
     "DecodeState": "decode.state",
     "DraftOptions": "methods",
-    "DraftTree": "draft.tree",
+    "DraftTree": "draft.trees.tree",
     "Drafter": "protocols",
     "Forward": "protocols",
     "KVCache": "cache",
@@ -59,31 +59,31 @@ _HOMES = {
     "Rollout": "decode.rollout",
     "RopeConfig": "config",
     "SamplingOptions": "sampling",
-    "Session": "session",
+    "Session": "serve.session",
     "SmashOptions": "methods",
     "Strategy": "protocols",
-    "Topology": "draft.tree",
+    "Topology": "draft.trees.tree",
     "Transformer": "models.transformer",
-    "accept": "draft.verify",
+    "accept": "draft.verify.accept",
     "attend": "attention",
-    "chain_tree": "draft.tree:chain",
+    "chain_tree": "draft.trees.tree:chain",
     "choose": "sampling",
     "convert": "checkpoints.convert",
     "from_apply": "applied",
-    "generate": "generation",
-    "grow_tree": "draft.tree:grow",
+    "generate": "serve.generation",
+    "grow_tree": "draft.trees.tree:grow",
     "init_cache": "cache",
     "load": "loading",
     "make_method": "methods",
-    "named_tree": "draft.templates",
+    "named_tree": "draft.trees.templates",
     "random_model": "loading",
-    "reject": "draft.rejection",
+    "reject": "draft.verify.rejection",
     "rollout": "decode.rollout",
     "row_keys": "sampling",
     "save": "saving",
-    "tree_by_row": "draft.tree:tree_of",
-    "tree_from_parents": "draft.tree:topology",
-    "tree_from_ranks": "draft.tree",
+    "tree_by_row": "draft.trees.tree:tree_of",
+    "tree_from_parents": "draft.trees.tree:topology",
+    "tree_from_ranks": "draft.trees.tree",
 }
 """Module of each public name; behind a colon its name there, where that says too little outside of its module."""
 

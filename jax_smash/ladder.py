@@ -11,10 +11,10 @@ import jax
 
 from jax_smash.costs import CostCurve, Follower, assumed_costs, estimate_costs, load_costs, read_costs
 from jax_smash.decode.budget import Sizing, unused
-from jax_smash.draft.acceptance import PRIOR_FALL, PRIOR_FIRST, prior_rates
-from jax_smash.draft.sizing import Rates, best_tree, choose_budget, choose_ladder
-from jax_smash.draft.templates import named_tree, sized
-from jax_smash.draft.tree import Topology, chain
+from jax_smash.draft.trees.acceptance import PRIOR_FALL, PRIOR_FIRST, prior_rates
+from jax_smash.draft.trees.sizing import Rates, best_tree, choose_budget, choose_ladder
+from jax_smash.draft.trees.templates import named_tree, sized
+from jax_smash.draft.trees.tree import Topology, chain
 from jax_smash.platform import target_platform
 from jax_smash.protocols import honours_trees
 from jax_smash.shapes import bucket
@@ -100,7 +100,7 @@ def make_ladder(
 
     Args:
       model: the model that decodes.
-      tree: `auto`, or a name of `draft.templates.named_tree`; `tree-N` has the shape that suits the drafter.
+      tree: `auto`, or a name of `draft.trees.templates.named_tree`; `tree-N` has the shape that suits the drafter.
       method: that drafts: its own measured costs come before those of the forward alone.
       reach: of its trees; None for a method whose trees are not sized.
       batch: rows that decode together.

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.decode.state import context
-from jax_smash.draft.templates import named_tree
+from jax_smash.draft.trees.templates import named_tree
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.tiny import tiny_model
 
 LETTERS = 4

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from jax_smash.draft.rejection import reject
-from jax_smash.draft.tree import grow, topology
+from jax_smash.draft.trees.tree import grow, topology
+from jax_smash.draft.verify.rejection import reject
 from jax_smash.pytree import replace
 from jax_smash.sampling import row_keys
 
@@ -89,7 +89,7 @@ def speculate(target, draft, claimed, keys, valid=None, *, parent, rule, draw):
       valid: of each node of each row; None for all.
       parent: of each node of every tree.
       rule: for `reject`.
-      draw: from `draft/children.py`.
+      draw: from `draft/verify/children.py`.
 
     Returns:
       The first tokens `[B, TOKENS]`, and how many the first step emitted `[B]`.

@@ -25,8 +25,7 @@ LAYERS = [
     {"loading"},
     {"ladder", "applied", "saving", "sparse"},
     {"methods"},
-    {"session", "request"},
-    {"generation", "prompts", "tuning"},
+    {"serve"},
     {"cli"},
 ]
 """A module may import its own layer's package and the layers before it."""

@@ -17,11 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jax_smash.cli.records import RecordFile, resumed
 from jax_smash.cli.resume import MADE_WITH, made_with
-from jax_smash.generation import Completion, generate
 from jax_smash.loading import Model, find, load
-from jax_smash.prompts import FilePrompt, read_prompts
-from jax_smash.request import make_request
 from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.generation import Completion, generate
+from jax_smash.serve.prompts import FilePrompt, read_prompts
+from jax_smash.serve.request import make_request
 from train.program import make_devices, run_program
 
 GROUP = 64

@@ -5,7 +5,7 @@ from typing import Any
 
 from eval.claims.stored import Report
 from eval.claims.table import NOTHING, Table
-from jax_smash.draft.verification import VERIFICATIONS
+from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.methods import METHODS, OPTIONS, DraftOptions, check_draft
 
 YES = "yes"

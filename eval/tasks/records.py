@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jax_smash.prompts import checked_text
+from jax_smash.serve.prompts import checked_text
 
 T = TypeVar("T")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+){0,2}")

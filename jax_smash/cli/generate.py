@@ -27,12 +27,12 @@ from jax_smash.cli.resume import MADE_WITH, given_options, made_with
 from jax_smash.cli.screen import Screen
 from jax_smash.cli.smash_options import HAMBURGER, SmashFlags
 from jax_smash.cli.summary import summary
-from jax_smash.prompts import FilePrompt, checked_text, read_prompts
+from jax_smash.serve.prompts import FilePrompt, checked_text, read_prompts
 
 if TYPE_CHECKING:
-    from jax_smash.generation import Completion
     from jax_smash.loading import Model
-    from jax_smash.session import TokenLogProb
+    from jax_smash.serve.generation import Completion
+    from jax_smash.serve.session import TokenLogProb
 
 NO_PART_OF_IT = (
     *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache", "profile"),
@@ -163,9 +163,9 @@ class Generate:
         screen.waiting(f"loading {self.model}")
         from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.decode.programs import PROGRAMS
-        from jax_smash.generation import generate
         from jax_smash.loading import load
         from jax_smash.platform import prepare_devices
+        from jax_smash.serve.generation import generate
         from jax_smash.sharding import add_virtual_devices
         from jax_smash.tracing import traced
 

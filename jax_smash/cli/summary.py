@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from jax_smash.decode.drafted import Drafted
+    from jax_smash.decode.draft_report import Drafted
     from jax_smash.decode.groups import Smashed
-    from jax_smash.generation import Completion
+    from jax_smash.serve.generation import Completion
 
 SHOWN_DEPTHS = 8
 """Depths whose acceptance is shown."""

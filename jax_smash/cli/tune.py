@@ -71,7 +71,7 @@ class Tune:
         from jax_smash.costs.store import check_writable, cost_key, costs_directory, save_costs
         from jax_smash.loading import find, load
         from jax_smash.platform import prepare_devices
-        from jax_smash.tuning import measure_costs, measure_method
+        from jax_smash.serve.tuning import measure_costs, measure_method
 
         use_compilation_cache(self.compilation_cache)
         prepare_devices()

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.draft import sizing as on_host
-from jax_smash.draft.acceptance import Acceptance, acceptance, expected_tokens, likeliest_tree
-from jax_smash.draft.tree import DraftTree, Topology, at_nodes
+from jax_smash.draft.trees import sizing as on_host
+from jax_smash.draft.trees.acceptance import Acceptance, acceptance, expected_tokens, likeliest_tree
+from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes
 from jax_smash.pytree import pytree, replace
 
 Carried = TypeVar("Carried")

@@ -10,7 +10,7 @@ from jax_smash.cache import Block
 from jax_smash.decode.groups import FusedDecoding, kept_of
 from jax_smash.decode.state import DecodeState, committed, context, emit, processed_logits, running_rows
 from jax_smash.draft.micro import drafted_group
-from jax_smash.draft.tree import pack
+from jax_smash.draft.trees.tree import pack
 from jax_smash.protocols import CausalLM, Params
 from jax_smash.pytree import replace
 from jax_smash.sampling import choose, log_probabilities

@@ -11,12 +11,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.decode.budget import ROUND_STEPS, Sizing, changed_if, resized, seen_in_shadow
 from jax_smash.decode.state import DecodeState, committed, context, emit, lay_out, processed_logits, running_rows
-from jax_smash.draft.acceptance import Acceptance, observe, sibling_ranks
 from jax_smash.draft.context import Outcome, Seen
-from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
-from jax_smash.draft.verification import COUPLING, Verification
-from jax_smash.draft.verify import Accepted, accept
-from jax_smash.draft.walk import NodeLogits
+from jax_smash.draft.trees.acceptance import Acceptance, observe, sibling_ranks
+from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.draft.verify.accept import Accepted, accept
+from jax_smash.draft.verify.named import COUPLING, Verification
+from jax_smash.draft.verify.walk import NodeLogits
 from jax_smash.protocols import CausalLM, Drafter, LateLearner, ModelDef, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import Likeliest, choose, likeliest_tokens, log_probabilities

@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_smash.draft.tree import DraftTree, at_nodes
-from jax_smash.draft.verify import Accepted
+from jax_smash.draft.trees.tree import DraftTree, at_nodes
+from jax_smash.draft.verify.accept import Accepted
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.pytree import pytree
 from jax_smash.sampling import Likeliest, process

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, Earlier, Write, after
-from jax_smash.draft.children import Children, draw_independent, draw_without_replacement
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.levels import Levels
-from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.draft.trees.levels import Levels
+from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.draft.verify.children import Children, draw_independent, draw_without_replacement
 from jax_smash.protocols import CausalLM, ModelDef, Needs, Params, continues_blocks
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest

@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, Earlier, KVCache, Write, after
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.levels import Levels
-from jax_smash.draft.tree import DraftTree, Topology, grow
+from jax_smash.draft.trees.levels import Levels
+from jax_smash.draft.trees.tree import DraftTree, Topology, grow
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle import Eagle, EagleForward
 from jax_smash.protocols import ModelDef, Needs, Params

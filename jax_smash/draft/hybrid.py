@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.tree import DraftTree, Topology, chain, pack, tree_of, unpack
+from jax_smash.draft.trees.tree import DraftTree, Topology, chain, pack, tree_of, unpack
 from jax_smash.protocols import LateLearner, Needs, Params
 from jax_smash.pytree import replace
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int
 
 from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.text import NOTHING, largest
-from jax_smash.draft.tree import DraftTree, Topology, grow, topology
+from jax_smash.draft.trees.tree import DraftTree, Topology, grow, topology
 from jax_smash.protocols import Needs, Params
 from jax_smash.pytree import pytree, replace
 

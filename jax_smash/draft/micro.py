@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.protocols import CausalLM, ModelDef, Needs, Params
 from jax_smash.sampling import choose
 from jax_smash.sharding import constrain

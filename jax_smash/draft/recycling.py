@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax_smash import cpu
-from jax_smash.draft.acceptance import prior_rates
-from jax_smash.draft.best_first import grow_best_first
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.draft.trees.acceptance import prior_rates
+from jax_smash.draft.trees.best_first import grow_best_first
+from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace, static
 from jax_smash.sampling import Likeliest, likeliest_tokens

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.continuations import tree_of_continuations
 from jax_smash.draft.text import Text
-from jax_smash.draft.tree import DraftTree, Topology
+from jax_smash.draft.trees.continuations import tree_of_continuations
+from jax_smash.draft.trees.tree import DraftTree, Topology
 from jax_smash.protocols import Needs, Params
 from jax_smash.pytree import pytree, replace
 

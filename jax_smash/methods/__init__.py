@@ -6,12 +6,12 @@ from typing import Any
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.draft.warm_start import save_successors
 from jax_smash.loading import Model
-from jax_smash.methods import drafted, smashed
+from jax_smash.methods import drafted, hamburger
 from jax_smash.methods.draft_options import OPTIONS, RANDOM, DraftOptions, check_draft, misfits
 from jax_smash.methods.drafted import INT8, REACH
 from jax_smash.methods.eagle import eagle
+from jax_smash.methods.hamburger import check_smash, fitting_modules
 from jax_smash.methods.method import Method, Setup
-from jax_smash.methods.smashed import check_smash, fitting_modules
 from jax_smash.smash.options import SmashOptions
 
 
@@ -90,7 +90,7 @@ METHODS: dict[str, Callable[[Setup], Method]] = {
     "lookahead": drafted.lookahead,
     "draft-model": drafted.draft_model,
     "hybrid": drafted.hybrid,
-    "hamburger": smashed.hamburger,
+    "hamburger": hamburger.hamburger,
     "eagle": eagle,
 }
 

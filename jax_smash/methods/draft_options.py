@@ -9,8 +9,8 @@ from jax_smash.checkpoints.eagle import EagleModules, read_eagle
 from jax_smash.costs import read_costs
 from jax_smash.draft.corpus_texts import corpus_files
 from jax_smash.draft.draft_model import Draws
-from jax_smash.draft.templates import named_tree
-from jax_smash.draft.verification import VERIFICATIONS
+from jax_smash.draft.trees.templates import named_tree
+from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import check_place
 from jax_smash.loading import Model
 
@@ -42,7 +42,7 @@ class DraftOptions:
     """The options of drafted decoding.
 
     Attributes:
-      tree: `auto`, or a name of `draft.templates.named_tree`.
+      tree: `auto`, or a name of `draft.trees.templates.named_tree`.
       costs: a file with the cost curve that alone decides where the tree is `auto`, as `costs.store.read_costs` reads
         it; None begins with a stored curve and follows what steps take.
       warm_start: a file with what an earlier drafter learned, to begin with.

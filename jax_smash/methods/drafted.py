@@ -17,9 +17,9 @@ from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import WIDTH, Recycling
 from jax_smash.draft.suffix import Suffix
-from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import check_ranks, is_chain
-from jax_smash.draft.verification import VERIFICATIONS
+from jax_smash.draft.trees.templates import named_tree
+from jax_smash.draft.trees.tree import check_ranks, is_chain
+from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import load_successors
 from jax_smash.ladder import Ladder, Reach, make_ladder, tile_rows
 from jax_smash.loading import Model, load, quantised

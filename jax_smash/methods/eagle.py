@@ -12,7 +12,7 @@ from jax_smash.cache import Block
 from jax_smash.checkpoints.eagle import EagleModules, load_eagle, random_modules, read_eagle
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.eagle import EagleDrafter
-from jax_smash.draft.templates import named_tree
+from jax_smash.draft.trees.templates import named_tree
 from jax_smash.ladder import Ladder
 from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DRAWS, RANDOM

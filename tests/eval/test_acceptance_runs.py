@@ -12,8 +12,8 @@ from eval.acceptance_runs import (
     with_tree,
 )
 from eval.question_sets import Question
-from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import chain
+from jax_smash.draft.trees.templates import named_tree
+from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
 from tests.eval.markov import ring
 

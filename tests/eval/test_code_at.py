@@ -7,13 +7,13 @@ from eval.code_at import code_at
 
 FILES = {
     "eval/__init__.py": "",
-    "eval/speed.py": "import numpy\nfrom eval import helper\nfrom jax_smash.draft.tree import chain\n",
+    "eval/speed.py": "import numpy\nfrom eval import helper\nfrom jax_smash.draft.trees.tree import chain\n",
     "eval/helper.py": "def f():\n    import jax_smash.late\n",
     "eval/unused.py": "import eval.speed\n",
     "jax_smash/__init__.py": "",
     "jax_smash/late.py": "",
     "jax_smash/draft/__init__.py": "",
-    "jax_smash/draft/tree.py": "",
+    "jax_smash/draft/trees/tree.py": "",
     "jax_smash/draft/other.py": "",
     "train/base.py": "",
 }

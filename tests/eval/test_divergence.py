@@ -9,7 +9,7 @@ from eval.divergence import Rescorer, divergences, summary
 from eval.rescoring import Rescored
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import TokenLogProb
+from jax_smash.serve.session import TokenLogProb
 from tests.tiny import tiny_model
 
 NEW = 12

@@ -5,7 +5,7 @@ from eval.drift_rows import MOST_NATS, Reread, buckets, row
 from eval.rescoring import Rescored
 from eval.smashing import Compression
 from jax_smash.decode.groups import Smashed
-from jax_smash.generation import Completion
+from jax_smash.serve.generation import Completion
 
 
 def text(wrong, nats=None, tokens=None, **more):

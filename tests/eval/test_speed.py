@@ -6,7 +6,7 @@ import pytest
 from eval.measure import Ours
 from eval.report import run_program
 from eval.speed import PROMPTS, Settings, main, measure
-from jax_smash.prompts import read_prompts
+from jax_smash.serve.prompts import read_prompts
 from tests.checkpoints import LLAMA
 from tests.model_directory import write_model
 from tests.tiny import tiny_model

@@ -8,8 +8,8 @@ import pytest
 
 from eval.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes
 from jax_smash.draft.context import Outcome
-from jax_smash.draft.tree import grow, topology, tree_of, unpack
-from jax_smash.draft.verify import accept
+from jax_smash.draft.trees.tree import grow, topology, tree_of, unpack
+from jax_smash.draft.verify.accept import accept
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.sampling import LogitBias
 

@@ -62,7 +62,7 @@ def test_a_function_streams_records_stops_and_keeps_to_a_grammar():
 
 def test_a_function_goes_on_with_a_second_turn():
     from jax_smash.methods import make_method
-    from jax_smash.session import Session
+    from jax_smash.serve.session import Session
 
     texts = []
     for model in pair():

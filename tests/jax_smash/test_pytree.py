@@ -7,7 +7,7 @@ import numpy as np
 from jax_smash.methods import make_method
 from jax_smash.pytree import pytree, shown, size, static
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.smashed import smashed_model
 from tests.tiny import tiny_model
 

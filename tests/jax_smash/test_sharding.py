@@ -19,7 +19,7 @@ from jax_smash.loading import quantised, random_model
 from jax_smash.methods import make_method
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import quantise_params
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from jax_smash.sharding import (
     MeshShape,
     add_virtual_devices,

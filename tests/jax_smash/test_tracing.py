@@ -8,7 +8,7 @@ import pytest
 from jax_smash import SamplingOptions
 from jax_smash.decode.loop import decode
 from jax_smash.methods import DraftOptions, make_method
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from jax_smash.tracing import check_folder
 from tests.tiny import tiny_model
 

@@ -20,7 +20,7 @@ from eval.claims.support import (
 )
 from eval.compile import Settings as Compiled
 from jax_smash import generate
-from jax_smash.draft.verification import VERIFICATIONS
+from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.loading import quantised
 from jax_smash.methods import METHODS, OPTIONS, RANDOM, REACH, DraftOptions, SmashOptions, make_method
 from jax_smash.sampling import SamplingOptions

@@ -9,7 +9,7 @@ import pytest
 from eval.topology import devices
 from jax_smash.attention import attend, formula, kernels
 from jax_smash.cache import EMPTY, Block, LayerCache
-from jax_smash.draft.tree import pack
+from jax_smash.draft.trees.tree import pack
 from jax_smash.platform import tracing_for
 from jax_smash.pytree import replace
 from jax_smash.sharding import make_mesh, on_mesh

@@ -81,7 +81,7 @@ def test_where_rows_sample_a_method_has_a_curve_of_its_own(call, home, model):
 
 
 def test_the_curve_of_a_busy_machine_is_not_stored(call, home, model, monkeypatch):
-    monkeypatch.setattr("jax_smash.tuning.spread", lambda times: 0.31)
+    monkeypatch.setattr("jax_smash.serve.tuning.spread", lambda times: 0.31)
     status, out, err = call("tune", model, *FEW)
     assert (status, out, len(err.splitlines())) == (1, "", 1)
     assert "the machine was busy: what a size costs varied by 31%, so the curve of batch 1 is not stored" in err

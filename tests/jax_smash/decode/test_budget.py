@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jax_smash.decode.budget import ROUND_STEPS, changed_if, resized, seen_in_shadow, unused
-from jax_smash.draft.acceptance import acceptance
-from jax_smash.draft.sizing import best_tree, expected_tokens
-from jax_smash.draft.tree import grow, tree_from_ranks
+from jax_smash.draft.trees.acceptance import acceptance
+from jax_smash.draft.trees.sizing import best_tree, expected_tokens
+from jax_smash.draft.trees.tree import grow, tree_from_ranks
 from jax_smash.pytree import replace
 
 RATES = np.array([[0.5, 0.2, 0.1], [0.6, 0.1, 0.05]], np.float32)

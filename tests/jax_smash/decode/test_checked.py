@@ -13,7 +13,7 @@ from jax_smash.cache import EMPTY
 from jax_smash.decode.checked import group_block, paths
 from jax_smash.methods import SmashOptions, make_method
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from jax_smash.smash.macro_step import Group
 from tests.smashed import Plainly, smashed_model
 from tests.smashers import base_of, smasher_of

@@ -15,11 +15,11 @@ from jax_smash.decode.budget import ROUND_STEPS, unused
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.decode.speculative import Trees
-from jax_smash.draft.acceptance import prior_rates
-from jax_smash.draft.sizing import best_tree
-from jax_smash.draft.verification import COUPLING, VERIFICATIONS
+from jax_smash.draft.trees.acceptance import prior_rates
+from jax_smash.draft.trees.sizing import best_tree
+from jax_smash.draft.verify.named import COUPLING, VERIFICATIONS
 from jax_smash.methods import DraftOptions, make_method
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.drafting import other_model
 from tests.tiny import tiny_model
 

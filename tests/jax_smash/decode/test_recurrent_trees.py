@@ -10,8 +10,8 @@ import pytest
 
 from jax_smash import DraftOptions, Forward, Model, SamplingOptions, generate
 from jax_smash.cache import Block
-from jax_smash.draft.templates import named_tree
-from jax_smash.draft.tree import grow
+from jax_smash.draft.trees.templates import named_tree
+from jax_smash.draft.trees.tree import grow
 from jax_smash.protocols import CausalLM
 from jax_smash.pytree import pytree, replace
 

@@ -13,14 +13,14 @@ from jax_smash.cli.generate import record
 from jax_smash.costs import CostCurve, Follower
 from jax_smash.decode.budget import unused
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.draft.acceptance import prior_rates
-from jax_smash.draft.sizing import best_tree
-from jax_smash.draft.tree import grow
-from jax_smash.generation import QUIET_STEPS
+from jax_smash.draft.trees.acceptance import prior_rates
+from jax_smash.draft.trees.sizing import best_tree
+from jax_smash.draft.trees.tree import grow
 from jax_smash.methods import make_method
 from jax_smash.protocols import Needs
 from jax_smash.pytree import replace
-from jax_smash.session import Session
+from jax_smash.serve.generation import QUIET_STEPS
+from jax_smash.serve.session import Session
 from jax_smash.sharding import make_mesh, place
 from tests.tiny import tiny_model
 

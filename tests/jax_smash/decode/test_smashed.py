@@ -13,7 +13,7 @@ from jax_smash.finish import REASONS
 from jax_smash.methods import SmashOptions, make_method
 from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.smashed import Plainly, blind_together, smashed_model
 
 PROMPTS = [[5, 17, 60, 2], [100, 3], list(range(30, 44))]

@@ -9,7 +9,7 @@ from jax_smash import SamplingOptions
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import SmashOptions, make_method
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.smashed import smashed_model
 
 

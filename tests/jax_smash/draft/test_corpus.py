@@ -8,7 +8,7 @@ import pytest
 from jax_smash import generate
 from jax_smash.draft.corpus import LENGTH, Corpus, CorpusIndex, index_corpus
 from jax_smash.draft.suffix import HEAVIEST
-from jax_smash.draft.tree import chain
+from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions
 from tests.drafting import LETTERS, follow_a_chat, plain_tree
 from tests.tiny import tiny_model

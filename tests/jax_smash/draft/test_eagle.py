@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jax_smash import generate
-from jax_smash.draft.tree import chain, tree_from_ranks
+from jax_smash.draft.trees.tree import chain, tree_from_ranks
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.protocols import LateLearner
 from jax_smash.sampling import SamplingOptions, gumbel_noise, process
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.drafting import proposed, proposing
 from tests.eagle import PlainEagle, random_drafter
 from tests.tiny import tiny_model

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 
 from jax_smash.draft.hybrid import _joined
-from jax_smash.draft.tree import chain, grow, topology
+from jax_smash.draft.trees.tree import chain, grow, topology
 from jax_smash.pytree import replace
 
 

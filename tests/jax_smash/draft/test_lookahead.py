@@ -7,11 +7,11 @@ import pytest
 
 from jax_smash import generate
 from jax_smash.draft.lookahead import Lookahead, LookaheadRows, _layout
-from jax_smash.draft.tree import topology, unpack
+from jax_smash.draft.trees.tree import topology, unpack
 from jax_smash.methods import make_method
 from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.drafting import proposed, proposing
 from tests.tiny import tiny_model
 

@@ -1,7 +1,7 @@
 import pytest
 
 from jax_smash.draft.lookup import Lookup
-from jax_smash.draft.tree import chain, tree_from_ranks
+from jax_smash.draft.trees.tree import chain, tree_from_ranks
 from tests.drafting import follow_a_chat, plain_agreeing, plain_following, plain_tree
 
 

@@ -9,7 +9,7 @@ from jax_smash import SmashOptions, generate
 from jax_smash.cache import EMPTY
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.smashed import smashed_model
 
 PROMPTS = ["the cat sat on", "a b a b a b", "x", "to be or not to be", "mmmmmmmm", "q w"]

@@ -9,12 +9,12 @@ import pytest
 
 from jax_smash import SamplingOptions
 from jax_smash.cache import Block
-from jax_smash.draft.acceptance import prior_rates
 from jax_smash.draft.recycling import RANK_FALL, RANK_FIRST, TRUST, ByToken, Lesson, Recycling, _followed, _written
-from jax_smash.draft.templates import named_tree
+from jax_smash.draft.trees.acceptance import prior_rates
+from jax_smash.draft.trees.templates import named_tree
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.pytree import replace
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.drafting import proposed, proposing
 from tests.tiny import tiny_model
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_smash.draft.suffix import HEAVIEST, Suffix
-from jax_smash.draft.tree import chain
+from jax_smash.draft.trees.tree import chain
 from tests.drafting import follow_a_chat, plain_agreeing, plain_following, plain_tree
 
 

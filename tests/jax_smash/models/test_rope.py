@@ -16,7 +16,7 @@ from jax_smash.models.families import from_hf
 from jax_smash.models.rope import longest, reach_of_turn, rotate, rotate_beside, rotation
 from jax_smash.platform import tracing_for
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from tests.checkpoints import LLAMA, PHI3, factors, write_checkpoint
 
 LONGROPE = {"rope_type": "longrope", "short_factor": factors(8, 1.0), "long_factor": factors(8, 9.0), "factor": 4.0}

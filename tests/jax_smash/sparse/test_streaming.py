@@ -12,7 +12,7 @@ from jax_smash.config import RopeConfig
 from jax_smash.methods import make_method
 from jax_smash.models.rope import rotate, rotation
 from jax_smash.sampling import SamplingOptions
-from jax_smash.session import Session
+from jax_smash.serve.session import Session
 from jax_smash.sparse import StreamingLLM, sparsified
 from tests.tiny import tiny_model
 

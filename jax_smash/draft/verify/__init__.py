@@ -1,0 +1,1 @@
+"""Which part of a tree is kept: by coupling, by a rejection rule, or lossily."""

@@ -1,0 +1,45 @@
+import dataclasses
+
+import pytest
+
+from jax_smash.methods import make_method
+from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.session import Session
+from jax_smash.sharding import make_mesh, place
+from tests.tiny import tiny_model
+
+
+def test_samples_of_a_prompt_share_its_reading():
+    model = tiny_model()
+    method = make_method(model, "ar", sampled=True)
+    warm = [SamplingOptions(temperature=1.0)] * 2
+    session = Session(model, method, slots=64, max_new_tokens=8, sampling=warm, seeds=[0, 1], samples=3)
+    # Until the prompts are read there is one row each, so a prompt cannot be read more than once.
+    assert session.state.rows.token_length.shape == (2,)
+    session.read([[10, 20, 30, 40], [50, 60]])
+    # The prompt and the first new token.
+    assert session.state.rows.token_length.tolist() == [5, 5, 5, 3, 3, 3]
+    session.run(100)
+    texts = [tuple(text) for text in session.outputs()]
+    assert len({*texts}) == len(texts) == 6
+
+
+@pytest.mark.parametrize(("mesh", "divided"), [(None, 1), ("data=2", 2), ("tp=2", 2)])
+def test_rows_that_a_device_cannot_hold_are_refused_with_the_numbers(monkeypatch, mesh, divided):
+    model = tiny_model(num_kv_heads=2, num_heads=4) if mesh is None else on(mesh)
+    method = make_method(model, "ar", batch=4)
+
+    def session(slots):
+        return Session(model, method, slots=slots, max_new_tokens=8, sampling=[SamplingOptions()] * 4, seeds=range(4))
+
+    cache = 4 * 65536 * 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_width * 4
+    monkeypatch.setattr("jax_smash.plan.device_bytes", lambda device=None: cache // divided // 2)
+    session(slots=1024)
+    with pytest.raises(MemoryError, match=r"4 rows of 65536 slots take [\d.]+ GB beside weights of [\d.]+ GB; the dev"):
+        session(slots=65536)
+
+
+def on(mesh):
+    """Returns a model whose weights lie on a mesh."""
+    model = tiny_model(num_kv_heads=2, num_heads=4)
+    return dataclasses.replace(model, params=place(model.params, make_mesh(mesh)))
