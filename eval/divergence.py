@@ -13,6 +13,7 @@ import numpy as np
 from eval.decoded import Decoded
 from eval.rescoring import Rescored, Text, rescore
 from jax_smash.loading import Model
+from jax_smash.protocols import used_by
 from jax_smash.sampling import processors_for, row_keys
 from jax_smash.serve.request import Request
 from jax_smash.shapes import bucket
@@ -114,6 +115,8 @@ class Rescorer:
             grammar=self.request.grammar,
             among=self.request.sampling,
         )
+        # Of what cuts nothing off no edge is to be moved.
+        processors = tuple(p for p in processors if (used := used_by(p)) is None or used.any())
         said = rescore(
             self.model.definition,
             self.model.params,

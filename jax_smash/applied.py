@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block
+from jax_smash.cache import Block, Write
 from jax_smash.loading import Model
 from jax_smash.platform import prepare_devices
 from jax_smash.protocols import Forward
@@ -97,13 +97,11 @@ class TextCache:
         """Capacity in slots."""
         return self.tokens.shape[1]
 
-    def commit(
-        self, block_kv: Any, position: Int[Array, "B T"], count: Int[Array, "B"], path: Int[Array, "B P"] | None = None
-    ) -> "TextCache":
-        """Returns the text with the first `count` entries of `path` behind it."""
-        tokens = block_kv[0][0]
-        if path is not None:
-            tokens = jnp.take_along_axis(tokens, path, axis=1)
+    def commit(self, block_kv: Any, write: Write) -> "TextCache":
+        """Returns the text with the entries behind it that are kept."""
+        tokens, count = block_kv[0][0], write.count
+        if write.path is not None:
+            tokens = jnp.take_along_axis(tokens, write.path, axis=1)
         place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         slot = jnp.where(place < count[:, None], self.slot_length[:, None] + place, self.slots)
         return replace(self, tokens=_put(self.tokens, slot, tokens), slot_length=self.slot_length + count)

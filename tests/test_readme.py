@@ -48,7 +48,7 @@ def test_every_command_is_one_that_its_program_takes(line):
     assert (program, words[0]) == ("python", "-m")
     module = importlib.import_module(words[1])
     settings = getattr(module, "Settings", None) if words[1].startswith("eval.") else read_only(module.main)
-    assert tyro.cli(settings, args=words[2:])
+    assert tyro.cli(settings, args=words[2:], config=(tyro.conf.OmitArgPrefixes,))
 
 
 def read_only(main):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import tyro
@@ -16,6 +18,18 @@ from jax_smash.cli.errors import debugging, describe, platform_problem
 from jax_smash.platform import skip_absent_tpu
 from jax_smash.sharding import add_virtual_devices
 from train.memory import use_large_pages
+
+
+class Option(NamedTuple):
+    """An option of a program.
+
+    Attributes:
+      hint: its type.
+      needed: it has no default.
+    """
+
+    hint: Any
+    needed: bool
 
 
 def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> NoReturn:
@@ -46,6 +60,19 @@ def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> 
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+def options_of(main: Callable[..., Any]) -> dict[str, Option]:
+    """Returns a program's options by name, those that it shares with others among them."""
+    hints, found = typing.get_type_hints(main), {}
+    for name, parameter in inspect.signature(main).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            # Of `**options: Unpack[...]`; none of them is needed.
+            (shared,) = typing.get_args(hints[name])
+            found |= {own: Option(hint, needed=False) for own, hint in typing.get_type_hints(shared).items()}
+        else:
+            found[name] = Option(hints[name], needed=parameter.default is parameter.empty)
+    return found
 
 
 def make_devices(devices: int | None, mesh: str | None) -> None:

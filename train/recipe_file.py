@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import inspect
 import io
 import json
 import os
@@ -26,7 +25,7 @@ from typing import Any
 
 import tyro
 
-from train.program import reason
+from train.program import options_of, reason
 
 REFERENCE = "@"
 """Begins the name of an input or of a stage."""
@@ -62,7 +61,7 @@ class Stage:
     @property
     def resumes(self) -> bool:
         """Whether the program can go on with what it left when it was cut off."""
-        return "resume" in inspect.signature(self.main).parameters
+        return "resume" in options_of(self.main)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -100,7 +99,7 @@ class Stage:
         if not _PROGRAM.fullmatch(self.program) or importlib.util.find_spec(self.program) is None:
             raise ValueError(f"unknown program {self.program!r}: it must be one of train, as in train.base")
         module = importlib.import_module(self.program)
-        parameters = inspect.signature(getattr(module, "main", lambda: None)).parameters
+        parameters = options_of(getattr(module, "main", lambda: None))
         if "output" not in parameters:
             raise ValueError(f"{self.program} cannot be a stage: it has no option output")
         for name in self.options:
@@ -112,7 +111,7 @@ class Stage:
         if ("seed" in parameters) != (self.seed is not None):
             has = "draws by a seed, which must be stated" if self.seed is None else "takes no seed"
             raise ValueError(f"{self.program} {has}; got {self.seed}")
-        needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+        needed = [name for name, option in parameters.items() if option.needed]
         if missing := [name for name in needed if name not in self.options and name not in GIVEN]:
             raise ValueError(f"{self.program} needs the option {missing[0]!r}")
         _parse(module.main, [*self.words(), "--output", "OUTPUT"], self.program)
@@ -120,7 +119,7 @@ class Stage:
     @functools.cached_property
     def _paths(self) -> frozenset[str]:
         """Options that hold paths."""
-        hints = typing.get_type_hints(self.main)
+        hints = {name: option.hint for name, option in options_of(self.main).items()}
         return frozenset(name for name, hint in hints.items() if Path in (hint, *typing.get_args(hint)))
 
     def _values(self) -> Iterator[tuple[str, Any]]:
@@ -260,7 +259,7 @@ def _parse(main: Callable[..., Any], words: Sequence[str], program: str) -> None
 
     with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(said):
         try:
-            tyro.cli(given, args=list(words))
+            tyro.cli(given, args=list(words), config=(tyro.conf.OmitArgPrefixes,))
         except SystemExit as end:
             text = " ".join(said.getvalue().split())
             message = re.search(r"-{9,} (?:Error parsing )?(.*?)(?: Got errors| -{9,})", text)

@@ -250,7 +250,7 @@ def write(
     write_shards(directory, tensors, contents, max_shard_bytes)
 
 
-def params_bytes(params: nnx.State) -> int:
+def params_bytes(params: Any) -> int:
     """Returns the size of parameters in bytes."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 

@@ -63,12 +63,11 @@ def processed(options, logits):
     """Returns what the processors for some options make of logits."""
 
     @jax.jit
-    def process(processors, logits):
-        for processor in processors:
-            logits = processor.apply((), logits, jnp.zeros((*logits.shape[:2], 0), jnp.int32))
-        return logits
+    def changed(processors, logits):
+        states = [processor.init(len(options), 12) for processor in processors]
+        return process(processors, states, logits, jnp.zeros((*logits.shape[:2], 0), jnp.int32))
 
-    return process(processors_for(options, stop_tokens=[0], vocab_size=12), logits)
+    return changed(processors_for(options, stop_tokens=[0], vocab_size=12), logits)
 
 
 def test_draws_follow_processed_logits():

@@ -221,7 +221,7 @@ def test_a_node_behind_a_forbidden_token_has_no_nan():
 
 def test_a_grammar_over_another_vocabulary_is_refused():
     grammar = regex_automaton("ab", LETTERS, stop_tokens=[STOP])
-    (constrained,) = processors_for([SamplingOptions()], stop_tokens=[STOP], vocab_size=VOCAB, grammar=grammar)
+    constrained = processors_for([SamplingOptions()], stop_tokens=[STOP], vocab_size=VOCAB, grammar=grammar)[-1]
     with pytest.raises(ValueError, match=r"over 30 tokens.*got 24 tokens"):
         constrained.init(1, 30)
 
