@@ -10,6 +10,7 @@ from jax_smash.sampling import (
     gumbel_noise,
     likeliest,
     log_probabilities,
+    process,
     processors_for,
     row_keys,
 )
