@@ -3,6 +3,7 @@
 import functools
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,6 +37,9 @@ SOME = (0, 2, 3, 5, 6, 8, 9)
 @functools.cache
 def target():
     return tiny_model(num_layers=2, layer_kinds=("full",) * 2, window=0, vocab_size=VOCABULARY)
+
+
+processed = jax.jit(process)  # Call by call, its conditionals would be compiled anew.
 
 
 class Chat:
@@ -104,7 +108,7 @@ class Chat:
             beside = np.full((batch, 1, len(path)), -1, np.int32)
             beside[row, 0] = path
             every = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (batch, 1, len(logits)))
-            found = process(state.shared.processors, state.rows.processors, every, jnp.asarray(beside))
+            found = processed(state.shared.processors, state.rows.processors, every, jnp.asarray(beside))
             if self.sampled:
                 place = jnp.full((batch, 1), length + len(path), jnp.int32)
                 found = found + gumbel_noise(state.rows.key, place, len(logits))
