@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.acceptance_runs import Asking
-from eval.options import Decimals, Names, Numbers, Paths
-from eval.question_sets import Question, fitting, read_questions, spec_bench_questions
-from eval.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
-from eval.studies import TEMPLATE, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
+from eval.drafting.acceptance_runs import Asking
+from eval.drafting.studies import TEMPLATE, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
+from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
+from eval.reports.options import Decimals, Names, Numbers, Paths
+from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from jax_smash.loading import load
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method
 from jax_smash.shapes import bucket
@@ -229,7 +229,7 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     if settings.json is not None:
         write_json(settings.json, report)
     if settings.plot is not None:
-        from eval.acceptance_plots import plot_study  # matplotlib takes a second to import.
+        from eval.drafting.acceptance_plots import plot_study  # matplotlib takes a second to import.
 
         write_whole(settings.plot, plot_study(settings.study, rows, title=title))
     return int(any(row["category"] == "all" and (row.get("over_official") or 1) < 1 for row in rows))

@@ -22,13 +22,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from eval.intervals import ratio_bootstrap
-from eval.options import Names, Numbers
-from eval.report import ROOT, check_output, heading, print_table, progress, run_program, write_json
+from eval.reports.options import Names, Numbers
+from eval.reports.report import ROOT, check_output, heading, print_table, progress, run_program, write_json
+from eval.scores.intervals import ratio_bootstrap
 from jax_smash.serve.prompts import read_prompts
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
-SIDE = Path(__file__).parent / "against_side.py"
+SIDE = Path(__file__).parent / "timing" / "against_side.py"
 RANDOM_PROMPT_TOKENS, RANDOM_VOCABULARY = 64, 4000
 COLUMNS = ("method", "batch_size", "pairs", "before_s", "now_s", "speed", "low", "high", "same_text")
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from eval.report import describe_device, print_table
+from eval.reports.report import describe_device, print_table
 
 CPU_BYTES = 2**30
 DEVICE_BYTES = 2**32

@@ -22,11 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eval.chips import CHIPS
+from eval.chips.data_sheets import CHIPS
+from eval.chips.topology import check_chip, devices
 from eval.kernels import CASES
-from eval.options import Names
-from eval.report import check_output, heading, print_table, progress, run_program, write_json
-from eval.topology import check_chip, devices
+from eval.reports.options import Names
+from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
 from pallas_kernels.tree_attention import Inputs, tpu
 from pallas_kernels.tree_attention.cases import Case
 from pallas_kernels.tree_attention.inputs import WORD

@@ -27,17 +27,17 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.acceptance_runs import Asking
-from eval.curves import FACTORS, beginning_with, cost_curves
-from eval.exactness_report import earlier_rows, say
-from eval.measure import Contender, Ours
-from eval.options import ONE_ROW, Names, Numbers, Peers
-from eval.question_sets import Question, read_questions, spec_bench_questions
-from eval.reference import require_torch
-from eval.report import check_output, heading, print_table, run_program, write_json
-from eval.task_contest import Learner, batches_of, capacities_for, hold
-from eval.task_prompts import Task, task_prompts
-from eval.task_rows import below_chains, rows_of
+from eval.drafting.acceptance_runs import Asking
+from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
+from eval.drafting.task_rows import below_chains, rows_of
+from eval.exact.exactness_report import earlier_rows, say
+from eval.exact.reference import require_torch
+from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
+from eval.prompts.task_prompts import Task, task_prompts
+from eval.reports.options import ONE_ROW, Names, Numbers, Peers
+from eval.reports.report import check_output, heading, print_table, run_program, write_json
+from eval.timing.curves import FACTORS, beginning_with, cost_curves
+from eval.timing.measure import Contender, Ours
 from jax_smash.costs import Follower
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
@@ -276,7 +276,7 @@ def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -
 
 
 def _with_peers(plain: Learner, names: Sequence[str], settings: Settings, model: Model) -> list[Contender]:
-    from eval.peers import PEERS  # torch takes seconds to import.
+    from eval.timing.peers import PEERS  # torch takes seconds to import.
 
     found: list[Contender] = [plain]
     loaded = None

@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 import jax_smash
+from eval.exact.reference import LoadedReference, require_torch
 from eval.parity import NEAR_TIE, Draw, compare
-from eval.reference import LoadedReference, require_torch
-from eval.report import check_output, heading, print_table, progress, run_program, write_json
-from eval.shipped_prompts import shipped_prompts
+from eval.prompts.shipped_prompts import shipped_prompts
+from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
 from jax_smash.cache import Block
 from jax_smash.loading import Model, find
 from jax_smash.protocols import ModelDef

@@ -5,7 +5,7 @@
 
 The programs are compiled for the chip, down to its instructions, and nothing is allocated or run: a machine without the
 chip and without the memory will do. Programs run on one device of the topology, or with `--mesh` on as many as it has;
-then what the devices exchange is listed. Times are modelled: see `eval.modelled` and `eval.chips`.
+then what the devices exchange is listed. Times are modelled: see `eval.chips.modelled` and `eval.chips.data_sheets`.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.abstract import Abstract, AbstractModel, abstract, share_bytes
-from eval.chips import Chip, chip_of
-from eval.compile_tables import print_tables
-from eval.extrapolated import LAYERS, extrapolated
-from eval.figures import memory_figures, program_figures, readable
-from eval.ideal import ideal
-from eval.kernel_calls import recorded
-from eval.options import Names, Numbers
-from eval.report import check_outputs, heading, run_program, write_json, write_whole
-from eval.topology import check_chip, devices, memory_bytes
-from eval.tree_times import node_counts, tree_times
+from eval.chips.abstract import Abstract, AbstractModel, abstract, share_bytes
+from eval.chips.compile_tables import print_tables
+from eval.chips.data_sheets import Chip, chip_of
+from eval.chips.extrapolated import LAYERS, extrapolated
+from eval.chips.figures import memory_figures, program_figures, readable
+from eval.chips.ideal import ideal
+from eval.chips.kernel_calls import recorded
+from eval.chips.topology import check_chip, devices, memory_bytes
+from eval.chips.tree_times import node_counts, tree_times
+from eval.reports.options import Names, Numbers
+from eval.reports.report import check_outputs, heading, run_program, write_json, write_whole
 from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
@@ -275,7 +275,7 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     report = heading("eval.compile", arguments, dataclasses.asdict(settings)) | found
     print_tables(settings, found)
     if settings.plot is not None:
-        from eval.tree_times_plot import plot_tree_times
+        from eval.chips.tree_times_plot import plot_tree_times
 
         title = f"{settings.shape}, modelled time of a step"
         write_whole(settings.plot, plot_tree_times(found["tree_times"], title=title))

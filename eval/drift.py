@@ -20,14 +20,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.decoded import Decoded
-from eval.divergence import ROUNDING, Rescorer
-from eval.drift_rows import BY_POSITION, COLUMNS, Reread, row
-from eval.engine import Engine
-from eval.options import Decimals, Names
-from eval.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
-from eval.shipped_prompts import shipped_prompts
-from eval.smashing import smash_options
+from eval.exact.decoded import Decoded
+from eval.exact.divergence import ROUNDING, Rescorer
+from eval.prompts.shipped_prompts import shipped_prompts
+from eval.reports.options import Decimals, Names
+from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
+from eval.scores.drift_rows import BY_POSITION, COLUMNS, Reread, row
+from eval.scores.engine import Engine
+from eval.scores.smashing import smash_options
 from jax_smash.loading import Model, load
 from jax_smash.methods import check_smash, fitting_modules
 from jax_smash.sampling import SamplingOptions
@@ -194,7 +194,7 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     positions = [one | bucket for one in rows for bucket in one["by_position"]]
     print_table("By position in the output", positions, BY_POSITION)
     if settings.plot is not None:
-        from eval.drift_plot import plot_drift  # matplotlib takes a second to import.
+        from eval.scores.drift_plot import plot_drift  # matplotlib takes a second to import.
 
         write_whole(settings.plot, plot_drift(rows, title=title))
     if settings.json is not None:

@@ -2,8 +2,8 @@ r"""Texts without end, decoded by StreamingLLM: memory and speed as they grow, a
 
     python -m eval.endless --model smollm2 --new-tokens 50000 --json endless.json
 
-The first tokens are read again by a plain program that rotates every key anew at each step (`eval.rotated_anew`); so is
-the text with its sinks seen from as far as they are, the control. Stop tokens do not end the text.
+The first tokens are read again by a plain program that rotates every key anew at each step (`eval.exact.rotated_anew`);
+so is the text with its sinks seen from as far as they are, the control. Stop tokens do not end the text.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from eval.measure import peak_megabytes
-from eval.report import check_output, heading, print_table, progress, run_program, write_json
-from eval.rotated_anew import logits_of_text
+from eval.exact.rotated_anew import logits_of_text
+from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
+from eval.timing.measure import peak_megabytes
 from jax_smash.loading import Model, load
 from jax_smash.methods import DraftOptions, check_draft, check_method, make_method
 from jax_smash.sampling import SamplingOptions

@@ -25,14 +25,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.conditions import REGEX, STOP, Condition
-from eval.divergence import ROUNDING
-from eval.exactness_prompts import of_file, of_spec_bench, shipped
-from eval.exactness_report import Clock, earlier_rows, totals
-from eval.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, Case, Study
-from eval.options import Names, Numbers
-from eval.report import check_output, heading, print_table, run_program, write_json
-from eval.smashing import smash_options
+from eval.exact.conditions import REGEX, STOP, Condition
+from eval.exact.divergence import ROUNDING
+from eval.exact.exactness_report import Clock, earlier_rows, totals
+from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, Case, Study
+from eval.prompts.exactness_prompts import of_file, of_spec_bench, shipped
+from eval.reports.options import Names, Numbers
+from eval.reports.report import check_output, heading, print_table, run_program, write_json
+from eval.scores.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import check_method, fitting_modules

@@ -18,12 +18,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from eval.conditions import Condition
-from eval.decoded import Decoded
-from eval.golden_cases import KEPT, Case, Decoder, Prompts, conditions
-from eval.options import Names, Numbers
-from eval.report import check_output, heading, progress, run_program, write_json, write_whole
-from eval.told_paths import told
+from eval.exact.conditions import Condition
+from eval.exact.decoded import Decoded
+from eval.exact.golden_cases import KEPT, Case, Decoder, Prompts, conditions
+from eval.reports.options import Names, Numbers
+from eval.reports.report import check_output, heading, progress, run_program, write_json, write_whole
+from eval.reports.told_paths import told
 from jax_smash.methods import METHODS, check_method
 
 Row = dict[str, Any]

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eval.conditions import Condition
-from eval.golden_cases import KEPT, Case, Decoder, Prompts
-from eval.options import Names
-from eval.report import check_output, heading, progress, run_program, write_json
+from eval.exact.conditions import Condition
+from eval.exact.golden_cases import KEPT, Case, Decoder, Prompts
+from eval.reports.options import Names
+from eval.reports.report import check_output, heading, progress, run_program, write_json
 from jax_smash.decode.loop import Chunk, decode, prefill, start
 from jax_smash.methods import METHODS, check_method
 from jax_smash.serve.session import Session

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from eval.options import Names, Numbers
-from eval.report import check_outputs, heading, print_table, run_program, write_json, write_whole
+from eval.reports.options import Names, Numbers
+from eval.reports.report import check_outputs, heading, print_table, run_program, write_json, write_whole
 from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.config import ModelConfig
 from jax_smash.methods.hamburger import step_cost

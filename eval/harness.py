@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.options import Names
-from eval.report import check_output, heading, print_table, run_program, write_json
+from eval.reports.options import Names
+from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from jax_smash.loading import load
 from jax_smash.methods import check_method
 
@@ -84,7 +84,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from eval.lm_eval_adapter import JaxSmashLM  # The harness takes seconds to import.
+    from eval.scores.lm_eval_adapter import JaxSmashLM  # The harness takes seconds to import.
 
     folder = None if settings.task_folder is None else str(settings.task_folder)
     manager = TaskManager(include_path=folder)

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_smash
-from eval.options import Names
-from eval.random_models import FAMILIES, SPREAD, random_fields
-from eval.report import check_output, heading, print_table, progress, run_program, write_json
+from eval.exact.random_models import FAMILIES, SPREAD, random_fields
+from eval.reports.options import Names
+from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
 from jax_smash.loading import Model
 from jax_smash.sampling import SamplingOptions
 

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.options import Names
-from eval.report import check_output, heading, print_table, progress, run_program, write_json
+from eval.reports.options import Names
+from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
 from pallas_kernels.tree_attention import Inputs, kernel_here, tree_attention
 from pallas_kernels.tree_attention.cases import BENCHMARKS, Case, make
 

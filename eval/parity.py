@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 import jax_smash
-from eval.options import Names
-from eval.random_models import FAMILIES, random_fields
-from eval.reference import Reference, both
-from eval.report import check_output, heading, print_table, progress, run_program, write_json
+from eval.exact.random_models import FAMILIES, random_fields
+from eval.exact.reference import Reference, both
+from eval.reports.options import Names
+from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
 from jax_smash.loading import Model
 from jax_smash.sharding import add_virtual_devices
 

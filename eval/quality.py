@@ -27,13 +27,13 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.engine import Engine
-from eval.finished import Finished, file_states
-from eval.intervals import RESAMPLES, SEED
-from eval.options import Decimals, NamedPaths, Names, Numbers
-from eval.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
-from eval.report import check_outputs, commit, heading, print_table, run_program, write_json, write_whole
-from eval.smashing import Compression, smash_options
+from eval.reports.options import Decimals, NamedPaths, Names, Numbers
+from eval.reports.report import check_outputs, commit, heading, print_table, run_program, write_json, write_whole
+from eval.scores.engine import Engine
+from eval.scores.finished import Finished, file_states
+from eval.scores.intervals import RESAMPLES, SEED
+from eval.scores.quality_rows import COLUMNS, OPTIONAL, Contender, detail, row, shown
+from eval.scores.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from eval.tasks.totals import all_tasks
@@ -373,7 +373,7 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
         lines = (json_format.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in details)
         write_whole(settings.details, "".join(lines).encode())
     if settings.plot is not None:
-        from eval.quality_plot import plot_scores  # matplotlib takes a second to import.
+        from eval.scores.quality_plot import plot_scores  # matplotlib takes a second to import.
 
         write_whole(settings.plot, plot_scores(report["rows"], title=title))
     if settings.json is not None:

@@ -13,15 +13,15 @@ import dataclasses
 import re
 from pathlib import Path
 
-from eval.claims.catalogue import CLAIMS, FIGURES
-from eval.claims.claim import Claim, Figure
-from eval.claims.marks import filled
-from eval.claims.page import page, without_age
-from eval.claims.stored import adopted, read_reports, unused
-from eval.claims.support import support_page
-from eval.code_hashes import ROOT
-from eval.options import NamedPaths
-from eval.report import as_json, run_program, write_whole
+from eval.reports.claims.catalogue import CLAIMS, FIGURES
+from eval.reports.claims.claim import Claim, Figure
+from eval.reports.claims.marks import filled
+from eval.reports.claims.page import page, without_age
+from eval.reports.claims.stored import adopted, read_reports, unused
+from eval.reports.claims.support import support_page
+from eval.reports.code_hashes import ROOT
+from eval.reports.options import NamedPaths
+from eval.reports.report import as_json, run_program, write_whole
 from jax_smash.methods import REACH
 
 MARKED = ("README.md",)

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from eval.bandwidth import Bandwidth, read_bandwidth
-from eval.contest import rows, take_turns
-from eval.measure import Contender, Ours
-from eval.options import ONE_ROW, Names, Numbers, Peers
-from eval.reference import require_torch
-from eval.report import check_output, heading, last_level_cache, print_table, run_program, write_json
-from eval.smashing import smash_options, with_caps, with_random_modules
+from eval.exact.reference import require_torch
+from eval.reports.options import ONE_ROW, Names, Numbers, Peers
+from eval.reports.report import check_output, heading, last_level_cache, print_table, run_program, write_json
+from eval.scores.smashing import smash_options, with_caps, with_random_modules
+from eval.timing.contest import rows, take_turns
+from eval.timing.measure import Contender, Ours
 from jax_smash.loading import Model, load, quantised, random_model
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, check_smash, fitting_modules
 from jax_smash.plan import tree_bytes
@@ -308,7 +308,7 @@ def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
 
 
 def _peer(name: str, model: Model, settings: Settings) -> Contender:
-    from eval.peers import PEERS  # torch takes seconds to import.
+    from eval.timing.peers import PEERS  # torch takes seconds to import.
 
     return PEERS[name](model, dtype=settings.dtype, max_new_tokens=settings.max_new_tokens)
 

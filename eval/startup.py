@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.report import check_output, heading, print_table, progress, run_program, write_json
+from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
 
 QUESTION = "What is the capital of France?"
 COLUMNS = ("way", "n", "seconds", "text")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from eval.claims.page import without_age
+from eval.reports.claims.page import without_age
 from jax_smash.cli.main import parse
 
 ROOT = Path(__file__).parent.parent

@@ -7,8 +7,8 @@ import re
 import jax
 import pytest
 
+from eval.chips.figures import UnreadableProgramError
 from eval.compile import Settings, measure
-from eval.figures import UnreadableProgramError
 from jax_smash.methods import METHODS
 from jax_smash.quantise import UNIT_ROWS
 

@@ -85,7 +85,7 @@ def text(name: str) -> list[list[int]]:
 
 def training(optimiser: str) -> list[float]:
     """Returns the losses of three training steps."""
-    from tests.train.test_step import trained
+    from tests.train.run.test_step import trained
 
     return trained("data=1", optimiser=optimiser)[1]
 

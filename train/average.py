@@ -25,11 +25,11 @@ from flax import nnx
 from jax_smash.checkpoints.directory import check_new
 from jax_smash.checkpoints.huggingface import read_config, resolve
 from jax_smash.cli.lists import Paths, Shares
-from train.model_folder import check_tokenizer, export
 from train.pack import file_sha256
-from train.program import run_program
-from train.provenance import made_by
-from train.start import loaded_params
+from train.parts.language_model.model_folder import check_tokenizer, export
+from train.run.program import run_program
+from train.run.provenance import made_by
+from train.run.start import loaded_params
 
 CARD = """\
 ---

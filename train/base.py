@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
-from train.parts.language_model import LanguageModel
-from train.program import run_program
+from train.parts.language_model.part import LanguageModel
 from train.run.flow import run
 from train.run.options import RunOptions
+from train.run.program import run_program
 
 
 def main(

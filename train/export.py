@@ -17,14 +17,14 @@ from jax.sharding import Mesh
 from jax_smash.checkpoints.directory import check_new
 from jax_smash.models.transformer import abstract_params
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
-from train.checkpoint import load_newest
-from train.data import Packed
-from train.loop import CHECKPOINTS
-from train.parts.language_model import LanguageModel
-from train.program import run_program
+from train.data.rows import Packed
+from train.parts.language_model.part import LanguageModel
+from train.run.checkpoint import load_newest
 from train.run.export import export_part
-from train.settings import FILE, Settings, load_settings
-from train.step import TrainState, first_state
+from train.run.loop import CHECKPOINTS
+from train.run.program import run_program
+from train.run.settings import FILE, Settings, load_settings
+from train.run.step import TrainState, first_state
 
 
 def export_run(run: Path, packed: Path, tokenizer: Path, output: Path, *, sources: Path | None = None) -> Path:

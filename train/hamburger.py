@@ -19,10 +19,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
-from train.parts.hamburger import Hamburger
-from train.program import run_program
+from train.parts.hamburger.part import Hamburger
 from train.run.flow import run
 from train.run.options import RunOptions
+from train.run.program import run_program
 
 
 def main(

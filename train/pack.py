@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from jax_smash.checkpoints.directory import check_new, new_directory
-from train.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT, Corpus, load_corpus, source_files, split_documents
-from train.documents import Document
-from train.program import run_program
+from train.data.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT, Corpus, load_corpus, source_files, split_documents
+from train.data.documents import Document
+from train.run.program import run_program
 
 INDEX = "index.json"
 SHARD_TOKENS = 2**26

@@ -2,12 +2,11 @@
 
     python -m train.recipe train/recipes/tiny.json --input data=DATA --output OUT
 
-A recipe (`train/recipe_file.py`) lists programs of this folder with their options. Each is a stage with a folder,
-`OUT/STAGE`, and a log, `OUT/STAGE.log`. `OUT/recipe.lock.json` holds the hashes of the inputs, of each stage's command
-and of each file that was made, with commits and versions. The same command goes on with what was cut off: stages that
-are made are passed over, and one that was begun resumes where its program can. If an input, the recipe or an output
-differs from the lock, nothing is run and the difference is named; `--relock` accepts it.
-"""
+A recipe (`train/stages/recipe_file.py`) lists programs of this folder with their options. Each is a stage with a
+folder, `OUT/STAGE`, and a log, `OUT/STAGE.log`. `OUT/recipe.lock.json` holds the hashes of the inputs, of each stage's
+command and of each file that was made, with commits and versions. The same command goes on with what was cut off:
+stages that are made are passed over, and one that was begun resumes where its program can. If an input, the recipe or
+an output differs from the lock, nothing is run and the difference is named; `--relock` accepts it. """
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ import tyro
 from rich.console import Console
 
 from jax_smash.cli.lists import NamedPaths
-from train.program import run_program
-from train.provenance import made_by
-from train.recipe_file import Recipe, Stage, load_recipe
-from train.recipe_lock import BEGUN, LOCK, MADE, Lock, hash_files, only_call, read_lock, write_lock
-from train.recipe_plan import Places, Plan, find_inputs, make_plan, new_entry
-from train.recipe_run import ending_on_sigterm, run_stage
+from train.run.program import run_program
+from train.run.provenance import made_by
+from train.stages.recipe_file import Recipe, Stage, load_recipe
+from train.stages.recipe_lock import BEGUN, LOCK, MADE, Lock, hash_files, only_call, read_lock, write_lock
+from train.stages.recipe_plan import Places, Plan, find_inputs, make_plan, new_entry
+from train.stages.recipe_run import ending_on_sigterm, run_stage
 
 TOLD = 5
 """Differences from a lock that are listed."""

@@ -22,7 +22,7 @@ from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion, generate
 from jax_smash.serve.prompts import FilePrompt, read_prompts
 from jax_smash.serve.request import make_request
-from train.program import make_devices, run_program
+from train.run.program import make_devices, run_program
 
 GROUP = 64
 """Batches of a call of `generate`, whose completions are in memory at once."""

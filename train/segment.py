@@ -26,12 +26,12 @@ from jax_smash.quantise import activation_dtype
 from jax_smash.sharding import mesh_of, on_mesh, place
 from jax_smash.smash.config import MOST_STEPS, base_sha256
 from jax_smash.smash.segment import Rule, make_rule
-from train.data import Packed
+from train.data.replies import Replies
+from train.data.rows import Packed
+from train.data.segmented import Reading, segment_packed
+from train.data.segmenter import ByEntropy, ByFusionLoss
 from train.pack import file_sha256
-from train.program import make_devices, run_program
-from train.replies import Replies
-from train.segmented import Reading, segment_packed
-from train.segmenter import ByEntropy, ByFusionLoss
+from train.run.program import make_devices, run_program
 from train.tokenizer import END
 
 PRICE = 0.1

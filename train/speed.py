@@ -25,15 +25,15 @@ from rich.table import Table
 
 from jax_smash.models.families.presets import preset
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
-from train.optimiser import Optimiser
-from train.parts.hamburger import Hamburger
-from train.parts.language_model import LanguageModel
+from train.parts.hamburger.part import Hamburger
+from train.parts.hamburger.settings import SmashSettings
+from train.parts.language_model.part import LanguageModel
 from train.parts.part import Part
-from train.program import check_new_file, make_devices, run_program
-from train.settings import Settings, load_kind, load_settings
-from train.smash_settings import SmashSettings
-from train.step import first_state, make_step, place_rows
-from train.utilisation import peak_flops
+from train.run.optimiser import Optimiser
+from train.run.program import check_new_file, make_devices, run_program
+from train.run.settings import Settings, load_kind, load_settings
+from train.run.step import first_state, make_step, place_rows
+from train.run.utilisation import peak_flops
 
 
 def measure(part: Part, *, mesh: str | None = None, repeats: int = 5) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.cli.lists import PathNames
-from train.corpus import TRAIN_SPLIT, Corpus, Source, load_corpus, split_documents
-from train.program import run_program
+from train.data.corpus import TRAIN_SPLIT, Corpus, Source, load_corpus, split_documents
+from train.run.program import run_program
 
 BOS, EOS, END, PAD = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (BOS, EOS, "<|user|>", "<|assistant|>", "<|system|>", END, PAD)

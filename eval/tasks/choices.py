@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from eval.engine import Engine, Pair
+from eval.scores.engine import Engine, Pair
 from eval.tasks.outcome import Outcome, accuracy
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.engine import Engine
-from eval.intervals import ratio_bootstrap
-from eval.paired import Compare, difference_of_nats, difference_of_nats_a_word
+from eval.scores.engine import Engine
+from eval.scores.intervals import ratio_bootstrap
+from eval.scores.paired import Compare, difference_of_nats, difference_of_nats_a_word
 from eval.tasks.outcome import Outcome
 from eval.tasks.records import front, read_records
 

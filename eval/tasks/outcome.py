@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from eval.engine import Engine
-from eval.intervals import Interval, wilson
-from eval.paired import Compare, difference_of_shares
-from eval.smashing import Compression
+from eval.scores.engine import Engine
+from eval.scores.intervals import Interval, wilson
+from eval.scores.paired import Compare, difference_of_shares
+from eval.scores.smashing import Compression
 
 
 @dataclasses.dataclass(frozen=True)

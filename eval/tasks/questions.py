@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from eval.engine import Engine
+from eval.scores.engine import Engine
 from eval.tasks.outcome import Outcome, accuracy
 
 MARGIN = 8

@@ -5,7 +5,7 @@ import functools
 import operator
 from collections.abc import Sequence
 
-from eval.smashing import Compression
+from eval.scores.smashing import Compression
 from eval.tasks.outcome import Outcome, accuracy
 
 ALL = "all tasks"

@@ -6,9 +6,9 @@ Source: Welleck et al. 2020, Neural Text Generation with Unlikelihood Training, 
 import dataclasses
 from collections.abc import Sequence
 
-from eval.engine import Engine
-from eval.intervals import ratio_bootstrap
-from eval.paired import difference_of_means
+from eval.scores.engine import Engine
+from eval.scores.intervals import ratio_bootstrap
+from eval.scores.paired import difference_of_means
 from eval.tasks.outcome import Outcome, accuracy
 from eval.tasks.records import front, read_records
 

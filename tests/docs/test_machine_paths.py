@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.told_paths import MACHINE_PATH
+from eval.reports.told_paths import MACHINE_PATH
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from eval.acceptance import Settings, main, measure
-from eval.report import run_program
+from eval.reports.report import run_program
 from jax_smash import generate, load
 from jax_smash.decode.programs import PROGRAMS
 from tests.model_directory import write_model

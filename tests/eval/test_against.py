@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from eval.against import Settings, files_of, main
-from eval.report import ROOT, commit
+from eval.reports.report import ROOT, commit
 
 pytestmark = pytest.mark.skipif(commit() is None, reason="needs the project's repository")
 FEW = Settings(commit="HEAD", model="tiny", max_new_tokens=6, pairs=2, settle_seconds=0.0)

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from eval.by_task import Settings, main
-from eval.curves import scaled
+from eval.timing.curves import scaled
 from jax_smash.costs import CostCurve
 from tests.model_directory import write_model
 

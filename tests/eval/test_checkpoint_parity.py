@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the reference runs on torch")
 import jax_smash
 from eval import checkpoint_parity
 from eval.checkpoint_parity import Settings, logit_error, main
-from eval.reference import LoadedReference
+from eval.exact.reference import LoadedReference
 from jax_smash.loading import ASSETS
 
 

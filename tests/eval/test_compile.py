@@ -1,8 +1,8 @@
 import jax
 import pytest
 
+from eval.chips.figures import UnreadableProgramError, readable
 from eval.compile import Settings, measure
-from eval.figures import UnreadableProgramError, readable
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from eval.drift import Settings, main, measure
-from eval.report import run_program
+from eval.reports.report import run_program
 from tests.model_directory import write_model, write_modules
 
 NEW = 40

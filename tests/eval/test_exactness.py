@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from eval.conditions import Condition
+from eval.exact.conditions import Condition
+from eval.exact.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
+from eval.exact.exactness_rows import FIRST_CHILDREN, Case, Study
 from eval.exactness import Settings, cases_of, main, measure, read_tokens
-from eval.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
-from eval.exactness_rows import FIRST_CHILDREN, Case, Study
-from eval.shipped_prompts import shipped_prompts
+from eval.prompts.shipped_prompts import shipped_prompts
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import load
 from tests.interpreter import ROOT

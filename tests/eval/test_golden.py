@@ -8,9 +8,9 @@ import json
 import jax
 import pytest
 
-from eval.conditions import Condition
+from eval.exact.conditions import Condition
+from eval.exact.golden_cases import KEPT, Case, Decoder
 from eval.golden import Settings, compare, in_lines, main, read_golden
-from eval.golden_cases import KEPT, Case, Decoder
 from jax_smash.decode.programs import PROGRAMS
 from tests.interpreter import ROOT
 
@@ -154,7 +154,7 @@ def test_a_changed_token_is_found_on_either_side(texts, stored_is_wrong):
 def test_a_near_tie_is_one_where_the_gap_is_within_rounding(texts, monkeypatch, share, near_tie):
     decoder, case, decoded = texts
     (found,) = decoder.differences(case, decoded, changed(decoded))
-    monkeypatch.setattr("eval.divergence.ROUNDING", {"float32": share * found.gap})
+    monkeypatch.setattr("eval.exact.divergence.ROUNDING", {"float32": share * found.gap})
     for ours, theirs in ((decoded, changed(decoded)), (changed(decoded), decoded)):
         (again,) = decoder.differences(case, ours, theirs)
         assert again.near_tie is near_tie

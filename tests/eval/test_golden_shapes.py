@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from eval import golden_shapes
-from eval.golden_cases import KEPT, Decoder
+from eval.exact.golden_cases import KEPT, Decoder
 from eval.golden_shapes import PROMPTS, Settings, listed, loop_shapes, main
 from jax_smash.decode.loop import start
 from tests.interpreter import ROOT

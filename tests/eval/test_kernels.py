@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eval.kernels import CASES, Settings, main, measure
-from eval.report import run_program
+from eval.reports.report import run_program
 from pallas_kernels.tree_attention.cases import make
 
 ROOT = Path(__file__).parent.parent.parent

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the reference runs on torch")
 
+from eval.exact.random_models import random_fields
+from eval.exact.reference import both
 from eval.parity import NEAR_TIE, Difference, Draw, Settings, compare, continue_draw, main, measure, random_draws
-from eval.random_models import random_fields
-from eval.reference import both
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from eval import quality
 from eval.quality import Settings, main, measure
-from eval.quality_rows import Contender
-from eval.report import run_program
+from eval.reports.report import run_program
+from eval.scores.quality_rows import Contender
 from eval.tasks.catalogue import TASKS
 from jax_smash import methods
 from tests.checkpoints import write_tensors

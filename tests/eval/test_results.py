@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from eval.claims.catalogue import CLAIMS, FIGURES
-from eval.claims.claim import Claim, Figure
-from eval.claims.marks import marks_of
-from eval.claims.table import count, figure, listed, number, text
-from eval.code_hashes import ROOT, digest_of
+from eval.reports.claims.catalogue import CLAIMS, FIGURES
+from eval.reports.claims.claim import Claim, Figure
+from eval.reports.claims.marks import marks_of
+from eval.reports.claims.table import count, figure, listed, number, text
+from eval.reports.code_hashes import ROOT, digest_of
 from eval.results import MARKED, Settings, faults, main, pictures, text_files
-from tests.eval.claims.reports import accepted_row, report, speed_row
+from tests.eval.reports.claims.reports import accepted_row, report, speed_row
 
 CLAIM = Claim(
     name="speed",
@@ -31,7 +31,7 @@ def project(tmp_path):
     """A project with a report whose pages are as they should be."""
     (tmp_path / "docs" / "results").mkdir(parents=True)
     (tmp_path / "README.md").write_text(README)
-    code = {"eval/options.py": digest_of(ROOT / "eval" / "options.py")}
+    code = {"eval/reports/options.py": digest_of(ROOT / "eval" / "reports" / "options.py")}
     keep(tmp_path, "speed", report(rows=[speed_row()], code=code).content)
     write(tmp_path)
     return tmp_path
@@ -94,7 +94,7 @@ def test_a_report_that_changed_is_found_in_every_page_that_tells_it(project):
 
 
 def test_a_report_that_is_older_than_its_code_is_no_fault(project):
-    old = report(rows=[speed_row()], code={"eval/options.py": "0" * 64})
+    old = report(rows=[speed_row()], code={"eval/reports/options.py": "0" * 64})
     keep(project, "speed", old.content)
     assert faults(project, **MADE) == []
     write(project)

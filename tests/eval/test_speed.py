@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from eval.measure import Ours
-from eval.report import run_program
+from eval.reports.report import run_program
 from eval.speed import PROMPTS, Settings, main, measure
+from eval.timing.measure import Ours
 from jax_smash.serve.prompts import read_prompts
 from tests.checkpoints import LLAMA
 from tests.model_directory import write_model
@@ -130,7 +130,7 @@ def test_transformers_says_the_same_on_the_same_weights(tmp_path):
 
 def test_the_peer_ends_where_we_end(stopping):
     pytest.importorskip("torch", reason="the peer runs on torch")
-    from eval.peers import Transformers
+    from eval.timing.peers import Transformers
 
     ours, peer = Ours("ar", stopping, **SIZES), Transformers(stopping, dtype="float32", max_new_tokens=12)
     ours.warm_up([TOKENS])
@@ -141,7 +141,7 @@ def test_the_peer_ends_where_we_end(stopping):
 
 def test_prompt_lookup_of_the_peer_says_the_same_in_fewer_forwards(model):
     pytest.importorskip("torch", reason="the peer runs on torch")
-    from eval.peers import PromptLookup, Transformers
+    from eval.timing.peers import PromptLookup, Transformers
 
     prompt = [10, 20, 30, 40] * 5
     plain = Transformers(model, dtype="float32", max_new_tokens=24)

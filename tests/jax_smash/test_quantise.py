@@ -12,8 +12,8 @@ from jax.sharding import SingleDeviceSharding
 from qwix import QArray
 
 import jax_smash
-from eval.program import Program
-from eval.topology import devices
+from eval.chips.program import Program
+from eval.chips.topology import devices
 from jax_smash import cpu, quantise
 from jax_smash.cache import Block
 from jax_smash.checkpoints import huggingface, orbax

@@ -2,7 +2,7 @@
 
 import json
 
-from train.corpus import Corpus, Source
+from train.data.corpus import Corpus, Source
 from train.pack import pack_corpus
 from train.tokenizer import save_tokenizer, train_tokenizer
 

@@ -12,8 +12,8 @@ import jax_smash
 from jax_smash.loading import ASSETS
 from tests.checkpoints import LLAMA, write_checkpoint
 from train.average import main
-from train.model_folder import TOKENIZER_FILES
-from train.start import loaded_params
+from train.parts.language_model.model_folder import TOKENIZER_FILES
+from train.run.start import loaded_params
 
 SIZES = {**LLAMA, "vocab_size": 4096}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.train.corpus_files import make_packed, make_tokenizer, write_lines
-from tests.train.test_settings import FIELDS, MODEL
+from tests.train.run.test_settings import FIELDS, MODEL
 from train.base import main as train_base
-from train.program import run_program
+from train.run.program import run_program
 from train.tokenizer import save_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -15,15 +15,15 @@ import jax_smash
 from jax_smash.cache import Block
 from jax_smash.checkpoints.huggingface import load_params
 from jax_smash.sharding import make_mesh, place
-from tests.train.test_settings import FIELDS, MODEL
+from tests.train.run.test_settings import FIELDS, MODEL
 from train.base import main
-from train.corpus import Corpus, Source
-from train.data import Packed, held_out_batches, training_batches
+from train.data.corpus import Corpus, Source
+from train.data.rows import Packed, held_out_batches, training_batches
 from train.export import export_run
-from train.metrics import read_metrics
-from train.objective import language_model_objective
 from train.pack import pack_corpus
-from train.step import make_evaluation
+from train.parts.language_model.objective import language_model_objective
+from train.run.metrics import read_metrics
+from train.run.step import make_evaluation
 from train.tokenizer import save_tokenizer, train_tokenizer
 
 

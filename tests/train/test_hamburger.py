@@ -22,18 +22,18 @@ from jax_smash.loading import ASSETS
 from jax_smash.sharding import make_mesh, place
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed
+from train.data.slot_pieces import Segmented
+from train.data.slot_rows import held_out_slot_batches
 from train.hamburger import main
-from train.metrics import read_metrics
-from train.optimiser import Optimiser
+from train.parts.hamburger.objective import smash_objective
+from train.parts.hamburger.settings import SmashSettings
+from train.parts.hamburger.start import first_smash_params
+from train.run.metrics import read_metrics
+from train.run.optimiser import Optimiser
+from train.run.settings import load_kind
+from train.run.start import loaded_params
+from train.run.step import make_evaluation
 from train.segment import main as segment
-from train.settings import load_kind
-from train.slot_pieces import Segmented
-from train.slot_rows import held_out_slot_batches
-from train.smash_objective import smash_objective
-from train.smash_settings import SmashSettings
-from train.smash_start import first_smash_params
-from train.start import loaded_params
-from train.step import make_evaluation
 
 CONFIG = {
     "micro_layers": 1,

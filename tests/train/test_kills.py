@@ -9,9 +9,9 @@ import time
 import pytest
 
 from tests.train.corpus_files import make_packed
-from tests.train.test_settings import FIELDS, MODEL
+from tests.train.run.test_settings import FIELDS, MODEL
 from train.base import main
-from train.checkpoint import only_run
+from train.run.checkpoint import only_run
 
 CONFIG = FIELDS | {"model": MODEL | {"num_layers": 1, "d_model": 128, "mlp_width": 256}, "length": 32}
 SHORT, LONG, LOG_EVERY = 10, 60, 3
@@ -137,9 +137,9 @@ READER = """
 import sys
 from pathlib import Path
 
-from train.checkpoint import load_newest
+from train.run.checkpoint import load_newest
 from train.export import newest_state
-from train.settings import load_settings
+from train.run.settings import load_settings
 
 whole, read_too, last = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 _, like = newest_state(whole, load_settings(whole / "settings.json"))

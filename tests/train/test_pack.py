@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.train.corpus_files import make_packed, make_tokenizer, write_corpus, write_lines
-from train.corpus import Corpus, Source
-from train.data import Packed
-from train.documents import Document
+from train.data.corpus import Corpus, Source
+from train.data.documents import Document
+from train.data.rows import Packed
 from train.pack import ANSWER, CIRCLE, encode, main, pack_corpus
 
 BOS, EOS = 0, 1

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from train.program import run_program
 from train.recipe import main
-from train.recipe_lock import LOCK, MADE, hash_files, only_call, read_lock, write_lock
+from train.run.program import run_program
+from train.stages.recipe_lock import LOCK, MADE, hash_files, only_call, read_lock, write_lock
 
 ROOT = Path(__file__).parents[2]
 SMOKE = Path(__file__).parent / "smoke"

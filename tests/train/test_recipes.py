@@ -8,10 +8,10 @@ import pytest
 from jax_smash.checkpoints.huggingface import read_config
 from jax_smash.loading import ASSETS
 from jax_smash.models.families.presets import preset
-from train.corpus import load_corpus
-from train.recipe_file import load_recipe
-from train.settings import Settings, load_kind
-from train.smash_settings import SmashSettings
+from train.data.corpus import load_corpus
+from train.parts.hamburger.settings import SmashSettings
+from train.run.settings import Settings, load_kind
+from train.stages.recipe_file import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "train" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.json"))

@@ -8,7 +8,7 @@ import pytest
 import jax_smash
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_tokenizer, write_lines
-from train.documents import read_documents
+from train.data.documents import read_documents
 from train.regenerate import main
 
 PROMPTS = [{"prompt": f"Once there were {i} foxes."} for i in range(5)]

@@ -14,11 +14,11 @@ from jax_smash.smash.segment import RatioOnly
 from jax_smash.smash.smasher import SmasherDef, random_smasher
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, make_tokenizer
-from train.data import Packed
-from train.replies import Replies
+from train.data.replies import Replies
+from train.data.rows import Packed
+from train.data.segmented import Reading, segment_packed
+from train.data.segmenter import ByFusionLoss
 from train.segment import main
-from train.segmented import Reading, segment_packed
-from train.segmenter import ByFusionLoss
 
 SETTINGS = {"rule": "ratio", "ratio": 0.99, "micro_steps": 3, "batch_tokens": 256, "prompt_share": 0.8}
 

@@ -4,10 +4,10 @@ import jax
 import pytest
 
 from tests.tiny import tiny_config
-from tests.train.test_settings import FIELDS
-from train.parts.hamburger import Hamburger
-from train.settings import load_kind
-from train.smash_settings import SmashSettings
+from tests.train.run.test_settings import FIELDS
+from train.parts.hamburger.part import Hamburger
+from train.parts.hamburger.settings import SmashSettings
+from train.run.settings import load_kind
 from train.speed import main, measure
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import optax
 from jax.sharding import Mesh
 
-from train.batches import Batches, Share
-from train.frozen import Frozen
-from train.loop import Loop
-from train.settings import Settings
-from train.step import Objective
+from train.run.batches import Batches, Share
+from train.run.frozen import Frozen
+from train.run.loop import Loop
+from train.run.settings import Settings
+from train.run.step import Objective
 
 
 class Shapes(NamedTuple):

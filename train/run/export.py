@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.huggingface import params_bytes
-from train.frozen import Frozen
 from train.parts.part import Ended, Part
-from train.step import make_evaluation
+from train.run.frozen import Frozen
+from train.run.step import make_evaluation
 
 CARD = "README.md"
 

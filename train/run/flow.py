@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Unpack
 
 from jax_smash.sharding import param_shardings
-from train.batches import Share
-from train.checkpoint import newest_step
-from train.loop import CHECKPOINTS, train
 from train.parts.part import Part
+from train.run.batches import Share
+from train.run.checkpoint import newest_step
 from train.run.export import export_part
+from train.run.loop import CHECKPOINTS, train
 from train.run.options import RunOptions, RunPlan
-from train.settings import check_remembered, remember
-from train.step import check_rows
+from train.run.settings import check_remembered, remember
+from train.run.step import check_rows
 
 
 def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
@@ -29,7 +29,7 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
 
     Raises:
       ValueError, OSError: something does not fit, cannot be read or is there already, which is told before anything is
-        written; or as `train.loop.train` says.
+        written; or as `train.run.loop.train` says.
     """
     plan = RunPlan(**options)
     plan.begin()

@@ -10,10 +10,10 @@ import jax
 from jax.sharding import Mesh
 
 from jax_smash.sharding import MeshShape, make_mesh
-from train.loop import Loop
 from train.parts.part import Part
-from train.program import check_sources, make_devices
-from train.utilisation import peak_flops
+from train.run.loop import Loop
+from train.run.program import check_sources, make_devices
+from train.run.utilisation import peak_flops
 
 
 class RunOptions(TypedDict, total=False):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jax_smash
-from eval.engine import Engine, Pair
+from eval.scores.engine import Engine, Pair
 from eval.tasks.choices import Choice, ChoiceSet, log_likelihoods
 from tests.eval.reference import log_likelihood, small, token_log_probs
 

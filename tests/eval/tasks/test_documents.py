@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from eval.engine import Engine
+from eval.scores.engine import Engine
 from eval.tasks.documents import Document, DocumentSet, document_set, windows
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.loading import ASSETS

@@ -1,6 +1,6 @@
 import pytest
 
-from eval.engine import Engine
+from eval.scores.engine import Engine
 from eval.tasks.questions import Question, QuestionSet
 from tests.eval.reference import small
 

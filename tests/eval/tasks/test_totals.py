@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from eval.intervals import tango, wilson
-from eval.smashing import Compression
+from eval.scores.intervals import tango, wilson
+from eval.scores.smashing import Compression
 from eval.tasks.outcome import accuracy
 from eval.tasks.totals import all_tasks
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.engine import Engine
+from eval.scores.engine import Engine
 from eval.tasks.variety import Opening, VarietySet, distinct_share, variety_set
 from tests.eval.reference import small
 

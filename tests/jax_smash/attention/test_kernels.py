@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval.topology import devices
+from eval.chips.topology import devices
 from jax_smash.attention import attend, formula, kernels
 from jax_smash.cache import EMPTY, Block, LayerCache
 from jax_smash.draft.trees.tree import pack

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval.program import Program, copies, host_traffic
+from eval.chips.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
 from jax_smash.costs import CostCurve
 from jax_smash.decode.budget import ROUND_STEPS, unused

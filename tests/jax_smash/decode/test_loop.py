@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.abstract import AbstractModel, abstract
-from eval.program import Program, copies, host_traffic
+from eval.chips.abstract import AbstractModel, abstract
+from eval.chips.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
 from jax_smash.cache import Block, Write
 from jax_smash.decode.autoregressive import Autoregressive

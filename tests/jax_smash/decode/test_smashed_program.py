@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.program import Program, copies, host_traffic
+from eval.chips.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from eval.topology import MEMORY, devices
+from eval.chips.topology import MEMORY, devices
 from pallas_kernels.tree_attention import Inputs, tpu, tree_attention
 from pallas_kernels.tree_attention.cases import BENCHMARKS, TESTS, Case, make, random_case
 from tests.kernels import attended, compiled, expected, flip, parametrised, scribble, tolerance

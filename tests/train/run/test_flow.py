@@ -14,9 +14,9 @@ from orbax.checkpoint import v1 as ocp
 from jax_smash.sharding import make_mesh
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed
-from train.loop import CHECKPOINTS
-from train.parts.hamburger import Hamburger
+from train.parts.hamburger.part import Hamburger
 from train.run.flow import run
+from train.run.loop import CHECKPOINTS
 from train.segment import main as segment
 
 CONFIG = {

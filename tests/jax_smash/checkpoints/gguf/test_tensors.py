@@ -148,7 +148,7 @@ def test_logits_are_those_of_transformers_loading_of_the_same_file(name, tmp_pat
     pytest.importorskip("torch", reason="transformers needs torch to run a model (extra `peers`)")
     pytest.importorskip("accelerate", reason="transformers needs accelerate to read a GGUF file (extra `peers`)")
     from eval.checkpoint_parity import logit_error
-    from eval.reference import LoadedReference
+    from eval.exact.reference import LoadedReference
 
     raw = READ_BY_TRANSFORMERS[name]
     path, _ = written(tmp_path, raw)

@@ -1,0 +1,86 @@
+"""Figures of a whole model from those of two models of few of its layers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eval.chips.data_sheets import Chip
+from eval.chips.ideal import Ideal
+
+LAYERS = (2, 4)
+"""Layers of the models that are compiled."""
+
+GROWING = (
+    *("total_mb", "argument_mb", "output_mb", "reused_mb", "temp_mb", "code_mb", "body_bytes", "held_bytes"),
+    *("link_bytes", "modelled_ms", "cache_copies", "inner_loops"),
+)
+"""Figures that are a constant and a part for each layer."""
+
+
+def straight(few: float, more: float, layers: int) -> float:
+    """Returns a figure of a model of so many layers, by those of models of 2 and of 4: a + b · layers."""
+    each = (more - few) / (LAYERS[1] - LAYERS[0])
+    return few + each * (layers - LAYERS[0])
+
+
+def extrapolated(
+    compiled: Sequence[Sequence[Mapping[str, Any]]],
+    layers: int,
+    least: Mapping[str, Ideal],
+    chip: Chip | None,
+    weights: str,
+    memory: int | None,
+) -> list[dict[str, Any]]:
+    """Returns the figures of each program of a whole model.
+
+    What is least is that of the whole model. The dearest operations and the share of the time that has a schedule are
+    those of the larger of the compiled models, as is what is said of single loops and of the host.
+
+    Args:
+      compiled: rows of the models of `LAYERS` layers, each with the same programs.
+      layers: of the whole model.
+      least: the least that each program of the whole model does.
+      chip: that the programs are compiled for; None for one without a data sheet.
+      weights: plain or int8.
+      memory: bytes of the device; None where it is not known.
+    """
+    return [_whole(few, more, layers, least, chip, weights, memory) for few, more in zip(*compiled, strict=True)]
+
+
+def _whole(
+    few: Mapping[str, Any],
+    more: Mapping[str, Any],
+    layers: int,
+    least: Mapping[str, Ideal],
+    chip: Chip | None,
+    weights: str,
+    memory: int | None,
+) -> dict[str, Any]:
+    if not (few["fits"] and more["fits"]):
+        return dict(more if few["fits"] else few)
+    row = dict(more)
+    for name in (name for name in GROWING if name in row):
+        row[name] = straight(few[name], more[name], layers)
+    ideal = least[row["program"]]
+    row["ideal_bytes"] = ideal.bytes
+    row["traffic"] = (row["body_bytes"] + row["held_bytes"]) / ideal.bytes
+    row["copies"] = _copies(few["copies"], more["copies"], layers)
+    row["fits"] = memory is None or row["total_mb"] * 1e6 < memory
+    row["compile_s"] = few["compile_s"] + more["compile_s"]
+    if chip is not None:
+        row["roofline_ms"] = ideal.ms(chip, "s8" if weights == "int8" else "bf16")
+    return row
+
+
+def _copies(few: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]], layers: int) -> list[dict[str, Any]]:
+    """Returns copies of a kind together: those of the same shape, place and reason."""
+    kinds = dict.fromkeys((x["shape"], x["place"], x["reason"]) for x in (*more, *few))
+    found = []
+    for kind in kinds:
+        told = dict(zip(("shape", "place", "reason"), kind, strict=True))
+        alike = [[x for x in copies if (x["shape"], x["place"], x["reason"]) == kind] for copies in (few, more)]
+        sums = {
+            name: max(0, round(straight(*(sum(x[name] for x in copies) for copies in alike), layers)))
+            for name in ("bytes", "times")
+        }
+        found.append(told | sums)
+    return sorted((x for x in found if x["bytes"]), key=lambda x: -x["bytes"])

@@ -1,0 +1,143 @@
+"""The figures of one compiled program: memory, traffic, copies, modelled time, what devices exchange."""
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from eval.chips.abstract import Abstract, share
+from eval.chips.data_sheets import Chip
+from eval.chips.ideal import ideal
+from eval.chips.kernel_calls import known_kernels
+from eval.chips.modelled import link_bytes, modelled
+from eval.chips.program import Program, collectives, copies, host_traffic, tally
+from eval.chips.relayouts import relayouts
+from eval.chips.traffic import held_bytes, moved, runs, unknown_loops
+from jax_smash.config import ModelConfig
+from jax_smash.quantise import has_int8
+
+
+class UnreadableProgramError(RuntimeError):
+    """A compiled program's text cannot be read: this jaxlib is older than the chip's compiler."""
+
+
+def memory_figures(compiled: Any) -> dict[str, float]:
+    """Returns the memory that a compiled program takes, in 10⁶ bytes."""
+    memory = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    return {
+        "total_mb": (total + memory.output_size_in_bytes - memory.alias_size_in_bytes) / 1e6,
+        "argument_mb": memory.argument_size_in_bytes / 1e6,
+        "output_mb": memory.output_size_in_bytes / 1e6,
+        "reused_mb": memory.alias_size_in_bytes / 1e6,
+        "temp_mb": memory.temp_size_in_bytes / 1e6,
+        "code_mb": memory.generated_code_size_in_bytes / 1e6,
+    }
+
+
+def readable(name: str, compiled: Any, chip: str) -> Program:
+    """Returns a compiled program, read.
+
+    Args:
+      name: of the program.
+      compiled: what `jax.jit(f).lower(...).compile()` returned.
+      chip: that it is compiled for.
+
+    Raises:
+      UnreadableProgramError: this version of jaxlib does not know an instruction of the chip's compiler.
+    """
+    try:
+        program = Program.of(compiled)
+        return dataclasses.replace(program, kernels=known_kernels(program))
+    except jax.errors.JaxRuntimeError as error:
+        version = importlib.metadata.version("jaxlib")
+        raise UnreadableProgramError(
+            f"the program {name} for {chip} cannot be read with jaxlib {version}: use a newer JAX"
+        ) from error
+
+
+def program_figures(
+    name: str, program: Program, arguments: Abstract, config: ModelConfig, chip: Chip | None
+) -> dict[str, Any]:
+    """Returns what a program's instructions tell: of a step, for `decode`, of a call, for the others.
+
+    `body_bytes` is what is read from main memory and written to it. `held_bytes` is what the loop keeps in fast memory
+    from step to step, so that no step reads it; `traffic` is both over the least possible. `unknown_loops` are counted
+    as if they ran once. Kernels count with a full cache; `uncounted_kernels` as if each operand were read once.
+
+    Args:
+      name: prefill, start or decode.
+      program: compiled and read.
+      arguments: that it takes.
+      config: the target's sizes.
+      chip: that it is compiled for; None leaves modelled times out.
+
+    Raises:
+      ValueError: `decode` has no loop.
+    """
+    loop = _loop(name, program)
+    body = program.entry if loop is None else loop.body or ""
+    found, least = list(runs(program, body)), ideal(name, config, arguments)
+    size, held = moved(program, found), held_bytes(program, loop) if loop else 0
+    inside, everything = list(program.instructions(body)), list(program.instructions())
+    reasons = copy_reasons(arguments, config)
+    told = {
+        "body_bytes": size,
+        "held_bytes": held,
+        "ideal_bytes": least.bytes,
+        "traffic": (size + held) / least.bytes,
+        "copies": [x.row() for x in relayouts(program, body if loop else None, reasons)],
+        "cache_copies": len(copies(everything, arguments.cache_shapes)),
+        "collectives": tally(collectives(inside)),
+        "collectives_outside_loop": tally(collectives(_outside(everything, inside))),
+        "link_bytes": sum(run.times * link_bytes(run.instruction) for run in found),
+        "host_transfers": len(host_traffic(everything)),
+        "unknown_loops": unknown_loops(program, body),
+        "uncounted_kernels": sorted(
+            {x.name for x in everything if '"tpu_custom_call"' in x.rest and x.name not in program.kernels}
+        ),
+        "inner_loops": sum(x.body is not None for x in inside),
+    }
+    if chip is None:
+        return told
+    time = modelled(program, body, chip)
+    kind = "s8" if has_int8(arguments.params["target"]) else "bf16"
+    return told | {
+        "modelled_ms": time.ms,
+        "scheduled_share": time.scheduled_share,
+        "roofline_ms": least.ms(chip, kind),
+        "dearest": time.dearest,
+    }
+
+
+def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tuple[int, ...]]]:
+    """Returns the shapes of large arrays by what it means that one of them is copied."""
+    batch = share(arguments.chunk.tokens)[0]
+    heads = config.held_kv_heads, config.num_heads // config.held_kv_heads, config.head_width
+    kv_heads, group, head_width = heads
+    widths = {1, arguments.nodes, arguments.strategy.block, arguments.chunk.tokens.shape[1]}
+    made = [(kv_heads, group + n, head_width) for n in (1, 2)] + [(kv_heads * (group + 2) * head_width,)]
+    return {
+        "weight stored in another layout": arguments.weight_shapes,
+        "cache in another layout": arguments.cache_shapes,
+        "logits": {(batch, width, config.vocab_size) for width in widths},
+        "drafter's state": arguments.drafter_shapes,
+        "queries regrouped by head": {(batch, width, *heads) for width in widths},
+        "queries, keys and values regrouped by head": {(batch, width, *shape) for width in widths for shape in made},
+    }
+
+
+def _loop(name: str, program: Program) -> Any:
+    if name != "decode":
+        return None
+    loops = [x for x in program.computations[program.entry] if x.body]
+    if not loops:
+        raise ValueError("decode must have a loop; the compiled program has none")
+    return max(loops, key=lambda x: moved(program, list(runs(program, x.body or ""))))
+
+
+def _outside(everything: Iterable[Any], inside: Iterable[Any]) -> Iterable[Any]:
+    within = {id(x) for x in inside}
+    return (x for x in everything if id(x) not in within)

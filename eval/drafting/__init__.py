@@ -1,0 +1,1 @@
+"""Accepted tokens of drafts, by task, tree and study."""

@@ -1,0 +1,1 @@
+"""Texts that must be equal, and what finds them to be another."""

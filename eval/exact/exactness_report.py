@@ -1,0 +1,91 @@
+"""What an exactness run says while it runs, what it adds up to, and what an earlier one left to go on with."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.exact.exactness_rows import AS_IT_IS
+
+MOST_DIVERGENCES = 5e-6
+"""Divergences a token that rounding may cause in float32."""
+
+SUMMED = (
+    "prompts",
+    "tokens",
+    "divergences",
+    "beyond_near_ties",
+    "unexplained",
+    "log_probs_differing",
+    "finish_differing",
+)
+
+FREE_TO_CHANGE = (
+    "json",
+    "resume",
+    "overwrite",
+    "methods",
+    "trees",
+    "batch_sizes",
+    "processors",
+    "choices",
+    "checks",
+    "equivalents",
+)
+"""Settings that choose rows, or do not bear on them."""
+
+
+class Clock:
+    """Says after each row what came of it and how long the rest may take."""
+
+    def __init__(self, rows: int, *, prompts: int, max_new_tokens: int):
+        """Says what is to be done and begins to count."""
+        self.rows, self.done, self.began = rows, 0, time.perf_counter()
+        say(f"{rows} rows of {prompts} prompts and at most {max_new_tokens} new tokens each, compiled one by one")
+
+    def tick(self, row: dict[str, Any]) -> None:
+        """Counts a row."""
+        self.done += 1
+        passed = time.perf_counter() - self.began
+        say(
+            f"{self.done} of {self.rows}: {' '.join(row['key'])}: {row['divergences']} of {row['prompts']} texts "
+            f"diverge{'' if row['passed'] else ', NOT AS IT MUST BE'}; "
+            f"{passed / 60:.1f} minutes, about {passed / self.done * (self.rows - self.done) / 60:.1f} more"
+        )
+
+
+def totals(rows: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
+    """Returns sums over drafted text as it is, and whether everything passed."""
+    drafted = [row for row in rows if row["way"] == AS_IT_IS and row["method"] != "ar"]
+    sums = {name: sum(row[name] for row in drafted) for name in SUMMED}
+    allowed = math.ceil(MOST_DIVERGENCES * sums["tokens"]) if dtype == "float32" else None
+    few = allowed is None or sums["divergences"] <= allowed
+    return sums | {"divergences_allowed": allowed, "passed": few and all(row["passed"] for row in rows)}
+
+
+def earlier_rows(path: Path, settings: dict[str, Any], *, free: Sequence[str] = FREE_TO_CHANGE) -> list[dict[str, Any]]:
+    """Returns the rows of a report that stands there; none where there is none.
+
+    Args:
+      path: of the report.
+      settings: of this run.
+      free: settings that may be others.
+
+    Raises:
+      ValueError: it was made under settings that give other rows.
+    """
+    if not path.exists():
+        return []
+    report = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in json.loads(json.dumps(settings)).items():
+        if name not in free and report["settings"].get(name) != value:
+            raise ValueError(f"{path} was made with {name} {report['settings'].get(name)!r}; got {value!r}")
+    return report["rows"]
+
+
+def say(line: str) -> None:
+    """Prints a line on standard error at once."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""The prompts that programs continue, shipped and read from files."""

@@ -1,0 +1,1 @@
+"""What measured files and pages made of them have in common."""

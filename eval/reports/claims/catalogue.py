@@ -1,0 +1,228 @@
+"""The claims and the numbers of the README. A new claim is an entry here and a report in docs/results."""
+
+from collections.abc import Callable
+from typing import Any
+
+from eval.reports.claims import cells, layouts, pictures, table
+from eval.reports.claims.claim import Claim, Figure, Rows
+from eval.reports.claims.rows import where
+from eval.reports.claims.stored import Report
+from eval.reports.claims.table import Row
+
+SMOLLM2 = "SmolLM2-135M-Instruct"
+
+
+def _by_task(batch: int) -> tuple[Claim, ...]:
+    """Returns what is shown of a comparison by task: what a forward gives, and speed."""
+    about: dict[str, Any] = {
+        "reports": ("smollm2-by-task", "smollm2-by-task-*"),
+        "choose": lambda rows: where(rows, batch_size=batch),
+    }
+    return (
+        Claim(
+            name=f"smollm2-accepted-b{batch}",
+            title=f"{SMOLLM2}: tokens a forward by task, batch {batch}",
+            text="Mean accepted tokens of greedy answers to Spec-Bench's questions: (new tokens − 1) over the forwards "
+            "that decoded them, so that plain decoding has 1. Each tree stands beside the chain of as many nodes.",
+            **about,
+            table=layouts.accepted_by_task,
+            picture=pictures.picture(
+                pictures.bars,
+                layouts.trees_of,
+                group=cells.category,
+                bar=layouts.method_and_tree,
+                height="mean_accepted_tokens",
+                label="mean accepted tokens",
+                line=1.0,
+            ),
+        ),
+        Claim(
+            name=f"smollm2-speed-b{batch}",
+            title=f"{SMOLLM2}: tokens a second by task, batch {batch}",
+            text="Tokens a second of decoding on the same questions, medians of repeats in which all take turns.",
+            **about,
+            table=layouts.speed_by_task,
+            picture=pictures.picture(
+                pictures.bars,
+                layouts.speeds_of,
+                group=cells.category,
+                bar=layouts.method_and_tree,
+                height="tokens_per_second",
+                label="tokens/s",
+                interval="range",
+            ),
+        ),
+        Claim(
+            name=f"smollm2-speedup-b{batch}",
+            title=f"{SMOLLM2}: times as fast as plain decoding by task, batch {batch}",
+            text="The same speeds, each as a ratio to plain decoding of the same batch a moment before.",
+            **about,
+            table=layouts.speedup_by_task,
+        ),
+    )
+
+
+def _automatic(batch: int) -> Claim:
+    """Returns how fast trees are that are sized while decoding."""
+    return Claim(
+        name=f"smollm2-auto-b{batch}",
+        title=f"{SMOLLM2}: automatic trees beside plain decoding, batch {batch}",
+        text="Times as fast as plain decoding of the same batch a moment before, where trees are sized while decoding. "
+        "Trees begin with no cost curve (auto), with the measured one (right), or with drafted steps at a third "
+        "(cheap) or three times (dear) of what was measured. Every repeat begins without knowledge of costs.",
+        reports=("smollm2-auto", "smollm2-auto-*"),
+        table=layouts.speedup_by_task,
+        choose=lambda rows: where(rows, batch_size=batch),
+    )
+
+
+def _curve(rows: Rows) -> bytes:
+    """Draws right answers over tokens a slot, with the line of plain decoding."""
+    plain = [row["score"] for row in rows if row["method"] == "ar"]
+    return pictures.curves(
+        layouts.arms_of_confidence(rows),
+        x="output_compression",
+        y="score",
+        line=lambda row: f"confidence {row['confidence']:g}",
+        point=lambda row: f"{row['token_confidence']:g}",
+        labels=("output tokens a slot", "share of answers that are right"),
+        level={"plain decoding": plain[0]} if plain else {},
+    )
+
+
+CLAIMS = (
+    *_by_task(1),
+    *_by_task(8),
+    _automatic(1),
+    _automatic(8),
+    Claim(
+        name="smollm2-official",
+        title=f"{SMOLLM2}: Token Recycling beside the published algorithm",
+        text="Mean accepted tokens of Token Recycling as its authors run it and of ours, with the same tree of 80 "
+        "nodes, on the same questions in the same order. Both keep what they learned from question to question.",
+        reports=("smollm2-official", "smollm2-official-*"),
+        table=layouts.published,
+    ),
+    Claim(
+        name="smollm2-exactness",
+        title=f"{SMOLLM2}: drafted text is plain decoding's",
+        text="Texts of every exact method against plain decoding, greedy and sampled, sums over all conditions. A "
+        "divergence is a near-tie where both tokens lie within rounding of the best; an unexplained token is one that "
+        "a plain forward would not have chosen. Variants are trees changed in ways that must not matter; faults are "
+        "put in on purpose and must be found.",
+        reports=("smollm2-exactness", "smollm2-exactness-*"),
+        table=layouts.exactness,
+    ),
+    Claim(
+        name="smollm2-quality",
+        title=f"{SMOLLM2}: quality, float32 and int8 weights",
+        text="Differences are those of the same examples, so they are known better than either score.",
+        reports=("smollm2-quality", "smollm2-quality-*"),
+        table=layouts.weights,
+    ),
+    Claim(
+        name="smollm2-parity",
+        title=f"{SMOLLM2}: the same GGUF file in transformers",
+        text="Both sides read the file by themselves and compute in float32. Logits are compared at every place of the "
+        "texts.",
+        reports=("smollm2-parity",),
+        table=layouts.parity,
+    ),
+    Claim(
+        name="smollm2-startup",
+        title=f"{SMOLLM2}: from the command to the first text",
+        text="Wall-clock time of the command in the README's first line, in a fresh process.",
+        reports=("smollm2-startup",),
+        table=layouts.startup,
+    ),
+    Claim(
+        name="tiny-speed",
+        title="`tiny` and a shape of 96M parameters: plain decoding beside transformers",
+        text="Greedy decoding in float32, batch 1, with the same weights and prompts.",
+        reports=("tiny-speed", "llama-100m-speed"),
+        table=layouts.speed_of_models,
+    ),
+    Claim(
+        name="hamburger-defaults",
+        title="`tiny` with HAMburger modules: arithmetic with every default",
+        text="Blind groups with the settings that the modules carry, against plain decoding with the same weights.",
+        reports=("hamburger-defaults",),
+        table=layouts.fused_by_task,
+    ),
+    Claim(
+        name="hamburger-tasks",
+        title="`tiny` with HAMburger modules: quality and compression by task",
+        text="Blind groups with the settings that the modules carry, against plain decoding with the same weights on "
+        "the same questions. Tokens a slot are those of the output; where they are near 1, hardly anything is fused.",
+        reports=("hamburger-tasks", "hamburger-tasks-*"),
+        table=layouts.fused_by_task,
+    ),
+    Claim(
+        name="hamburger-curve",
+        title="`tiny` with HAMburger modules: the curve of the token confidence",
+        text="What is lost and what is fused as a group may go on with less certain tokens; 0 trusts them all.",
+        reports=("hamburger-curve", "hamburger-curve-*"),
+        table=layouts.fused_curve,
+        picture=_curve,
+    ),
+    Claim(
+        name="hamburger-drift",
+        title="`tiny` with HAMburger modules: errors in long outputs",
+        text="Each text is read again by the plain base: a token is wrong where the base would have chosen another and "
+        "rounding does not explain it.",
+        reports=("hamburger-drift",),
+        table=layouts.drift,
+    ),
+    Claim(
+        name="hamburger-caps",
+        title="HAMburger: the most that groups can gain, by arithmetic",
+        text="Times as fast as plain decoding, where decoding waits for weights: groups of so many tokens, whose "
+        "further tokens cost a micro-step each. Nothing is measured here.",
+        reports=("hamburger-caps",),
+        table=layouts.caps,
+    ),
+    Claim(
+        name="kernels",
+        title="Kernels beside XLA",
+        text="Milliseconds of one call, medians of repeats in which the implementations take turns.",
+        reports=("kernels-*",),
+        table=layouts.kernels,
+    ),
+)
+"""In the page's order."""
+
+
+def _of_arithmetic(name: str, write: Callable[[Row], str], method: str = "hamburger") -> Figure:
+    """Returns a number of the arithmetic questions of all lengths, decoded with every default."""
+
+    def written(report: Report) -> str:
+        (row,) = (row for row in report.rows if row["method"] == method and row["task"] == "all tasks")
+        return write(row)
+
+    return Figure(f"hamburger-{name}", "hamburger-defaults", written)
+
+
+def _of_int8(name: str, task: str, metric: str) -> Figure:
+    """Returns what int8 weights change in a score of SmolLM2."""
+
+    def written(report: Report) -> str:
+        (row,) = (
+            row
+            for row in report.rows
+            if (row["task"], row["metric"], row["settings"]["weights"]) == (task, metric, "int8")
+        )
+        return cells.difference(row)
+
+    return Figure(f"int8-{name}", "smollm2-quality", written)
+
+
+FIGURES: tuple[Figure, ...] = (
+    _of_arithmetic("plain", lambda row: f"{100 * row['score']:.1f}%", "ar"),
+    _of_arithmetic("right", lambda row: f"{100 * row['score']:.1f}%"),
+    _of_arithmetic("count", lambda row: f"{row['n']:,}"),
+    _of_arithmetic("lost", cells.difference),
+    _of_arithmetic("slot", table.number("output_compression")),
+    _of_int8("questions", "all tasks", "accuracy"),
+    _of_int8("text", "wikitext", "perplexity"),
+)
+"""Numbers that stand in sentences."""

@@ -1,0 +1,1 @@
+"""Answers of a model, their scores, and intervals of both."""

@@ -1,0 +1,1 @@
+"""Runs that are timed, in turn, beside other programs."""

@@ -1,0 +1,45 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eval.chips.abstract import AbstractModel, abstract
+from jax_smash.methods import METHODS, DraftOptions, SmashOptions
+from tests.tiny import tiny_config
+
+TREES = {"ar": "auto", "lookahead": "auto", "draft-model": "chain-3", "hamburger": "auto"}
+"""Of each method; of one not named here, a tree of 7 drafted nodes."""
+
+MODELS = {"draft-model": {"drafter": "int8"}, "hamburger": {"modules": True}}
+
+
+def arguments(method, **options):
+    model = AbstractModel(tiny_config(), dtype=jnp.float32, **MODELS.get(method, {}))
+    draft = DraftOptions(tree=TREES.get(method, "tree-7"))
+    sizes = {"batch": 3, "slots": 64, "chunk": 16}
+    return abstract(model, jax.devices()[0], **sizes, method=method, draft=draft, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_methods_programs_take_their_shapes(method):
+    made = arguments(method)
+    for function, args in made.programs.values():
+        returned = function.eval_shape(*args)
+        state = returned[0] if isinstance(returned, tuple) else returned
+        assert [(x.shape, x.dtype) for x in jax.tree.leaves(state)] == [
+            (x.shape, x.dtype) for x in jax.tree.leaves(made.state)
+        ]
+
+
+def test_weights_are_shapes_and_take_no_memory():
+    for method in ("recycling", "draft-model", "hamburger"):
+        assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(arguments(method).params))
+
+
+def test_nodes_are_those_of_the_tree():
+    assert [arguments(name).nodes for name in ("ar", "recycling", "draft-model")] == [1, 8, 4]
+
+
+@pytest.mark.parametrize("mode", ["exact", "checked"])
+def test_the_modes_of_groups_have_strategies_of_their_own(mode):
+    blind = arguments("hamburger", smash=SmashOptions(mode="blind"))
+    assert type(arguments("hamburger", smash=SmashOptions(mode=mode)).strategy) is not type(blind.strategy)

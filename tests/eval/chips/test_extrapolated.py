@@ -1,0 +1,63 @@
+import pytest
+
+from eval.chips.data_sheets import CHIPS
+from eval.chips.extrapolated import LAYERS, extrapolated, straight
+from eval.chips.ideal import Ideal
+
+
+def test_figures_go_on_in_a_straight_line():
+    few, more = (7 + 3 * n for n in LAYERS)
+    assert straight(few, more, 16) == 7 + 3 * 16
+    assert straight(few, more, LAYERS[0]) == few
+
+
+def row(layers, copies):
+    return {
+        "program": "decode",
+        "fits": True,
+        "total_mb": 100.0 + 50 * layers,
+        "temp_mb": 1.0,
+        "body_bytes": 1000 + 300 * layers,
+        "held_bytes": 40,
+        "ideal_bytes": 900 + 290 * layers,
+        "traffic": 0.0,
+        "copies": copies,
+        "modelled_ms": 0.5 * layers,
+        "roofline_ms": 0.0,
+        "compile_s": 1.0,
+        "dearest": [f"of {layers}"],
+    }
+
+
+def copy(times, shape="f32[8]", place="loop"):
+    return {"shape": shape, "place": place, "times": times, "bytes": 32 * times, "reason": None}
+
+
+def whole(few, more, memory=10**12):
+    least = {"decode": Ideal(weights=5000, operations=7)}
+    (found,) = extrapolated([[few], [more]], 16, least, CHIPS["v5e"], "plain", memory)
+    return found
+
+
+def test_a_whole_models_figures_are_made_of_those_of_two():
+    few, more = row(2, [copy(1), copy(1)]), row(4, [copy(1)] * 4 + [copy(1, shape="s32[9]")])
+    found = whole(few, more)
+    assert (found["total_mb"], found["temp_mb"], found["body_bytes"]) == (900, 1, 5800)
+    assert found["modelled_ms"] == 8
+    assert found["ideal_bytes"] == 5000
+    assert found["traffic"] == pytest.approx(5840 / 5000)
+    assert found["roofline_ms"] == pytest.approx(1e3 * 5000 / CHIPS["v5e"].bandwidth)
+    assert {x["shape"]: x["times"] for x in found["copies"]} == {"f32[8]": 16, "s32[9]": 7}
+    assert found["dearest"] == ["of 4"]
+    assert found["fits"]
+    assert not whole(few, more, memory=899_000_000)["fits"]
+
+
+def test_a_copy_that_is_made_once_stays_one():
+    found = whole(row(2, [copy(1, place="call")]), row(4, [copy(1, place="call")]))
+    assert [x["times"] for x in found["copies"]] == [1]
+
+
+def test_what_does_not_fit_is_told_as_it_is():
+    small = {"program": "decode", "fits": False, "why": "memory"}
+    assert whole(row(2, []), small) == small

@@ -1,0 +1,69 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eval.chips.abstract import AbstractModel, abstract
+from eval.chips.data_sheets import CHIPS
+from eval.chips.ideal import ideal
+from jax_smash.methods import DraftOptions
+from jax_smash.plan import step_bytes
+from tests.tiny import tiny_config
+
+SIZES = {"batch": 3, "slots": 64, "chunk": 16}
+
+
+def arguments(config, method="ar", tree="auto", **model):
+    made = AbstractModel(config, dtype=jnp.float32, **model)
+    return abstract(made, jax.devices()[0], **SIZES, method=method, draft=DraftOptions(tree=tree))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_reads_weights_and_cache_once(tied):
+    config = tiny_config(tied_head=tied, layer_kinds=("full", "full"), window=0)
+    given = arguments(config)
+    least = ideal("decode", config, given)
+    expected = step_bytes(config, given.params["target"], batch=3, slots=64)
+    norm = 4 * config.d_model  # The last one.
+    assert least.weights + norm == expected.weights
+    assert least.cache == expected.cache
+    assert least.written == 3 * config.num_layers * 2 * config.num_kv_heads * config.head_width * 4
+
+
+def test_operations_are_those_of_products_and_attention():
+    config = tiny_config(layer_kinds=("full", "full"), window=0)
+    d, f, n, k, h = config.d_model, config.mlp_width, config.num_heads, config.num_kv_heads, config.head_width
+    layer = d * (n + 2 * k) * h + n * h * d + 3 * d * f
+    for tree, nodes in (("chain-3", 4), ("tree-7", 8)):
+        least = ideal("decode", config, arguments(config, "recycling", tree))
+        attention = 4 * 3 * nodes * n * h * (64 + nodes) * config.num_layers
+        assert least.operations == 2 * 3 * nodes * (config.num_layers * layer + d * config.vocab_size) + attention
+
+
+def test_a_draft_model_is_read_for_every_level():
+    config = tiny_config()
+    plain = ideal("decode", config, arguments(config)).weights
+    few, many = (
+        ideal("decode", config, arguments(config, "draft-model", tree, drafter=config)).weights
+        for tree in ("chain-2", "chain-4")
+    )
+    assert many - few == 2 * (few - plain) / 2
+    assert few > plain
+
+
+def test_a_prompt_needs_the_head_where_the_drafter_learns_from_it():
+    config = tiny_config()
+    head = 4 * config.vocab_size * config.d_model
+    plain, learned = (
+        ideal("prefill", config, arguments(config, *method)).weights for method in ((), ("recycling", "chain-2"))
+    )
+    assert learned - plain == head
+    assert ideal("start", config, arguments(config)).weights == head
+
+
+def test_the_roofline_is_the_longer_of_bytes_and_operations():
+    config = tiny_config()
+    least, chip = ideal("decode", config, arguments(config)), CHIPS["v5e"]
+    assert least.ms(chip, "bf16") == pytest.approx(1e3 * least.bytes / chip.bandwidth)
+    prefill = ideal("prefill", config, arguments(config))
+    slow = chip.__class__(**{**chip.__dict__, "bf16_peak": 1e9})
+    assert prefill.ms(slow, "bf16") == pytest.approx(prefill.operations / 1e6)

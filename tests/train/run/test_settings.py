@@ -1,0 +1,117 @@
+import dataclasses
+import json
+
+import pytest
+
+from train.run.settings import load_settings, remember, with_special_tokens
+from train.tokenizer import save_tokenizer, train_tokenizer
+
+MODEL = {
+    "family": "llama", "vocab_size": 300, "num_layers": 2, "d_model": 32, "num_heads": 4, "num_kv_heads": 2,
+    "head_width": 8, "mlp_width": 48, "max_positions": 64,
+}  # fmt: skip
+FIELDS = {"model": MODEL, "optimiser": {"warmup": 2}, "batch_size": 8, "length": 32, "steps": 6}
+
+
+def write(tmp_path, fields):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer(["a fox ran to the den. " * 9], 280), folder)
+    return folder
+
+
+def test_what_is_given_replaces_what_the_file_says(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS), steps=9, seed=3, batch_size=None)
+    assert (settings.steps, settings.seed, settings.batch_size) == (9, 3, 8)
+    assert settings.optimiser.warmup == 2
+    assert settings.model.layer_kinds == ("full", "full")
+
+
+def test_a_runs_own_settings_file_gives_the_same_settings(tmp_path, tokenizer):
+    settings = with_special_tokens(load_settings(write(tmp_path, FIELDS)), tokenizer)
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    assert load_settings(tmp_path / "run/settings.json") == settings
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        FIELDS | {"model": MODEL | {"depth": 3}},
+        FIELDS | {"model": MODEL | {"num_heads": 3}},
+        FIELDS | {"optimiser": {"speed": 1}},
+        {"model": MODEL, "steps": 6},
+        FIELDS | {"lenght": 32},
+        FIELDS | {"length": 65},
+        FIELDS | {"dtype": "float16"},
+        FIELDS | {"recall": True},
+        FIELDS | {"accumulate": 3},
+        [],
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, fields):
+    with pytest.raises(ValueError, match=r"config\.json is not a training file"):
+        load_settings(write(tmp_path, fields))
+
+
+def test_a_document_and_a_turn_both_end_a_text(tmp_path, tokenizer):
+    model = with_special_tokens(load_settings(write(tmp_path, FIELDS)), tokenizer).model
+    assert (model.bos_token, model.eos_tokens, model.pad_token) == (0, (1, 5), 6)
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path, tokenizer):
+    small = load_settings(write(tmp_path, FIELDS | {"model": MODEL | {"vocab_size": 200}}))
+    with pytest.raises(ValueError, match=r"vocab_size must be at least the tokenizer's 2\d\d; got 200"):
+        with_special_tokens(small, tokenizer)
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match="not a tokenizer's folder"):
+        with_special_tokens(load_settings(write(tmp_path, FIELDS)), tmp_path)
+
+
+def test_a_run_is_resumed_with_its_own_settings_alone(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=True, packed="a1")
+    remember(settings, tmp_path / "run", resume=True, packed="a1")
+    with pytest.raises(ValueError, match="was begun with seed 0; got 1"):
+        remember(dataclasses.replace(settings, seed=1), tmp_path / "run", resume=True, packed="a1")
+
+
+def test_a_run_is_resumed_on_the_rows_that_it_was_begun_on_alone(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    with pytest.raises(ValueError, match="was begun with packed_sha256 a1; got b2"):
+        remember(settings, tmp_path / "run", resume=True, packed="b2")
+
+
+def test_a_field_that_a_runs_file_lacks_had_its_default(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    path = tmp_path / "run" / "settings.json"
+    fields = json.loads(path.read_text())
+    del fields["answer_weight"], fields["packed_sha256"]
+    path.write_text(json.dumps(fields))
+    remember(settings, tmp_path / "run", resume=True, packed="a1")
+    with pytest.raises(ValueError, match=r"was begun with answer_weight 1\.0; got 2\.0"):
+        remember(dataclasses.replace(settings, answer_weight=2.0), tmp_path / "run", resume=True, packed="a1")
+
+
+def test_what_differs_in_a_shape_is_named_by_its_field(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    other = load_settings(write(tmp_path, FIELDS | {"model": MODEL | {"mlp_width": 56}}))
+    with pytest.raises(ValueError, match=r"was begun with model\.mlp_width 48; got 56"):
+        remember(other, tmp_path / "run", resume=True, packed="a1")
+
+
+def test_a_run_is_not_begun_where_there_is_one(tmp_path):
+    settings = load_settings(write(tmp_path, FIELDS))
+    remember(settings, tmp_path / "run", resume=False, packed="a1")
+    with pytest.raises(ValueError, match="holds a run"):
+        remember(settings, tmp_path / "run", resume=False, packed="a1")

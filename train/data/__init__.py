@@ -1,0 +1,1 @@
+"""From texts to rows that a step is trained on."""

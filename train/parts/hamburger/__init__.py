@@ -1,0 +1,1 @@
+"""HAMburger's modules beside a base."""

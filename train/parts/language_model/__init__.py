@@ -1,0 +1,1 @@
+"""A whole language model."""
