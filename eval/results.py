@@ -6,7 +6,7 @@
 
 `--check` says which of these files are not what the reports say, and ends with status 1 where one is. That a report is
 older than its code is shown on the page and is no fault. A claim, with its table, is declared in
-`eval/claims/catalogue.py`.
+`eval/reports/claims/catalogue.py`.
 """
 
 import dataclasses

@@ -76,8 +76,8 @@ WRONG = {
     "unknown program": ([TOKENIZER | {"program": "train.tokeniser"}], "stage 'tokenizer': unknown program"),
     "foreign program": ([TOKENIZER | {"program": "os.path"}], "unknown program 'os.path': it must be one of train"),
     "no program": (
-        [{"name": "tokenizer", "program": "train.speed", "options": {}}],
-        "train.speed cannot be a stage: it has no option output",
+        [TOKENIZER | {"program": "train.run"}],
+        "train.run cannot be a stage: it has no option output",
     ),
     "unknown option": ([with_options(TOKENIZER, vocab=9)], "train.tokenizer has no option 'vocab'"),
     "wrong value": ([with_options(TOKENIZER, vocab_size="many")], "does not take these options: --vocab-size: .*many"),
