@@ -247,7 +247,7 @@ def grafted(model: Model, modules: SmashModules) -> Model:
         raise ValueError(f"HAMburger modules need a model of this package; {model.name} is none")
     modules.config.check_base(model.config, modules.config.tokenizer_sha256)
     if modules.base_fingerprint:
-        if (found := _fingerprint(model)) is None:
+        if (found := weights_fingerprint(model)) is None:
             raise ValueError(
                 f"the modules go with the weights alone that they were trained with, and {model.name} does not tell "
                 f"what its rounded ones were made from: load it with its modules, or make it by "
@@ -257,7 +257,7 @@ def grafted(model: Model, modules: SmashModules) -> Model:
     return _with_modules(model, modules)
 
 
-def _fingerprint(model: Model) -> str | None:
+def weights_fingerprint(model: Model) -> str | None:
     """Returns the fingerprint of a model's weights; None where they are rounded and nobody told what they were."""
     params, config = model.params["target"], model.config
     if config is None or has_int8(params) or activation_dtype(params) == jnp.float16:
@@ -379,7 +379,7 @@ def quantised(model: Model) -> Model:
     if mesh is not None:
         params = {role: place(weights, mesh) for role, weights in params.items()}
     modules = model.modules and dataclasses.replace(model.modules, params=params["smasher"])
-    return dataclasses.replace(model, params=params, modules=modules, fingerprint=_fingerprint(model))
+    return dataclasses.replace(model, params=params, modules=modules, fingerprint=weights_fingerprint(model))
 
 
 def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: str | Mesh | None = None) -> Model:

@@ -6,7 +6,7 @@ A recipe (`train/stages/recipe_file.py`) lists programs of this folder with thei
 folder, `OUT/STAGE`, and a log, `OUT/STAGE.log`. `OUT/recipe.lock.json` holds the hashes of the inputs, of each stage's
 command and of each file that was made, with commits and versions. The same command goes on with what was cut off:
 stages that are made are passed over, and one that was begun resumes where its program can. If an input, the recipe or
-an output differs from the lock, nothing is run and the difference is named; `--relock` accepts it. """
+an output differs from the lock, nothing is run and the difference is named; `--relock` accepts it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 python -m train.speed --config train/configs/tiny.json --batch-size 24 --length 256 --devices 4
 python -m train.speed --shape llama-100m --dtype bfloat16 --batch-size 32 --length 1024
 python -m train.speed --part hamburger --config train/configs/tiny-hamburger.json --shape llama-100m
+python -m train.speed --part eagle --config train/configs/smollm2-eagle.json --shape llama-100m
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from rich.table import Table
 
 from jax_smash.models.families.presets import preset
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
+from train.parts.drafter.eagle import EaglePart
+from train.parts.drafter.settings import EagleSettings
 from train.parts.hamburger.part import Hamburger
 from train.parts.hamburger.settings import SmashSettings
 from train.parts.language_model.part import LanguageModel
@@ -110,15 +113,23 @@ def _language_model(config: Path | None, shape: str | None, given: dict[str, Any
     return LanguageModel(Settings(model=preset(shape), optimiser=Optimiser(), steps=1000, **known))
 
 
-def _hamburger(config: Path | None, shape: str | None, given: dict[str, Any]) -> Hamburger:
-    if config is None or shape is None:
-        raise ValueError(f"expected --config of the modules and --shape of the base; got {config} and {shape}")
-    return Hamburger(load_kind(SmashSettings, config, model=preset(shape), **given))
+def _beside(
+    part: Callable[[Any], Any], kind: type[Settings]
+) -> Callable[[Path | None, str | None, dict[str, Any]], Any]:
+    """Returns what makes a part that is trained beside a base of a named shape."""
+
+    def make(config: Path | None, shape: str | None, given: dict[str, Any]) -> Any:
+        if config is None or shape is None:
+            raise ValueError(f"expected --config of the modules and --shape of the base; got {config} and {shape}")
+        return part(load_kind(kind, config, model=preset(shape), **given))
+
+    return make
 
 
 PARTS: dict[str, Callable[[Path | None, str | None, dict[str, Any]], Any]] = {
     "language-model": _language_model,
-    "hamburger": _hamburger,
+    "hamburger": _beside(Hamburger, SmashSettings),
+    "eagle": _beside(EaglePart, EagleSettings),
 }
 """What can be measured: of a training file, a named shape and changes of the file's fields."""
 
@@ -144,7 +155,7 @@ def main(
     Args:
       config: a training file; what is given here replaces what it says.
       shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
-      part: what is trained, `language-model` or `hamburger`.
+      part: what is trained: `language-model`, or beside a base `hamburger` or `eagle`.
       batch_size: rows a step.
       length: targets a row.
       dtype: of the products, float32 or bfloat16.

@@ -1,6 +1,7 @@
 """An EAGLE-3 drafter as two files in a folder: `eagle.json` and `eagle.safetensors`.
 
-The first holds `format`, the SHA-256 of the second, and the fields of `EagleConfig`. The second holds a tensor for each
+The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the drafter was
+trained for some, and the fields of `EagleConfig`. The second holds a tensor for each
 parameter by its dotted name: `w_join [n·D, D]` over the n taps one behind the other, `attention.w_qkv`,
 `attention.w_o`, `mlp.w_gate_up`, `mlp.w_down`, `head [V', D]`, the norms' scales, and `tokens [V']`, int32, the
 target's id of each row of the head, which is missing where the head has the whole vocabulary.
@@ -9,7 +10,7 @@ target's id of each row of the head, which is missing where the head has the who
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -50,15 +51,31 @@ class EagleModules:
       config: its sizes, and those of the target that it fits.
       definition: its structure.
       params: its parameters.
+      base_fingerprint: of the target's weights that it was trained for; empty where nobody told.
     """
 
     config: EagleConfig
     definition: NnxModel
     params: nnx.State
+    base_fingerprint: str = ""
 
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""
         return f"EagleModules({size(self.params)}, {self.config.head_size} tokens)"
+
+
+class Description(NamedTuple):
+    """What `eagle.json` says.
+
+    Attributes:
+      config: of the drafter.
+      weights_sha256: of the file beside it.
+      base_fingerprint: as of `EagleModules`.
+    """
+
+    config: EagleConfig
+    weights_sha256: str
+    base_fingerprint: str
 
 
 def random_modules(target: ModelConfig, *, seed: int = 0, dtype: Any = np.float32) -> EagleModules:
@@ -68,13 +85,14 @@ def random_modules(target: ModelConfig, *, seed: int = 0, dtype: Any = np.float3
     return EagleModules(config=config, definition=NnxModel(graphdef), params=params)
 
 
-def save_eagle(folder: str | Path, config: EagleConfig, params: nnx.State) -> None:
+def save_eagle(folder: str | Path, config: EagleConfig, params: nnx.State, *, base_fingerprint: str = "") -> None:
     """Saves a drafter as `eagle.json` and `eagle.safetensors`, whole or not at all; older ones are replaced.
 
     Args:
       folder: made where it is missing.
       config: of the drafter.
       params: its parameters, in the dtype that they are saved in.
+      base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, it drafts for any of that shape.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has; they are not the configuration's,
@@ -92,7 +110,8 @@ def save_eagle(folder: str | Path, config: EagleConfig, params: nnx.State) -> No
     with both_or_neither(folder, CONFIG, WEIGHTS, nbytes) as (fields_file, weights_file):
         # Contiguous: the writer takes an array's bytes as they lie in memory.
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
-        fields = {"format": FORMAT, "weights_sha256": sha256(weights_file), **config.to_fields()}
+        told = {"format": FORMAT, "weights_sha256": sha256(weights_file), "base_fingerprint": base_fingerprint}
+        fields = told | config.to_fields()
         fields_file.write_text(json.dumps(fields, indent=2) + "\n")
 
 
@@ -108,7 +127,7 @@ def load_eagle(folder: str | Path, *, dtype: Any = None) -> EagleModules:
       ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
-    config, digest = read_eagle(folder)
+    config, digest, mark = read_eagle(folder)
     file = _folder(folder) / WEIGHTS
     with opened(file, digest, CONFIG) as stored:
         names = list(stored.keys())
@@ -124,11 +143,12 @@ def load_eagle(folder: str | Path, *, dtype: Any = None) -> EagleModules:
     graphdef, abstract = abstract_eagle(config, made_of)
     held = tensors | {name: array.astype(made_of, copy=False) for name, array in weights.items()}
     leaves = [(path, v.replace(jax.device_put(held[dotted(path)]))) for path, v in nnx.to_flat_state(abstract)]
-    return EagleModules(config=config, definition=NnxModel(graphdef), params=nnx.from_flat_state(leaves))
+    params = nnx.from_flat_state(leaves)
+    return EagleModules(config=config, definition=NnxModel(graphdef), params=params, base_fingerprint=mark)
 
 
-def read_eagle(folder: str | Path) -> tuple[EagleConfig, str]:
-    """Returns the configuration of a folder's drafter, and the SHA-256 of its weights, which are not read.
+def read_eagle(folder: str | Path) -> Description:
+    """Returns what a folder says of its drafter; weights are not read.
 
     Raises:
       FileNotFoundError: `eagle.json` is missing.
@@ -138,10 +158,15 @@ def read_eagle(folder: str | Path) -> tuple[EagleConfig, str]:
     fields = read_fields(file)
     if (version := fields.pop("format", None)) != FORMAT:
         raise ValueError(f"{file} must have format {FORMAT}; got {version!r}")
-    if not isinstance(digest := fields.pop("weights_sha256", None), str):
-        raise ValueError(f"{file}: weights_sha256 must be a text; got {digest!r}")
+    told = {
+        "weights_sha256": fields.pop("weights_sha256", None),
+        "base_fingerprint": fields.pop("base_fingerprint", ""),
+    }
+    for name, mark in told.items():
+        if not isinstance(mark, str):
+            raise ValueError(f"{file}: {name} must be a text; got {mark!r}")
     try:
-        return EagleConfig.from_fields(fields), digest
+        return Description(EagleConfig.from_fields(fields), **told)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

@@ -14,7 +14,7 @@ from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.eagle import EagleDrafter
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.ladder import Ladder
-from jax_smash.loading import Model
+from jax_smash.loading import Model, weights_fingerprint
 from jax_smash.methods.draft_options import DRAWS, RANDOM
 from jax_smash.methods.drafted import drafted
 from jax_smash.methods.method import Method, Setup
@@ -75,6 +75,31 @@ def check_target(config: EagleConfig, model: Model, where: str) -> None:
             raise ValueError(f"{where} is for a target with a {name} of {wanted}; {model.name} has one of {found}")
 
 
+def check_weights(expected: str, model: Model, where: str) -> None:
+    """Refuses another target than the one that the drafter was trained for, of the same shape though it is.
+
+    Args:
+      expected: fingerprint of the weights that it was trained for; empty where nobody told.
+      model: the target at hand.
+      where: the drafter is, named in errors.
+
+    Raises:
+      ValueError: the target's weights are others, or do not tell which they are.
+    """
+    if not expected:
+        return
+    if (found := weights_fingerprint(model)) is None:
+        raise ValueError(
+            f"{where} goes with the weights alone that it was trained for, and {model.name} does not tell what its "
+            "rounded ones were made from: load them in another dtype"
+        )
+    if found != expected:
+        raise ValueError(
+            f"{where} was trained for a target whose weights have fingerprint {expected[:16]}…; "
+            f"those of {model.name} have {found[:16]}…"
+        )
+
+
 def _fitting(model: Model, given: str | Path | EagleModules | None) -> EagleModules:
     """Returns the drafter that the options name, after checking that it fits; nothing is loaded before."""
     dtype = activation_dtype(model.params["target"])
@@ -84,12 +109,15 @@ def _fitting(model: Model, given: str | Path | EagleModules | None) -> EagleModu
         )
     if isinstance(given, EagleModules):
         check_target(given.config, model, "the drafter")
+        check_weights(given.base_fingerprint, model, "the drafter")
         return given
     if str(given) == RANDOM:
         if model.config is None:
             raise ValueError(f"a random drafter needs a model of this package; {model.name} is none")
         return random_modules(model.config, dtype=dtype)
-    check_target(read_eagle(given)[0], model, f"the drafter in {given}")
+    described, where = read_eagle(given), f"the drafter in {given}"
+    check_target(described.config, model, where)
+    check_weights(described.base_fingerprint, model, where)
     return load_eagle(given, dtype=dtype)
 
 

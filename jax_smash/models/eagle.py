@@ -104,16 +104,28 @@ class Eagle(nnx.Module):
         config, asked = self.config, num_queries or vectors.shape[1]
         reach = longest(position, block.valid) if cache is None else cache.reach
         angles = rotation(config.rope, config.head_width, position, reach)
-        residual = features.astype(self.dtype)
-        normed = self.feature_norm(residual)
-        read = jnp.concatenate([self.vector_norm(vectors.astype(self.dtype)), normed], axis=-1)
+        start, read = self.entries(vectors, features)
         past = None if cache is None else cache.layer(0)
         out, key_value = self.attention(read, position, angles, past, block.layer(0), asked)
         rows = rows_axis(cache)
-        x = (normed if config.residual_normed else residual)[:, -asked:] + constrain(out, rows, None, "embed")
+        x = start[:, -asked:] + constrain(out, rows, None, "embed")
         x = x + constrain(self.mlp(self.mlp_norm(x)), rows, None, "embed")
+        hidden, feature = self.made_of(x)
+        return EagleForward(hidden=hidden, feature=feature, block_kv=(key_value,))
+
+    def entries(
+        self, vectors: Float[Array, "B T D"], features: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T both"]]:
+        """Returns what the layer's residual begins with, and what its attention reads: vector and feature, normed."""
+        residual = features.astype(self.dtype)
+        normed = self.feature_norm(residual)
+        read = jnp.concatenate([self.vector_norm(vectors.astype(self.dtype)), normed], axis=-1)
+        return normed if self.config.residual_normed else residual, read
+
+    def made_of(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+        """Returns what the head reads of the layer's residual, and the feature that goes on."""
         hidden = self.final_norm(x)
-        return EagleForward(hidden=hidden, feature=hidden if config.feeds_normed else x, block_kv=(key_value,))
+        return hidden, hidden if self.config.feeds_normed else x
 
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Returns float32 logits of the target's tokens; minus infinity for what the head cannot say."""

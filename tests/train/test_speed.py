@@ -5,6 +5,8 @@ import pytest
 
 from tests.tiny import tiny_config
 from tests.train.run.test_settings import FIELDS
+from train.parts.drafter.eagle import EaglePart
+from train.parts.drafter.settings import EagleSettings
 from train.parts.hamburger.part import Hamburger
 from train.parts.hamburger.settings import SmashSettings
 from train.run.settings import load_kind
@@ -31,12 +33,19 @@ def test_a_shape_comes_from_a_file_or_by_name():
         main(shape="huge")
 
 
-def test_modules_are_measured_beside_a_frozen_base(tmp_path):
-    fields = {"base": "frozen", "micro_layers": 1, "micro_steps": 3, "optimiser": {"warmup": 2}, "steps": 6}
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"batch_size": 8, "length": 16}))
-    settings = load_kind(SmashSettings, tmp_path / "config.json", model=tiny_config())
-    found = measure(Hamburger(settings), repeats=1)
-    shapes = Hamburger(settings).shapes()
+@pytest.mark.parametrize(
+    ("part", "kind", "fields"),
+    [
+        (Hamburger, SmashSettings, {"base": "frozen", "micro_layers": 1, "micro_steps": 3}),
+        (EaglePart, EagleSettings, {"head_size": 50, "test_steps": 3}),
+    ],
+)
+def test_modules_are_measured_beside_a_frozen_base(part, kind, fields, tmp_path):
+    fields = fields | {"optimiser": {"warmup": 2}, "steps": 6, "batch_size": 8, "length": 16}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    settings = load_kind(kind, tmp_path / "config.json", model=tiny_config())
+    found = measure(part(settings), repeats=1)
+    shapes = part(settings).shapes()
     counts = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in shapes]
     assert [found["parameters"], found["frozen_parameters"]] == counts
     assert min(counts) > 0
@@ -45,7 +54,7 @@ def test_modules_are_measured_beside_a_frozen_base(tmp_path):
 
 
 def test_what_cannot_be_measured_is_named(tmp_path):
-    with pytest.raises(ValueError, match="part must be one of language-model, hamburger; got 'whopper'"):
+    with pytest.raises(ValueError, match="part must be one of language-model, hamburger, eagle; got 'whopper'"):
         main(part="whopper", shape="llama-100m")
     with pytest.raises(ValueError, match="expected --config of the modules and --shape of the base; got None and"):
         main(part="hamburger", shape="llama-100m")

@@ -54,12 +54,14 @@ class Ended:
     Attributes:
       step: steps that made the weights.
       losses: held-out losses of the stored weights in nats a token, over all and of each source.
+      means: what the objective tells beside the loss, over all held-out rows.
       tokens: that were trained on; 0 where nobody counted.
       sources: Markdown on the text and its licences.
     """
 
     step: int
     losses: tuple[float, dict[str, float]]
+    means: Mapping[str, float]
     tokens: int = 0
     sources: str = ""
 

@@ -21,7 +21,16 @@ from train.run.batches import Batches
 from train.run.checkpoint import Checkpoints, only_run
 from train.run.frozen import Frozen, check_frozen
 from train.run.metrics import Metrics, plot_losses
-from train.run.step import Evaluation, Objective, Step, TrainState, first_state, make_evaluation, make_step, place_rows
+from train.run.step import (
+    Measurement,
+    Objective,
+    Step,
+    TrainState,
+    first_state,
+    make_measurement,
+    make_step,
+    place_rows,
+)
 
 METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "loss.png", "checkpoints"
 FROZEN_NOTE = "frozen"
@@ -123,15 +132,15 @@ def train(
             check_frozen(frozen, notes.get(FROZEN_NOTE, {}), output)
             batches.set_state(notes["batches"])
         step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
-        evaluate = make_evaluation(objective, mesh)
-        run = _Run(step, evaluate, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size)
+        measure = make_measurement(objective, mesh)
+        run = _Run(step, measure, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size)
         return run(state, batches, held_out)
 
 
 @dataclasses.dataclass
 class _Run:
     step: Step
-    evaluate: Evaluation
+    measure: Measurement
     mesh: Mesh
     loop: Loop
     checkpoints: Checkpoints
@@ -174,8 +183,9 @@ class _Run:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
                 paused = time.perf_counter()
                 if evaluates:
-                    loss, by_set = self.evaluate(state.params, held_out(), frozen)
-                    metrics.write(step=done, held_out_loss=loss, held_out=by_set)
+                    loss, by_set, means = self.measure(state.params, held_out(), frozen)
+                    told = {"held_out_means": means} if means else {}
+                    metrics.write(step=done, held_out_loss=loss, held_out=by_set, **told)
                     progress.console.print(f"step {done}: held-out loss {loss:.4f}")
                     plot_losses(metrics.path, self.output / PLOT)
                 if saves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +168,27 @@ def _is_divided(mesh: Mesh) -> bool:
     return mesh.shape["fsdp"] * mesh.shape["tp"] > 1
 
 
+class Measured(NamedTuple):
+    """What an objective gives over named sets of batches.
+
+    Attributes:
+      loss: mean loss a target, in nats, over all sets.
+      by_set: the same of each set that has targets.
+      means: those of a `Tally`, over all sets.
+    """
+
+    loss: float
+    by_set: dict[str, float]
+    means: dict[str, float]
+
+
+class Measurement(Protocol):
+    """A function of parameters and named sets of batches."""
+
+    def __call__(self, params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
+        """Returns the losses and means; raises ValueError where no set has a target."""
+
+
 class Evaluation(Protocol):
     """A function of parameters and named sets of batches."""
 
@@ -182,28 +203,45 @@ def make_evaluation(objective: Objective, mesh: Mesh) -> Evaluation:
 
     Losses are in nats. The function raises ValueError where no set has a target.
     """
-
-    def sums(params: Any, frozen: FrozenParams, batch: Any) -> Any:
-        total, tally = objective(all_roles(params, frozen), batch)
-        return total, tally.count if isinstance(tally, Tally) else tally
-
-    summed = jax.jit(_over_rows(sums, mesh))
+    measure = make_measurement(objective, mesh)
 
     def evaluate(
         params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None
     ) -> tuple[float, dict[str, float]]:
-        sums = {
-            name: [summed(params, frozen, place_rows(batch, mesh)) for batch in batches]
+        measured = measure(params, sets, frozen)
+        return measured.loss, measured.by_set
+
+    return evaluate
+
+
+def make_measurement(objective: Objective, mesh: Mesh) -> Measurement:
+    """Returns a function of parameters and named sets of batches: what an objective gives over them."""
+
+    def sums(params: Any, frozen: FrozenParams, batch: Any) -> Any:
+        total, tally = objective(all_roles(params, frozen), batch)
+        return (total, tally.count, tally.means) if isinstance(tally, Tally) else (total, tally, {})
+
+    summed = jax.jit(_over_rows(sums, mesh))
+
+    def measure(params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
+        found = {
+            name: [jax.device_get(summed(params, frozen, place_rows(batch, mesh))) for batch in batches]
             for name, batches in sets.items()
         }
-        totals = {name: [math.fsum(map(float, column)) for column in zip(*s, strict=True)] for name, s in sums.items()}
-        counted = {name: total for name, total in totals.items() if total and total[1]}
+        totals = {name: [math.fsum(float(s[i]) for s in sums) for i in range(2)] for name, sums in found.items()}
+        counted = {name: total for name, total in totals.items() if total[1]}
         if not counted:
             raise ValueError("evaluation needs at least one target; got none")
         loss, count = (math.fsum(column) for column in zip(*counted.values(), strict=True))
-        return loss / count, {name: total / count for name, (total, count) in counted.items()}
+        told = [means for sums in found.values() for _, _, means in sums]
+        means = {}
+        for name in told[0]:
+            sum_, of = (math.fsum(float(one[name][i]) for one in told) for i in range(2))
+            means[name] = sum_ / of if of else 0.0
+        by_set = {name: total / count for name, (total, count) in counted.items()}
+        return Measured(loss / count, by_set, means)
 
-    return evaluate
+    return measure
 
 
 def check_rows(rows: int, mesh: Mesh, *, accumulate: int = 1) -> None:

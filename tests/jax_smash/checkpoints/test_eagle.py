@@ -48,7 +48,18 @@ def test_the_files_hold_what_the_documentation_says(saved):
     fields = json.loads((folder / CONFIG).read_text())
     assert fields["format"] == 1
     assert fields["taps"] == [1, 2]
-    assert read_eagle(folder) == (made.config, fields["weights_sha256"])
+    assert read_eagle(folder) == (made.config, fields["weights_sha256"], "")
+
+
+def test_a_drafter_tells_the_weights_that_it_was_trained_for(saved):
+    made, folder = saved
+    save_eagle(folder, made.config, made.params, base_fingerprint="ab12")
+    assert load_eagle(folder).base_fingerprint == read_eagle(folder).base_fingerprint == "ab12"
+    # A file without the field is read still.
+    fields = json.loads((folder / CONFIG).read_text())
+    del fields["base_fingerprint"]
+    (folder / CONFIG).write_text(json.dumps(fields))
+    assert load_eagle(folder).base_fingerprint == ""
 
 
 def damaged(folder, name):

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from jax_smash import from_apply, generate
-from jax_smash.checkpoints.eagle import CONFIG, WEIGHTS, save_eagle
+from jax_smash.checkpoints.eagle import CONFIG, WEIGHTS, load_eagle, save_eagle
+from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.loading import quantised
 from jax_smash.methods import RANDOM, DraftOptions, check_draft, make_method
 from jax_smash.quantise import activation_dtype, has_int8
@@ -47,6 +48,22 @@ def test_a_folder_for_another_target_is_refused_before_its_weights_are_looked_fo
             eagle(tiny_model(**changes), folder)
     with pytest.raises(FileNotFoundError, match=r"eagle.safetensors is missing; eagle.json is there"):
         eagle(tiny_model(), folder)
+
+
+def test_a_drafter_that_was_trained_for_other_weights_is_refused_before_its_own_are_looked_for(tmp_path):
+    made, model = random_drafter(tiny_model()), tiny_model()
+    save_eagle(tmp_path, made.config, made.params, base_fingerprint=fingerprint(model.config, model.params["target"]))
+    assert eagle(model, tmp_path)
+    assert eagle(quantised(dataclasses.replace(model)), tmp_path)
+    half = jax.tree.map(lambda w: w.astype(jnp.float16), model.params)
+    with pytest.raises(ValueError, match="does not tell what its rounded ones were made from"):
+        eagle(dataclasses.replace(model, params=half), tmp_path)
+    said = r"was trained for a target whose weights have fingerprint \w{16}…; those of two-layer have \w{16}…"
+    with pytest.raises(ValueError, match=f"the drafter {said}"):
+        eagle(tiny_model(spread=11.0), load_eagle(tmp_path))
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match=f"the drafter in .* {said}"):
+        eagle(tiny_model(spread=11.0), tmp_path)
 
 
 def test_a_target_without_taps_is_refused(folder):

@@ -1,0 +1,66 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.tiny import tiny_model
+from train.parts.drafter.objective import RANKS, Vocabulary, behind, drafted, tally
+
+STEPS = 2
+
+
+def setting(seed):
+    """Returns a target, hidden vectors of its and of a drafter, segments, weights, and a head of some tokens."""
+    model, rng = tiny_model(), np.random.default_rng(seed)
+    target = model.definition.bind(model.params["target"])
+    rows, length, d = 2, 6, model.config.d_model
+    hidden = rng.normal(size=(rows, length, d)).astype(np.float32)
+    made = rng.normal(size=(STEPS, rows, length, d)).astype(np.float32)
+    segments = np.array([[1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 0, 0]], np.int32)
+    weights = rng.integers(0, 2, (rows, length)).astype(np.float32)
+    tokens = np.sort(rng.choice(model.vocab_size, 40, replace=False))
+    return target, hidden, made, segments, weights, rng.normal(size=(40, d)).astype(np.float32), tokens
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_guess_is_compared_with_what_the_target_says_of_the_tokens_that_the_drafter_knows(seed):
+    target, hidden, made, segments, weights, head, tokens = setting(seed)
+    aligned, seen = behind(jnp.asarray(made), jnp.asarray(segments))
+    vocabulary = Vocabulary(tokens, target.vocab_size)
+    arrays = (jnp.asarray(x) for x in (hidden, aligned, seen, weights, head))
+    found = drafted(target, *arrays, vocabulary, chunk=4)
+    logits = np.asarray(target.unembed(jnp.asarray(hidden)), np.float64)
+    loss, count, tried = np.zeros((3, STEPS))
+    hits = np.zeros((STEPS, RANKS))
+    for step, row, entry in np.ndindex(STEPS, *segments.shape):
+        place = entry + step + 1  # What the target predicts there is guessed.
+        if place >= 6 or segments[row, place] != segments[row, entry] or segments[row, entry] == 0:
+            continue
+        tried[step] += weights[row, place]
+        best = logits[row, place].argmax()
+        if best not in tokens or not weights[row, place]:
+            continue
+        guess = head.astype(np.float64) @ made[step, row, entry]
+        count[step] += 1
+        loss[step] -= softmax(logits[row, place, tokens]) @ np.log(softmax(guess))
+        ranked = tokens[np.argsort(-guess)]
+        hits[step] += [best in ranked[: rank + 1] for rank in range(RANKS)]
+    np.testing.assert_allclose(found.loss, loss, rtol=1e-4)
+    np.testing.assert_array_equal(found.count, count)
+    np.testing.assert_array_equal(found.tried, tried)
+    np.testing.assert_array_equal(found.hits, hits)
+
+
+def test_what_is_told_are_shares_of_the_entries_that_were_drafted():
+    target, hidden, made, segments, weights, head, tokens = setting(0)
+    aligned, seen = behind(jnp.asarray(made), jnp.asarray(segments))
+    arrays = [jnp.asarray(x) for x in (hidden, aligned, seen, weights, head)]
+    found = drafted(target, *arrays, Vocabulary(tokens, target.vocab_size), chunk=99)
+    told = tally(found, np.array([1.0, 0.5], np.float32))
+    np.testing.assert_allclose(told.count, found.count[0] + 0.5 * found.count[1])
+    hits, tried = told.means["top2_1"]
+    assert (hits, tried) == (found.hits[0, 1], found.tried[0])

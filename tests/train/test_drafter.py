@@ -1,0 +1,175 @@
+"""Drafters from the first step to decoding with them."""
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_smash
+from jax_smash.checkpoints.eagle import load_eagle
+from jax_smash.loading import find
+from jax_smash.methods import RANDOM, DraftOptions
+from tests.checkpoints import LLAMA, write_checkpoint
+from tests.train.corpus_files import make_packed, write_corpus
+from train.drafter import main
+from train.pack import pack_corpus
+from train.run.metrics import read_metrics
+
+CONFIG = {
+    "head_size": 200,
+    "mlp_width": 32,
+    "test_steps": 3,
+    "optimiser": {"warmup": 1, "learning_rate": 0.003},
+    "batch_size": 8,
+    "length": 16,
+    "steps": 6,
+}
+
+RUN = {"save_every": 1, "log_every": 2, "evaluate_every": 3, "mesh": "data=2"}
+"""Options of a run in this process."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Packed shards, a target with their tokenizer, and a configuration."""
+    folder = tmp_path_factory.mktemp("drafter")
+    _, tokenizer = make_packed(folder)
+    write_checkpoint(folder / "base", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1})
+    for file in tokenizer.iterdir():
+        shutil.copy(file, folder / "base")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "sources.md").write_text("Sentences about foxes, written for this test.")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(root):
+    """A run that nothing disturbs, and what it said."""
+    return root / "whole", said(root, root / "whole", **RUN | {"save_every": 100})
+
+
+def said(root, output, **options):
+    """Makes the run, or what is left of it, in this process; returns what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main("eagle", root / "config.json", root / "packed", str(root / "base"), output, **options)
+    return out.getvalue()
+
+
+def begin(root, output, environment, errors):
+    """Begins the same run in a process of its own, which writes its errors to a file."""
+    command = [sys.executable, "-m", "train.drafter", "--kind", "eagle", "--config", root / "config.json"]
+    command += ["--packed", root / "packed", "--base", root / "base", "--output", output]
+    command += ["--devices", jax.device_count()]
+    command += [word for name, value in RUN.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return subprocess.Popen(list(map(str, command)), env=environment, stderr=errors)
+
+
+def newest(output):
+    steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdecimal()]
+    return max(steps, default=0)
+
+
+def test_the_export_is_a_drafter_for_the_target_and_no_other(root, whole, tmp_path):
+    folder = whole[0] / "drafter"
+    assert {file.name for file in folder.iterdir()} == {"README.md", "eagle.json", "eagle.safetensors"}
+    model = jax_smash.load(root / "base")
+    draft = DraftOptions(drafter=folder)
+    options = {"max_new_tokens": 6, "slots": 64}
+    drafted = jax_smash.generate(model, ["Once there"], method="eagle", draft=draft, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+    other = shutil.copytree(root / "base", tmp_path / "other")
+    write_checkpoint(other, {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1}, seed=5)
+    said = r"the drafter in .* was trained for a target whose weights have fingerprint \w{16}…; those of .*other have"
+    with pytest.raises(ValueError, match=said):
+        jax_smash.generate(jax_smash.load(other), ["Once there"], method="eagle", draft=draft, **options)
+
+
+def test_the_run_says_how_often_the_targets_token_was_among_the_likeliest(whole):
+    folder, printed = whole
+    lines = read_metrics(folder / "metrics.jsonl")
+    measured = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in measured] == [2, 4, 6]
+    assert measured[-1]["loss"] < measured[0]["loss"]
+    held_out = [line["held_out_means"] for line in lines if "held_out_means" in line]
+    assert len(held_out) == 2
+    for means in (*measured, *held_out):
+        for depth in (1, 2, 3):
+            shares = [means[f"top{rank}_{depth}"] for rank in range(1, 6)]
+            assert shares == sorted(shares)
+            assert 0 <= shares[0] <= shares[-1] <= 1
+            assert means[f"loss_{depth}"] > 0
+    card = (folder / "drafter/README.md").read_text()
+    assert "| Tokens that it can say | 200, " in card
+    assert printed.endswith(f"exported to {folder / 'drafter'}\n")
+    assert f"fingerprint of its weights {load_eagle(folder / 'drafter').base_fingerprint} |" in card
+
+
+def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_programs, tmp_path):
+    with (tmp_path / "errors").open("w") as errors:
+        process = begin(root, tmp_path / "run", same_programs(), errors)
+        while newest(tmp_path / "run") < 2 and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert 2 <= newest(tmp_path / "run") < 6, (tmp_path / "errors").read_text()[-2000:]
+    said(root, tmp_path / "run", resume=True, **RUN)
+    for name in ("eagle.safetensors", "eagle.json"):
+        assert (tmp_path / "run/drafter" / name).read_bytes() == (whole[0] / "drafter" / name).read_bytes()
+
+
+def test_a_short_training_drafts_more_than_random_weights_do(tmp_path):
+    corpus = write_corpus(tmp_path / "data")
+    pack_corpus(corpus, tmp_path / "data", find("tiny"), tmp_path / "packed")
+    changes = {"head_size": 0, "test_steps": 2, "steps": 24, "batch_size": 4}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
+    main("eagle", tmp_path / "config.json", tmp_path / "packed", "tiny", tmp_path / "run", mesh="data=1")
+    model = jax_smash.load("tiny")
+    kept = []
+    for drafter in (RANDOM, tmp_path / "run/drafter"):
+        options = {"max_new_tokens": 16, "slots": 64, "draft": DraftOptions(drafter=drafter)}
+        completions = jax_smash.generate(model, ["Once there were 5", "Once there were"], method="eagle", **options)
+        kept.append(np.mean([c.drafted.kept[0] / c.drafted.tried[0] for c in completions]))
+    print("kept at depth 1:", kept)
+    assert kept[1] > kept[0] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test_steps": 16}, "test_steps must be from 1 to less than the row's 16; got 16"),
+        ({"step_decay": 0}, "step_decay must be above 0 and at most 1; got 0"),
+        ({"head_size": 291}, "head_size must be from 1 to the vocabulary's 290; got 291"),
+        ({"taps": [1, 3]}, "taps must be from 0 to the target's 2 layers; got"),
+        ({"own_rows": 2}, "recall and own_rows are settings of train.base alone"),
+        ({"layers": 2}, "unknown field 'layers'"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(root, tmp_path, changes, message):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
+    with pytest.raises(ValueError, match=message):
+        main("eagle", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_kind_and_a_gguf_target_are_refused(root, tmp_path):
+    with pytest.raises(ValueError, match="kind must be one of eagle; got 'falcon'"):
+        main("falcon", root / "config.json", root / "packed", str(root / "base"), tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="must be a Hugging Face folder"):
+        main("eagle", root / "config.json", root / "packed", str(tmp_path / "model.gguf"), tmp_path / "run")
+
+
+def test_weights_of_the_dtype_that_is_asked_for_are_computed_with(root, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"dtype": "bfloat16", "steps": 2, "accumulate": 2}))
+    main("eagle", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run", mesh="fsdp=2")
+    loaded = load_eagle(tmp_path / "run/drafter")
+    assert {x.dtype for x in jax.tree.leaves(loaded.params)} == {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int32)}

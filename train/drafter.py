@@ -1,0 +1,59 @@
+"""Trains a drafter for a frozen target, and exports it.
+
+    python -m train.drafter --kind eagle --config CONFIG --packed PACKED --base MODEL --output RUN
+
+`PACKED` was made by `train.pack` with the tokenizer of `MODEL`. `RUN/drafter` holds the drafter in the end, which
+`jax-smash generate --method eagle --drafter RUN/drafter` reads beside the same weights of the target and no others.
+`RUN/metrics.jsonl` says how often the target's token was among the drafter's likeliest, by depth: `top3_2` is the share
+of entries at depth 2 where it was among three. A run that was cut off goes on with `--resume`.
+
+A drafter learns best from what its target says itself: `train.regenerate` writes that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Unpack
+
+from train.parts.drafter.eagle import EaglePart
+from train.run.flow import run
+from train.run.options import RunOptions
+from train.run.program import run_program
+
+KINDS: dict[str, Any] = {"eagle": EaglePart}
+"""Parts by the kind of drafter."""
+
+
+def main(
+    kind: str,
+    config: Path,
+    packed: Path,
+    base: str,
+    output: Path,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    **options: Unpack[RunOptions],
+) -> None:
+    """Trains a drafter.
+
+    Args:
+      kind: of drafter: eagle.
+      config: JSON file with the drafter's sizes, the optimiser's settings, the batch size, the rows' length in tokens
+        and the number of steps.
+      packed: folder of shards, made by `train.pack` with the target's tokenizer.
+      base: the target: a shipped model, a Hugging Face folder or a hub id.
+      output: folder for checkpoints, metrics and, in the end, `drafter`.
+      steps: length of the run, in place of the file's.
+      batch_size: rows a step, in place of the file's.
+      seed: of the first weights and of the order of rows, in place of the file's.
+      options: how the run goes.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    part = KINDS[kind].from_files(config, packed, base, steps=steps, batch_size=batch_size, seed=seed)
+    print(run(part, output, **options))
+
+
+if __name__ == "__main__":
+    run_program(main)

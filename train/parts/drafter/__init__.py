@@ -1,0 +1,1 @@
+"""Drafters that are trained beside a frozen target."""

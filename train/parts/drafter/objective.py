@@ -1,0 +1,208 @@
+"""What an EAGLE-3 drafter is trained on: the target's own predictions, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from jax_smash.cache import Block
+from jax_smash.models.depth import tapped_without_cache
+from jax_smash.models.eagle import Eagle
+from jax_smash.models.projection import row_products
+from jax_smash.models.transformer import Transformer
+from jax_smash.pytree import pytree
+from jax_smash.shapes import round_up
+from train.data.rows import Batch
+from train.parts.drafter.settings import DrafterSettings, EagleSettings
+from train.parts.drafter.unrolled import unrolled
+from train.parts.language_model.objective import CHUNK
+from train.run.step import Objective, Tally
+
+RANKS = 5
+"""Places among a drafter's likeliest tokens that are counted."""
+
+Structure = Callable[[Any], Any]
+"""From a drafter's trained parameters to the drafter."""
+
+
+@pytree
+class Drafted:
+    """What a drafter's guesses of tokens were worth, summed over entries; the first axis is that of its steps.
+
+    Attributes:
+      loss: cross-entropy against the target's prediction, in nats.
+      count: entries that the loss counts.
+      hits: of how many entries the target's token was among the likeliest, so many of them.
+      tried: entries that were drafted, those whose token the drafter cannot say included.
+    """
+
+    loss: Float[Array, "S"]
+    count: Float[Array, "S"]
+    hits: Float[Array, "S ranks"]
+    tried: Float[Array, "S"]
+
+
+class Vocabulary:
+    """The tokens that a drafter can say.
+
+    Args:
+      tokens: their ids, in rising order.
+      vocab_size: V of the target.
+    """
+
+    def __init__(self, tokens: Int[np.ndarray, "X"], vocab_size: int):
+        self.whole = len(tokens) == vocab_size
+        self.tokens = tokens.astype(np.int32)
+        self.row = np.zeros(vocab_size, np.int32)
+        self.row[tokens] = np.arange(len(tokens), dtype=np.int32)
+        self.known = np.zeros(vocab_size, bool)
+        self.known[tokens] = True
+
+
+def eagle_objective(
+    target: nnx.GraphDef, structure: Structure, settings: EagleSettings, tokens: Int[np.ndarray, "X"], *, chunk: int
+) -> Objective:
+    """Returns the drafter's cross-entropy against the target's predictions, in nats, over rows of replies.
+
+    Equivalent formula: Σ_s decay^s Σ_t w_t · −Σ_x p(x) log q_s(x) over the tokens x that the drafter can say, p the
+    target's prediction renormalised over these. Entries whose likeliest token it cannot say count for nothing.
+
+    Source: Li et al. 2025, "EAGLE-3", section 3. Differs: the mean is over the entries of all steps by their weights,
+    where the paper adds up the means of the steps.
+
+    Args:
+      target: structure of the target.
+      structure: makes the drafter.
+      settings: of the run.
+      tokens: that the drafter can say.
+      chunk: entries whose logits are in memory at once.
+    """
+    decay = np.power(np.float32(settings.step_decay), np.arange(settings.test_steps, dtype=np.float32))
+    vocabulary = Vocabulary(tokens, settings.model.vocab_size)
+
+    def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
+        model: Transformer = nnx.merge(target, cast(jax.lax.stop_gradient(params["base"]), settings))
+        drafter: Eagle = structure(cast(params["drafter"], settings))
+        hidden, taps = read_by_target(model, batch, settings)
+        features = drafter.join([taps[i] for i in drafter.config.taps])
+        vectors = model.embed(batch.targets)
+        made = unrolled(drafter, features, vectors, batch.positions, batch.segments, settings.test_steps)
+        aligned, seen = behind(made, batch.segments)
+        found = drafted(model, hidden, aligned, seen, batch.weights, drafter.head[...], vocabulary, chunk=chunk)
+        return jnp.sum(decay * found.loss), tally(found, decay)
+
+    return objective
+
+
+def cast(params: Any, settings: DrafterSettings) -> Any:
+    """Returns parameters in the dtype that the run computes in."""
+    return jax.tree.map(lambda x: x.astype(jnp.dtype(settings.dtype)), params)
+
+
+def read_by_target(
+    model: Transformer, batch: Batch, settings: DrafterSettings
+) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
+    """Returns the target's hidden vectors and taps, through which no gradient passes."""
+    block = Block.causal(batch.segments > 0, batch.segments)
+    read = tapped_without_cache(model, model.embed(batch.tokens), batch.positions, block, scan=settings.scan)
+    return jax.lax.stop_gradient(read)
+
+
+def behind(
+    made: Float[Array, "S B T D"], segments: Int[Array, "B T"], gap: int = 1
+) -> tuple[Float[Array, "B T S D"], Bool[Array, "B T S"]]:
+    """Returns what guesses the token that the target predicts at an entry, and whether it is there.
+
+    Args:
+      made: step s of entry i guesses what the target predicts at entry i + s + gap.
+      segments: both entries must be of one.
+      gap: of the first step.
+    """
+    aligned, seen = [], []
+    for step, x in enumerate(made):
+        places = min(step + gap, segments.shape[1])
+        aligned.append(jnp.pad(x, ((0, 0), (places, 0), (0, 0)))[:, : x.shape[1]])
+        before = jnp.pad(segments, ((0, 0), (places, 0)))[:, : x.shape[1]]
+        seen.append((before == segments) & (segments > 0))
+    return jnp.stack(aligned, axis=2), jnp.stack(seen, axis=2)
+
+
+def drafted(
+    model: Transformer,
+    hidden: Float[Array, "B T D"],
+    aligned: Float[Array, "B T S D"],
+    seen: Bool[Array, "B T S"],
+    weights: Float[Array, "B T"],
+    head: Float[Array, "X D"],
+    vocabulary: Vocabulary,
+    *,
+    chunk: int,
+) -> Drafted:
+    """Returns what guesses are worth. Logits exist for about `chunk` entries of the target at a time.
+
+    Args:
+      model: the target.
+      hidden: after its final norm.
+      aligned, seen: as `behind` returns them.
+      weights: what each entry counts.
+      head: the drafter's, a row a token.
+      vocabulary: tokens that the drafter can say.
+      chunk: entries at once, at least one of each row.
+    """
+
+    def of_piece(hidden: Array, aligned: Array, seen: Array, weights: Array) -> Drafted:
+        all_logits = jax.lax.stop_gradient(model.unembed(hidden).astype(jnp.float32))
+        best = jnp.argmax(all_logits, axis=-1)
+        known = jnp.asarray(vocabulary.known)[best]
+        target = all_logits if vocabulary.whole else all_logits[..., vocabulary.tokens]
+        p = jax.nn.softmax(target, axis=-1)
+        logits = row_products(aligned, head)
+        loss = jax.nn.logsumexp(logits, axis=-1) - jnp.einsum("BTX,BTSX->BTS", p, logits)
+        tried = weights[..., None] * seen.astype(jnp.float32)
+        counted = tried * known[..., None].astype(jnp.float32)
+        row = jnp.asarray(vocabulary.row)[best][..., None, None]
+        of_best = jnp.take_along_axis(logits, jnp.broadcast_to(row, (*logits.shape[:3], 1)), axis=-1)
+        rank = jnp.sum(logits > of_best, axis=-1, dtype=jnp.int32)
+        within = rank[..., None] < jnp.arange(1, RANKS + 1, dtype=jnp.int32)[None, None, None]
+        hits = within.astype(jnp.float32) * counted[..., None]
+        loss, count, hits, tried = (jnp.sum(x, axis=(0, 1)) for x in (loss * counted, counted, hits, tried))
+        return Drafted(loss=loss, count=count, hits=hits, tried=tried)
+
+    pieces = [_pieces(x, chunk) for x in (hidden, aligned, seen, weights)]
+
+    @jax.checkpoint
+    def add(sums: Drafted, piece: tuple[Array, ...]) -> tuple[Drafted, None]:
+        return jax.tree.map(jnp.add, sums, of_piece(*piece)), None
+
+    steps = jnp.zeros(aligned.shape[2], jnp.float32)
+    nothing = Drafted(loss=steps, count=steps, hits=jnp.zeros((len(steps), RANKS), jnp.float32), tried=steps)
+    return jax.lax.scan(add, nothing, tuple(pieces))[0]
+
+
+def tally(found: Drafted, shares: Float[np.ndarray, "S"]) -> Tally:
+    """Returns what the loss counts, and what is told beside it: loss and accuracies of each depth, from 1."""
+    means: dict[str, tuple[Array, Array]] = {}
+    for step in range(len(shares)):
+        means[f"loss_{step + 1}"] = (found.loss[step], found.count[step])
+        for rank in range(RANKS):
+            means[f"top{rank + 1}_{step + 1}"] = (found.hits[step, rank], found.tried[step])
+    return Tally(count=jnp.sum(shares * found.count), means=means)
+
+
+def _pieces(x: Shaped[Array, "B T ..."], chunk: int) -> Shaped[Array, "pieces B C ..."]:
+    """Cuts rows into pieces of about `chunk` entries in all, zeros behind the last."""
+    rows, length = x.shape[:2]
+    # Cut along T: rows may be divided among devices, and a loop over a divided axis would gather it.
+    columns = min(length, max(1, chunk // rows))
+    x = jnp.pad(x, ((0, 0), (0, round_up(length, columns) - length)) + ((0, 0),) * (x.ndim - 2))
+    return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
+
+
+CHUNK_OF_DRAFTER = CHUNK // 8
+"""Entries of the target at once: the drafter makes logits of several steps for each."""

@@ -1,0 +1,80 @@
+"""The settings of a run that trains a drafter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax_smash.models.eagle_config import EagleConfig
+from train.run.settings import Settings
+from train.tokenizer import END
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterSettings(Settings):
+    """What decides the weights that a run on given packed rows ends with; `model` is the target's shape.
+
+    Attributes:
+      reply_begins: text before each reply of a chat. Of chats only replies are learned, of other texts everything.
+      reply_ends: text that a reply ends with; it is part of it.
+    """
+
+    reply_begins: str = "<|assistant|>"
+    reply_ends: str = END
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recall or self.own_rows:
+            raise ValueError("recall and own_rows are settings of train.base alone")
+        if not self.reply_ends and self.reply_begins:
+            raise ValueError(f"reply_ends must be a text beside reply_begins {self.reply_begins!r}; got none")
+
+    def measured(self) -> DrafterSettings:
+        """Returns the settings under which exported weights are measured: in float32."""
+        return dataclasses.replace(self, dtype="float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleSettings(DrafterSettings):
+    """What decides the weights of an EAGLE-3 drafter.
+
+    Attributes:
+      taps: as of `EagleConfig`; None for those that enter layers 2, L/2 and L − 3.
+      head_size: tokens that the drafter can say, the commonest of what is learned; 0 for all of the vocabulary.
+      mlp_width: F of the drafter's layer; 0 for the target's.
+      tap_norms, feeds_normed, residual_normed: as of `EagleConfig`.
+      test_steps: tokens that each entry drafts in training, each from what the drafter made of the one before it.
+      step_decay: what a step counts beside the one before it.
+    """
+
+    taps: tuple[int, ...] | None = None
+    head_size: int = 0
+    mlp_width: int = 0
+    tap_norms: bool = False
+    feeds_normed: bool = False
+    residual_normed: bool = False
+    test_steps: int = 7
+    step_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.taps is not None:
+            object.__setattr__(self, "taps", tuple(self.taps))
+        if not 1 <= self.test_steps < self.length:
+            raise ValueError(f"test_steps must be from 1 to less than the row's {self.length}; got {self.test_steps}")
+        if not 0 < self.step_decay <= 1:
+            raise ValueError(f"step_decay must be above 0 and at most 1; got {self.step_decay}")
+        _ = self.eagle  # Refuses what does not fit the target.
+
+    @property
+    def eagle(self) -> EagleConfig:
+        """The drafter's sizes."""
+        changes = {"taps": self.taps} if self.taps is not None else {}
+        return EagleConfig.for_target(
+            self.model,
+            head_size=self.head_size or self.model.vocab_size,
+            mlp_width=self.mlp_width or self.model.mlp_width,
+            tap_norms=self.tap_norms,
+            feeds_normed=self.feeds_normed,
+            residual_normed=self.residual_normed,
+            **changes,
+        )
