@@ -6,6 +6,7 @@
     python -m eval.quality --model tiny --weights plain,int8 --tasks coreference --count 5000 --json int8.json
     python -m eval.quality --model smollm2 --tasks piqa,wikitext --counts piqa=1000 --context 2048 --resume \
         --data piqa=DATA/piqa.jsonl wikitext=DATA/valid.txt --json all.json
+    python -m eval.quality --model smollm2 --tasks ruler --lengths 1024,4096 --count 500 --json ruler.json
     python -m eval.quality --model DIR --methods ar,hamburger --confidence 0.5,0.7,0.9 --json groups.json
     python -m eval.quality --model DIR --base TUNED --methods hamburger --modules A,B --json modules.json --plot a.png
 
@@ -60,9 +61,13 @@ class Settings:
         rows are compared with `ar` and plain weights where these are measured, else with the first.
       tasks: coreference, key_value, copying, arithmetic, state (together `recall`), babi, gsm8k, perplexity, wikitext,
         variety (whether continuations go in circles), piqa, arc_easy, arc_challenge, openbookqa, winogrande, hellaswag;
-        `all` takes those whose examples are at hand.
-      data: examples of a task from elsewhere, as TASK=PATH or TASK=OWNER/NAME[:CONFIGURATION[:SPLIT]] on the hub.
-      lengths: of recall examples, in the model's tokens.
+        `all` takes those of them whose examples are at hand. Others take long: perplexity_decoded and locations, whose
+        tokens are read by a decode step each, and RULER's (together `ruler`): ruler-niah_single_1, ruler-niah_single_2,
+        ruler-niah_single_3, ruler-niah_multikey_1, ruler-niah_multikey_2, ruler-niah_multikey_3, ruler-niah_multivalue,
+        ruler-niah_multiquery, ruler-vt, ruler-cwe, ruler-fwe, ruler-qa_1, ruler-qa_2.
+      data: examples of a task from elsewhere, as TASK=PATH or TASK=OWNER/NAME[:CONFIGURATION[:SPLIT]] on the hub;
+        of ruler-qa_1 and ruler-qa_2 a file in SQuAD's or HotpotQA's form.
+      lengths: of drawn examples, in the model's tokens; RULER's, new tokens included, take some 300 to 800 at least.
       count: examples of each set, at most those of its file; by default 100 where they are drawn, and the whole of a
         file.
       counts: of some tasks' sets, as TASK=N, in place of `count`.
@@ -72,7 +77,7 @@ class Settings:
       max_new_tokens: of a gsm8k answer or a continuation of variety; by default 256 and 128.
       context: tokens that a text may have, new ones included; by default the model's own. What does not fit is cut
         behind the beginning and counted.
-      stride: new tokens of each window of a text longer than the context, in perplexity and wikitext; by default half a
+      stride: new tokens of each window of a text longer than the context, in perplexities; by default half a
         window. Where it is the context or more, windows lie side by side.
       batch_size: texts that are read or decoded together.
       dtype: of the weights.
@@ -139,6 +144,9 @@ class Settings:
             check_method(method)
         for smash in self._smashes():
             check_smash(HAMBURGER, smash)
+        decoded = [task for task in self.counted() if TASKS[task].decoded]
+        if HAMBURGER in self.methods and decoded:
+            raise ValueError(f"{decoded[0]} is read by plain decoding, not by {HAMBURGER}")
         if HAMBURGER not in self.methods and (names := self._given()):
             raise ValueError(f"{names[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
         for folder in self._folders():
@@ -152,7 +160,6 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if min(self.lengths) < 1:
             raise ValueError(f"lengths must be at least 1; got {min(self.lengths)}")
-        self.counted()
         check_outputs(self.json, self.details, plot=self.plot, overwrite=self.overwrite)
         if self.resume and self.json is None:
             raise ValueError("resume goes with --json FILE, beside which finished tasks are kept")
@@ -243,6 +250,10 @@ def read_sets(settings: Settings) -> list[TaskSet]:
         other = load_tokenizer(find(settings.base))
         if other is None or other.get_vocab() != tokenizer.get_vocab() or other("a") != tokenizer("a"):
             raise ValueError(f"base must have the tokenizer of {settings.model}; {settings.base} has another or none")
+    around = [{"role": "user", "content": "a"}]
+    template = (
+        tokenizer.apply_chat_template(around, add_generation_prompt=True, tokenize=False) if settings.chat else ""
+    )
     options = TaskOptions(
         size=lambda text: len(tokenizer(text)["input_ids"]),
         lengths=tuple(dict.fromkeys(settings.lengths)),
@@ -252,6 +263,7 @@ def read_sets(settings: Settings) -> list[TaskSet]:
         chat=settings.chat,
         max_new_tokens=settings.max_new_tokens,
         stride=settings.stride,
+        template=len(tokenizer(template, add_special_tokens=False)["input_ids"]),
     )
     counted = settings.counted()
     return [

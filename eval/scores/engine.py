@@ -1,17 +1,25 @@
 """What every task asks of a model under a decoding method: continuations, and log-probabilities of given text."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 import jax_smash
 from eval.reports.report import progress
 from eval.scores.smashing import Compression
+from jax_smash.decode.forced import forced_log_probs
 from jax_smash.loading import Model
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion
 from jax_smash.serve.session import Session, TokenLogProb
 from jax_smash.shapes import bucket
+from jax_smash.sharding import mesh_of, on_mesh
 from jax_smash.smash.options import SmashOptions
 
 LEAST_SLOTS = 64
@@ -154,19 +162,27 @@ class Engine:
         found = dict(zip(order, completions, strict=True))
         return [found[i] for i in range(len(prompts))]
 
-    def log_probs(self, texts: Sequence[list[int]], *, what: str = "texts") -> list[list[TokenLogProb]]:
+    def log_probs(
+        self, texts: Sequence[list[int]], *, what: str = "texts", decoded: bool = False
+    ) -> list[list[TokenLogProb]]:
         """Returns a record of each token but the first of each text: its log-probability in nats, and the likeliest.
 
         Args:
-          texts: tokens, at most the context's, read by the method's own prefill.
+          texts: tokens, at most the context's.
           what: is shown beside the progress.
+          decoded: every token is read by a step of plain decoding, whatever the method; else the method's own prefill
+            reads them.
+
+        Raises:
+          ValueError: the model's logits are not numbers.
         """
+        read = self._decode if decoded else self._read
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         found: dict[int, list[TokenLogProb]] = {}
         with progress(what, len(texts)) as advance:
             for first in range(0, len(order), self.batch_size):
                 batch = order[first : first + self.batch_size]
-                for i, record in zip(batch, self._read([texts[i] for i in batch]), strict=False):
+                for i, record in zip(batch, read([texts[i] for i in batch]), strict=False):
                     found[i] = record
                     advance()
         return [found[i] for i in range(len(texts))]
@@ -186,3 +202,26 @@ class Engine:
         session.read(rows)
         assert session.prompt_log_probs is not None
         return session.prompt_log_probs
+
+    def _decode(self, texts: list[list[int]]) -> list[list[TokenLogProb]]:
+        tokens = np.zeros((self.batch_size, bucket(max(map(len, texts)), least=LEAST_SLOTS)), np.int32)
+        lengths = np.ones((self.batch_size,), np.int32)  # Rows of one token sit out.
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)], lengths[row] = text, len(text)
+        params = self.model.params["target"]
+        with on_mesh(mesh_of(params)):
+            found = self._forced(params, jnp.asarray(tokens), jnp.asarray(lengths))
+        chosen, values, ids = map(np.asarray, (found.chosen, found.top_values[..., 0], found.top_tokens[..., 0]))
+        if np.isnan(chosen).any():
+            raise ValueError(f"the logits of {self.model.name} are not numbers")
+        return [
+            [
+                TokenLogProb(token, float(chosen[row, i]), ((int(ids[row, i]), float(values[row, i])),))
+                for i, token in enumerate(text[1:])
+            ]
+            for row, text in enumerate(texts)
+        ]
+
+    @functools.cached_property
+    def _forced(self) -> Any:
+        return jax.jit(functools.partial(forced_log_probs, self.model.definition, n=1))

@@ -9,8 +9,11 @@ from eval.tasks.babi import babi_sets
 from eval.tasks.choice_formats import choice_set
 from eval.tasks.documents import document_set
 from eval.tasks.gsm8k import gsm8k_set
+from eval.tasks.locations import location_set
 from eval.tasks.outcome import TaskSet
 from eval.tasks.recall import recall_set
+from eval.tasks.ruler.catalogue import RULER as RULER_TASKS
+from eval.tasks.ruler.measured import PREFIX, ruler_set
 from eval.tasks.variety import variety_set
 from eval.tasks.wikitext import wikitext_set
 from jax_smash.tasks import TASKS as RECALL
@@ -29,13 +32,14 @@ class TaskOptions:
 
     Attributes:
       size: counts the tokens of a text.
-      lengths: of recall examples, in tokens.
+      lengths: of drawn examples, in tokens.
       count: examples of a set, at most those of a file; None takes a file whole and draws 100.
       seed: of drawn examples.
       shots: solved questions before each; None takes the task's own number.
       chat: ask in the model's chat template, where the model writes the answer.
       max_new_tokens: of a GSM8K answer or a continuation of `variety`; None takes the task's own number.
       stride: new tokens of each window of a text longer than the context; None takes half a window.
+      template: tokens of the chat template around a message, 0 outside chats.
     """
 
     size: Callable[[str], int]
@@ -46,6 +50,7 @@ class TaskOptions:
     chat: bool = False
     max_new_tokens: int | None = None
     stride: int | None = None
+    template: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +61,17 @@ class Task:
       description: what it asks.
       sets: makes its examples from a source and options; a drawn task's source is empty.
       shipped: where a small set comes with the project; None where it does not; empty where examples are drawn.
+      long: takes so long that `all` leaves it out.
+      decoded: reads given text by steps of plain decoding.
+      reads_files: examples may be given as data.
     """
 
     description: str
     sets: Callable[[str, TaskOptions], Sequence[TaskSet]]
     shipped: str | None = None
+    long: bool = False
+    decoded: bool = False
+    reads_files: bool = True
 
 
 def _recall(name: str) -> Task:
@@ -77,7 +88,32 @@ def _recall(name: str) -> Task:
             for length in options.lengths
         ]
 
-    return Task(description=RECALL[name].description, sets=sets, shipped="")
+    return Task(description=RECALL[name].description, sets=sets, shipped="", reads_files=False)
+
+
+def _ruler(name: str) -> Task:
+    def sets(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+        return [
+            ruler_set(
+                name,
+                count=DRAWN if options.count is None else options.count,
+                length=length,
+                seed=options.seed,
+                size=options.size,
+                chat=options.chat,
+                spare=options.template,
+                path=Path(source) if source else None,
+            )
+            for length in options.lengths
+        ]
+
+    kind = RULER_TASKS[name]
+    return Task(description=kind.description, sets=sets, shipped="", long=True, reads_files=kind.reads_files)
+
+
+def _locations(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+    count = DRAWN if options.count is None else options.count
+    return [location_set(count=count, length=n, seed=options.seed, size=options.size) for n in options.lengths]
 
 
 def _choices(name: str, description: str) -> Task:
@@ -102,6 +138,11 @@ def _perplexity(source: str, options: TaskOptions) -> Sequence[TaskSet]:
     return [document_set(source, count=options.count, stride=options.stride)]
 
 
+def _decoded_perplexity(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+    found = document_set(source, count=options.count, stride=options.stride)
+    return [dataclasses.replace(found, task="perplexity_decoded", decoded=True)]
+
+
 def _wikitext(source: str, options: TaskOptions) -> Sequence[TaskSet]:
     return [wikitext_set(source, count=options.count, stride=options.stride)]
 
@@ -114,11 +155,28 @@ def _shipped(name: str) -> str | None:
     return str(DATA / name) if (DATA / name).exists() else None
 
 
+RULER = {f"{PREFIX}{name}": _ruler(name) for name in RULER_TASKS}
 TASKS: dict[str, Task] = {
     **{name: _recall(name) for name in RECALL},
+    **RULER,
     "babi": Task("Questions on stories of people, places and things.", _babi, _shipped("babi")),
     "gsm8k": Task("Word problems with worked answers.", _gsm8k, _shipped("gsm8k")),
     "perplexity": Task("Perplexity a token of held-out text.", _perplexity, _shipped("perplexity.jsonl")),
+    "perplexity_decoded": Task(
+        "Perplexity a token where each is read by a decode step.",
+        _decoded_perplexity,
+        _shipped("perplexity.jsonl"),
+        long=True,
+        decoded=True,
+    ),
+    "locations": Task(
+        "A made-up place, told first, comes back at the end.",
+        _locations,
+        shipped="",
+        long=True,
+        decoded=True,
+        reads_files=False,
+    ),
     "wikitext": Task("Perplexity a token and a word of WikiText's articles.", _wikitext),
     "variety": Task("Whether continuations go in circles.", _variety, _shipped("variety.jsonl")),
     "piqa": _choices("piqa", "How things are done, two choices."),
@@ -134,7 +192,8 @@ def chosen_tasks(names: Sequence[str], data: dict[str, str]) -> dict[str, str]:
     """Returns where the examples of each chosen task come from, by task.
 
     Args:
-      names: of tasks; `all` stands for every task whose examples are at hand, `recall` for the drawn ones.
+      names: of tasks; `all` stands for every task whose examples are at hand, `recall` for the recall tasks, `ruler`
+        for those of RULER; `all` leaves out what takes long.
       data: sources given by task.
 
     Raises:
@@ -144,20 +203,22 @@ def chosen_tasks(names: Sequence[str], data: dict[str, str]) -> dict[str, str]:
     wanted: list[str] = []
     for name in names:
         if name == "all":
-            wanted += [n for n, task in TASKS.items() if task.shipped is not None or n in data]
+            wanted += [n for n, task in TASKS.items() if (task.shipped is not None and not task.long) or n in data]
         elif name == "recall":
             wanted += RECALL
+        elif name == "ruler":
+            wanted += RULER
         else:
             wanted.append(name)
     for name in (*wanted, *data):
         if name not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}, recall, all; got {name!r}")
+            raise ValueError(f"task must be one of {', '.join(TASKS)}, recall, ruler, all; got {name!r}")
     if not wanted:
         raise ValueError("tasks must name at least one task; got none")
     for name in data:
         if name not in wanted:
             raise ValueError(f"data is given for {name}, which is not among the tasks {', '.join(wanted)}")
-        if name in RECALL:
+        if not TASKS[name].reads_files:
             raise ValueError(f"data is given for {name}, whose examples are drawn")
     sources = {}
     for name in wanted:

@@ -43,12 +43,14 @@ class DocumentSet:
       documents: at least one, none empty.
       stride: new tokens of each window after the first, at most what makes windows lie side by side; None takes half a
         window.
+      decoded: every token is read by a step of plain decoding, in place of a whole forward.
       settings: what the score depends on, for the row.
     """
 
     task: str
     documents: tuple[Document, ...]
     stride: int | None = None
+    decoded: bool = False
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def measure(self, engine: Engine) -> list[Outcome]:
@@ -69,7 +71,7 @@ class DocumentSet:
         stride = max(
             1, room // 2 if self.stride is None else min(self.stride, engine.context - first(engine.beginning))
         )
-        nats = negative_log_likelihoods(engine, texts, stride=stride, what=self.task)
+        nats = negative_log_likelihoods(engine, texts, stride=stride, what=self.task, decoded=self.decoded)
         tokens = [len(text) - first(engine.opening) for text in texts]
         more = {
             "tokens": sum(tokens),
@@ -145,7 +147,9 @@ def document_set(source: str, *, count: int | None, stride: int | None = None) -
     return DocumentSet(task="perplexity", documents=tuple(documents), stride=stride)
 
 
-def negative_log_likelihoods(engine: Engine, texts: Sequence[list[int]], *, stride: int, what: str) -> list[float]:
+def negative_log_likelihoods(
+    engine: Engine, texts: Sequence[list[int]], *, stride: int, what: str, decoded: bool = False
+) -> list[float]:
     """Returns the nats of each text's tokens behind its opening; each token counts once.
 
     Args:
@@ -153,9 +157,10 @@ def negative_log_likelihoods(engine: Engine, texts: Sequence[list[int]], *, stri
       texts: tokens, the opening included.
       stride: new tokens of each window after the first, in a text longer than the context.
       what: is shown beside the progress.
+      decoded: every token is read by a step of plain decoding.
     """
     pieces = [(i, *window) for i, text in enumerate(texts) for window in windows(engine, text, stride=stride)]
-    records = engine.log_probs([tokens for _, tokens, _ in pieces], what=what)
+    records = engine.log_probs([tokens for _, tokens, _ in pieces], what=what, decoded=decoded)
     nats = [0.0] * len(texts)
     for (i, _, scored), record in zip(pieces, records, strict=True):
         nats[i] -= sum(r.log_prob for r in record[len(record) - scored :])

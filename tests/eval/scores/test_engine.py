@@ -1,5 +1,7 @@
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,6 +29,21 @@ def test_log_probabilities_are_those_of_a_plain_forward_in_the_order_of_the_text
     for text, record in zip(TEXTS, records, strict=True):
         assert [r.token for r in record] == list(text.encode())
         np.testing.assert_allclose([r.log_prob for r in record], token_log_probs(text.encode()), atol=2e-4)
+
+
+def test_texts_read_by_decode_steps_score_the_same(engine):
+    texts = [engine.encode_whole(text) for text in TEXTS]
+    for whole, decoded in zip(engine.log_probs(texts), engine.log_probs(texts, decoded=True), strict=True):
+        assert [r.token for r in decoded] == [r.token for r in whole]
+        assert [r.top[0][0] for r in decoded] == [r.top[0][0] for r in whole]
+        np.testing.assert_allclose([r.log_prob for r in decoded], [r.log_prob for r in whole], atol=2e-4)
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    broken = jax.tree.map(lambda w: jnp.full_like(w, jnp.nan) if w.ndim > 1 else w, small().params["target"])
+    engine = Engine(dataclasses.replace(small(), params={"target": broken}), batch_size=2)
+    with pytest.raises(ValueError, match="the logits of two-layer are not numbers"):
+        engine.log_probs([[1, 2, 3]], decoded=True)
 
 
 def test_a_text_scores_the_same_in_any_batch(engine):

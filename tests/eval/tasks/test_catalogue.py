@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from eval.tasks.catalogue import DATA, TASKS, TaskOptions, chosen_tasks
@@ -6,7 +8,8 @@ from eval.tasks.questions import QuestionSet
 from eval.tasks.variety import VarietySet
 
 OPTIONS = TaskOptions(size=len, lengths=(700,), count=3)
-SHIPPED = [name for name, task in TASKS.items() if task.shipped is not None]
+SHIPPED = [name for name, task in TASKS.items() if task.shipped is not None and not task.long]
+RULER = [name for name in TASKS if name.startswith("ruler-")]
 RECALL = ["coreference", "key_value", "copying", "arithmetic", "state"]
 
 
@@ -42,6 +45,28 @@ def test_recall_takes_the_drawn_ones():
     assert list(chosen_tasks(["recall", "piqa"], {"piqa": "x"})) == [*RECALL, "piqa"]
 
 
+def test_ruler_takes_its_thirteen_tasks_at_every_length():
+    assert list(chosen_tasks(["ruler"], {})) == RULER
+    assert len(RULER) == 13
+    options = dataclasses.replace(OPTIONS, lengths=(3000, 4000), template=90)
+    for name in RULER:
+        found = TASKS[name].sets("", options)
+        assert [(one.task, one.length, len(one.examples)) for one in found] == [(name, 3000, 3), (name, 4000, 3)]
+        assert all(len(e.text) + one.new_tokens + 90 <= one.length for one in found for e in one.examples)
+
+
+def test_decoded_tasks_are_drawn_or_shipped():
+    (places,) = TASKS["locations"].sets("", OPTIONS)
+    assert len(places.locations) == 3
+    (source,) = chosen_tasks(["perplexity_decoded"], {}).values()
+    (documents,) = TASKS["perplexity_decoded"].sets(source, OPTIONS)
+    assert (documents.task, documents.decoded, len(documents.documents)) == ("perplexity_decoded", True, 3)
+
+
+def test_questions_on_documents_may_come_from_a_file():
+    assert chosen_tasks(["ruler-qa_1"], {"ruler-qa_1": "mine"}) == {"ruler-qa_1": "mine"}
+
+
 def test_given_examples_go_before_shipped_ones():
     assert chosen_tasks(["babi"], {"babi": "mine"}) == {"babi": "mine"}
 
@@ -49,11 +74,13 @@ def test_given_examples_go_before_shipped_ones():
 @pytest.mark.parametrize(
     ("names", "data", "message"),
     [
-        (["magic"], {}, "task must be one of coreference, .*hellaswag, recall, all; got 'magic'"),
+        (["magic"], {}, "task must be one of coreference, .*hellaswag, recall, ruler, all; got 'magic'"),
         (["state"], {"magic": "x"}, "got 'magic'"),
         (["arc_easy"], {}, "arc_easy does not come with the project: give --data arc_easy=FILE"),
         (["state"], {"babi": "x"}, "data is given for babi, which is not among the tasks state"),
         (["state"], {"state": "x"}, "data is given for state, whose examples are drawn"),
+        (["ruler-vt"], {"ruler-vt": "x"}, "data is given for ruler-vt, whose examples are drawn"),
+        (["locations"], {"locations": "x"}, "data is given for locations, whose examples are drawn"),
         ([], {}, "at least one task"),
     ],
 )

@@ -8,6 +8,7 @@ from eval.scores.engine import Engine
 from eval.tasks.documents import Document, DocumentSet, document_set, windows
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.loading import ASSETS
+from jax_smash.sparse import StreamingLLM, sparsified
 from tests.eval.reference import OPENING, small, token_log_probs
 
 TEXTS = ("The cat sat on the mat.", "Über die Brücke.", "ab" * 30)
@@ -30,6 +31,24 @@ def test_perplexity_is_over_all_tokens_of_all_documents(outcome):
     assert outcome.more["nats_per_token"] == pytest.approx(sum(nats) / sum(sizes), rel=1e-4)
     assert outcome.more["bits_per_byte"] == pytest.approx(sum(nats) / sum(sizes) / math.log(2), rel=1e-4)
     assert [e["nats"] for e in outcome.examples] == pytest.approx(nats, rel=1e-4)
+
+
+def test_decoded_token_by_token_the_perplexity_is_the_same(outcome):
+    documents = tuple(Document(name=str(i), text=text) for i, text in enumerate(TEXTS))
+    (found,) = DocumentSet(task="p", documents=documents, decoded=True).measure(Engine(small(), batch_size=2))
+    assert [e["nats"] for e in found.examples] == pytest.approx([e["nats"] for e in outcome.examples], rel=1e-4)
+
+
+def test_decoded_under_a_policy_it_is_what_the_policy_leaves():
+    documents = (Document(name="0", text=TEXTS[0] + TEXTS[2]),)
+    model = small()
+    scores = []
+    for slots in (96, 24):
+        engine = Engine(sparsified(model, StreamingLLM(slots)), batch_size=2)
+        scores.append(DocumentSet(task="p", documents=documents, decoded=True).measure(engine)[0].score)
+    whole = math.exp(-token_log_probs(documents[0].text.encode()).mean())
+    assert scores[0] == pytest.approx(whole, rel=1e-4)
+    assert abs(math.log(scores[1] / whole)) > 1e-3
 
 
 def test_the_interval_holds_the_perplexity(outcome):

@@ -1,0 +1,1 @@
+"""RULER's thirteen tasks at any length, drawn by rule from our own words and sentences."""

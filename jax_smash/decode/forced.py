@@ -1,0 +1,111 @@
+"""Given text read as decoding reads it: a step for each token, with the cache as it then is."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.decode.autoregressive import Autoregressive
+from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
+from jax_smash.decode.state import DecodeState, LogProbs, Shared
+from jax_smash.models.rope import reach_of_text
+from jax_smash.protocols import ModelDef
+from jax_smash.pytree import pytree
+from jax_smash.shapes import round_up
+
+SLOT_MULTIPLE = 16
+
+
+@pytree
+class GivenText:
+    """The logits processor that leaves one token to choose: the next of a given text.
+
+    Its state counts the tokens that each row has seen.
+
+    Attributes:
+      tokens: of each row; the last one is given for ever.
+    """
+
+    tokens: Int[Array, "B T"]
+
+    def init(self, batch: int, vocab_size: int) -> Int[Array, "B"]:
+        """Makes the state of rows that have seen nothing."""
+        return jnp.zeros((batch,), jnp.int32)
+
+    def observe_prompt(self, state: Int[Array, "B"], tokens: Int[Array, "B T"], valid: Any) -> Int[Array, "B"]:
+        """Counts prompt tokens."""
+        return state + valid.sum(axis=1, dtype=jnp.int32)
+
+    def advance(self, state: Int[Array, "B"], token: Int[Array, "B"], running: Any) -> Int[Array, "B"]:
+        """Counts an emitted token."""
+        return state + running.astype(jnp.int32)
+
+    def apply(
+        self, state: Int[Array, "B"], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
+    ) -> Float[Array, "B M V"]:
+        """Returns logits of −∞ but for the given token. Nodes behind others are not served: P is 0."""
+        given = jnp.take_along_axis(self.tokens, jnp.minimum(state, self.tokens.shape[1] - 1)[:, None], axis=1)
+        ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+        return jnp.where(ids[None, None] == given[:, :, None], logits, -jnp.inf)
+
+
+def forced_log_probs(
+    model_def: ModelDef,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    *,
+    n: int = 0,
+) -> LogProbs:
+    """Returns the log-probability of each token after the first, every token read by a step of plain decoding.
+
+    Where a policy keeps or reads only a part of the cache, a token is thus scored by what the policy would have left
+    it; a whole forward would show it all that stands before. Without one, both are equal but for rounding. A pure
+    function: it may be called under `jit`, with `model_def` and `n` static.
+
+    Args:
+      model_def: the model, such as `load(name).definition`, or `sparsified(model, policy).definition`.
+      params: what `model_def.bind` takes.
+      tokens: texts, padded on the right.
+      lengths: tokens of each text, from 1 to T.
+      n: likeliest tokens to record in each place.
+
+    Returns:
+      O = T − 1 entries, entry i of the token i + 1; 0 behind a text's end, NaN from where logits were not numbers.
+
+    Raises:
+      ValueError: there are fewer than two tokens.
+
+    Source: TokenButler, section 4.3: the whole text is a decode task, without a prefill.
+    """
+    batch, width = tokens.shape
+    if width < 2:
+        raise ValueError(f"tokens must be at least 2 a row; got {width}")
+    lengths = lengths.astype(jnp.int32)
+    roles = {"target": params}
+    strategy = Autoregressive(target=model_def, log_probs=n)
+    shared = Shared(processors=(GivenText(tokens=tokens),), stop_tokens=jnp.full((1,), -1, jnp.int32))
+    keys = jax.random.split(jax.random.key(0), batch)  # Nothing is drawn.
+    slots = round_up(width, SLOT_MULTIPLE)
+    rows = init_rows(strategy, roles, shared, keys, slots=slots, output=width - 1, block=1, log_probs=n)
+    config = getattr(model_def.bind(params), "config", None)
+    reach = None if config is None else reach_of_text(config, prompt=lengths, new=0)
+    rows = open_turn(rows, limit=lengths - 1, stop=jnp.zeros_like(lengths), reach=reach)
+    first = Chunk(tokens=tokens[:, :1], valid=lengths[:, None] > 1)
+    state, _ = prefill(strategy, roles, DecodeState(rows=rows, shared=shared), first)
+    state = decode(strategy, roles, start(strategy, roles, state), jnp.int32(width))
+    return _told(state.rows.log_probs, state.rows.output_length, lengths - 1)
+
+
+def _told(found: LogProbs | None, read: Int[Array, "B"], wanted: Int[Array, "B"]) -> LogProbs:
+    """Returns the records with 0 behind each text's end, and NaN in places that were not reached."""
+    assert found is not None
+    place = jnp.arange(found.chosen.shape[1], dtype=jnp.int32)[None]
+    missing = jnp.where(place < wanted[:, None], jnp.float32(jnp.nan), 0.0)
+    reached = place < read[:, None]
+    return LogProbs(
+        chosen=jnp.where(reached, found.chosen, missing),
+        top_values=jnp.where(reached[:, :, None], found.top_values, missing[:, :, None]),
+        top_tokens=jnp.where(reached[:, :, None], found.top_tokens, 0),
+    )
