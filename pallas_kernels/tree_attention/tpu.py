@@ -15,10 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.tree_attention.inputs import WORD, Inputs, Options
-from pallas_kernels.tree_attention.rows import (
-    needed_blocks,
-    round_up,
-)
+from pallas_kernels.tree_attention.rows import needed_blocks, round_up
 from pallas_kernels.tree_attention.tpu_softmax import LANES, ROWS, Entries, Softmax, scratch
 
 MOST_ROWS = 512
@@ -89,7 +86,7 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
         ),
-        cost_estimate=_cost(inputs, tiles),
+        cost_estimate=cost(inputs, tiles, slots),
         name="tree_attention",
         interpret=interpret,
     )
@@ -177,10 +174,10 @@ def _padded(last: int, second: int) -> int:
     return round_up(last, LANES) * round_up(second, ROWS)
 
 
-def _cost(inputs: Inputs, tiles: int) -> pl.CostEstimate:
-    """Tells the compiler what a full cache costs."""
+def cost(inputs: Inputs, tiles: int, slots: int) -> pl.CostEstimate:
+    """Tells the compiler what so many slots of the cache cost."""
     batch, width, heads, head_width = inputs.query.shape
-    kv_heads, slots = inputs.keys.shape[1:3]
+    kv_heads = inputs.keys.shape[1]
     scores = batch * heads * width * (slots + width)
     moved = 2 * batch * head_width * (kv_heads * tiles * (slots + width) + heads * width) * inputs.query.dtype.itemsize
     return pl.CostEstimate(flops=4 * scores * head_width, bytes_accessed=moved, transcendentals=scores)
