@@ -91,13 +91,13 @@ def make(case: Case, seed: int = 0) -> tuple[Inputs, Pages]:
 
 def described(case: Case, sharding: Any = None) -> tuple[Inputs, Pages]:
     """Returns the shapes of a case's arrays, without the arrays."""
-    few = dataclasses.replace(case, slots=case.most * case.page_size)
-    inputs, pages = jax.eval_shape(lambda: make(few))
+    inputs = jax.eval_shape(lambda: tree.make(dataclasses.replace(case, slots=8)))
     batch, slots = len(case.held), case.slots
     cached = jax.ShapeDtypeStruct((batch, case.kv_heads, slots, case.head_width), case.dtype)
-    position = jax.ShapeDtypeStruct((batch, slots), jnp.int32)
-    whole = (inputs._replace(keys=cached, values=cached, slot_position=position), pages)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), whole)
+    inputs = inputs._replace(keys=cached, values=cached, slot_position=jax.ShapeDtypeStruct((batch, slots), jnp.int32))
+    table, count = ((batch, case.sets, case.most), (batch, case.sets))
+    pages = Pages(jax.ShapeDtypeStruct(table, jnp.int32), jax.ShapeDtypeStruct(count, jnp.int32))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (inputs, pages))
 
 
 def random_case(seed: int, *, dtype: str = "float32", head_widths: tuple[int, ...] = (128, 256)) -> Case:

@@ -175,7 +175,11 @@ def _kernel(
     @pl.when(now == 0)
     def _start() -> None:
         # A block with few pages leaves what was there before: old values, and never NaN, which no weight of 0 hides.
-        values_held[...] = jnp.zeros(values_held.shape, values_held.dtype)
+        def clear(i: Array, _: None) -> None:
+            part = _part(values_held, slice(None), _slots(i, 1, size), slots_last)
+            part[...] = jnp.zeros(part.shape, part.dtype)
+
+        jax.lax.fori_loop(0, block_pages, clear, None)
         fetch(step, buffer)
 
     @pl.when(now < pl.num_programs(0) * pl.num_programs(1) - 1)
@@ -219,7 +223,7 @@ def _slots(page: Array, pages: int, size: int) -> Any:
     return pl.ds(pl.multiple_of(page * size, size), pages * size)
 
 
-def _part(held: Any, buffer: Array, slots: Any, slots_last: bool) -> Any:
+def _part(held: Any, buffer: Any, slots: Any, slots_last: bool) -> Any:
     return held.at[buffer, :, slots] if slots_last else held.at[buffer, slots]
 
 

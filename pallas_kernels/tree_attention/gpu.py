@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.tree_attention.gpu_tiles import BLOCK, TILE, along_rows, down_columns, product, unpacked
 from pallas_kernels.tree_attention.inputs import WORD, Inputs, Options
 from pallas_kernels.tree_attention.reference import MASKED
 from pallas_kernels.tree_attention.rows import (
@@ -26,12 +27,6 @@ from pallas_kernels.tree_attention.rows import (
     row_positions,
     row_words,
 )
-
-TILE = 64
-"""Rows of a warpgroup's matrix product: the hardware's number."""
-
-BLOCK = 64
-"""Slots, or entries of the block itself, at once."""
 
 SHARED_BYTES = 100_000
 """Of shared memory for blocks on their way: three of 64 slots at a head width of 128."""
@@ -227,29 +222,29 @@ def _kernel(
             buffer = buffer_of(i)
             plgpu.barrier_wait(arrived.at[buffer])
             mixed, peak, total = carry
-            position = _along_rows(position_held[buffer])
-            reader = _down_columns(reader_at[...], BLOCK)
+            position = along_rows(position_held[buffer])
+            reader = down_columns(reader_at[...], BLOCK)
             seen = bits if bits is not None else position <= reader
             if options.window:
                 seen &= position > reader - options.window
-            scores = _product(query, key_held.at[buffer].transpose((1, 0)), BLOCK) * options.scale
+            scores = product(query, key_held.at[buffer].transpose((1, 0)), BLOCK) * options.scale
             if options.softcap:
                 scores = options.softcap * jnp.tanh(scores / options.softcap)
             scores = jnp.where(seen, scores, MASKED)
             highest = jnp.maximum(peak, scores.max(1))
-            weights = jnp.where(seen, jnp.exp(scores - _down_columns(highest, BLOCK)), 0.0)
+            weights = jnp.where(seen, jnp.exp(scores - down_columns(highest, BLOCK)), 0.0)
             fade = jnp.exp(peak - highest)
             total = fade * total + weights.sum(1)
-            mixed = _down_columns(fade, head_width) * mixed
+            mixed = down_columns(fade, head_width) * mixed
             weights_at[...] = weights.astype(weights_held.dtype)
             plgpu.commit_smem()
-            mixed += _product(weights_at, value_held.at[buffer], head_width)
+            mixed += product(weights_at, value_held.at[buffer], head_width)
             plgpu.barrier_arrive(left.at[buffer])
             return mixed, highest, total
 
         def own(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             seen = [words.at[row, BLOCK // WORD * i + j, at] for j in range(BLOCK // WORD)]
-            return absorb(i, carry, _bits([plgpu.load(word, optimized=False) for word in seen]))  # type: ignore[call-arg]
+            return absorb(i, carry, unpacked([plgpu.load(word, optimized=False) for word in seen]))  # type: ignore[call-arg]
 
         plgpu.copy_gmem_to_smem(query_rows_in.at[row, head, at], query, queried)
         plgpu.copy_gmem_to_smem(row_position.at[row, at], reader_at, queried)
@@ -296,33 +291,6 @@ def _scratch(warpgroups: int, head_width: int, dtype: Any, pieces: int) -> list[
         plgpu.Barrier(num_arrivals=warpgroups, num_barriers=buffers),
         plgpu.Barrier(num_arrivals=2, num_barriers=warpgroups),
     ]
-
-
-def _product(a: Any, b: Any, columns: int) -> Float[Array, "X Y"]:
-    """Returns a tile's matrix product, float32."""
-
-    def multiplied(result: Any) -> Array:
-        plgpu.wgmma(result, a, b)
-        return result[...]
-
-    return pl.run_scoped(multiplied, plgpu.ACC((TILE, columns), jnp.float32))
-
-
-def _bits(words: list[Array]) -> Array:
-    """Returns each row's bits as booleans: `words` are a block's, each `[TILE]`."""
-    column = jax.lax.broadcasted_iota(jnp.int32, (TILE, BLOCK), 1)
-    word = _down_columns(words[0], BLOCK)
-    for i in range(1, len(words)):
-        word = jnp.where(column >= i * WORD, _down_columns(words[i], BLOCK), word)
-    return ((word >> (column & (WORD - 1))) & 1) != 0
-
-
-def _along_rows(column: Array) -> Array:
-    return jax.lax.broadcast_in_dim(column, (TILE, BLOCK), (1,))
-
-
-def _down_columns(row: Array, columns: int) -> Array:
-    return jax.lax.broadcast_in_dim(row, (TILE, columns), (0,))
 
 
 def _block_positions(position: Int[Array, "B S"]) -> Int[Array, "B Padded"]:
