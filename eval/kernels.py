@@ -152,7 +152,7 @@ def _bytes(case: Case, inputs: tree_attention.Inputs, pages: sparse_attention.Pa
     """Returns the bytes of the keys and values that at least one entry sees, or that are chosen."""
     position, slot = np.asarray(inputs.position), np.asarray(inputs.slot_position)
     if pages is not None and isinstance(case, sparse.Case):
-        chosen = int(np.sum(pages.count)) * case.page_size * case.kv_heads // case.sets
+        chosen = int(np.sum(pages.counts)) * case.page_size * case.kv_heads // case.sets
     else:
         seen = slot <= position.max(1, keepdims=True)
         if case.window:

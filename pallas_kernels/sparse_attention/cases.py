@@ -95,8 +95,8 @@ def described(case: Case, sharding: Any = None) -> tuple[Inputs, Pages]:
     batch, slots = len(case.held), case.slots
     cached = jax.ShapeDtypeStruct((batch, case.kv_heads, slots, case.head_width), case.dtype)
     inputs = inputs._replace(keys=cached, values=cached, slot_position=jax.ShapeDtypeStruct((batch, slots), jnp.int32))
-    table, count = ((batch, case.sets, case.most), (batch, case.sets))
-    pages = Pages(jax.ShapeDtypeStruct(table, jnp.int32), jax.ShapeDtypeStruct(count, jnp.int32))
+    sets = (batch, case.sets)
+    pages = jax.eval_shape(lambda: Pages(jnp.zeros((*sets, case.most), jnp.int32), jnp.zeros(sets, jnp.int32)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (inputs, pages))
 
 

@@ -30,11 +30,11 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
     """
     slots, size = inputs.keys.shape[2], options.page_size
     piece = min(size, gpu.BLOCK)
-    parts, batch, sets = size // piece, *pages.count.shape
+    parts, batch, sets = size // piece, *pages.counts.shape
     pages = tables.whole(pages, slots, size)
     within = jnp.arange(parts, dtype=jnp.int32)[None, None, None]
     numbers = (pages.table[..., None] * parts + within).reshape(batch, sets, -1)
-    chosen = jnp.arange(numbers.shape[2], dtype=jnp.int32)[None, None] < pages.count[:, :, None] * parts
+    chosen = jnp.arange(numbers.shape[2], dtype=jnp.int32)[None, None] < pages.counts[:, :, None] * parts
     # Behind the last page comes a piece of slots that are hidden, until the block is full.
     hidden = slots // piece
     short = -numbers.shape[2] % (gpu.BLOCK // piece)
@@ -43,7 +43,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
         inputs,
         options,
         order,
-        (pages.count * size + gpu.BLOCK - 1) // gpu.BLOCK,
+        (pages.counts * size + gpu.BLOCK - 1) // gpu.BLOCK,
         jnp.pad(inputs.slot_position, ((0, 0), (0, piece)), constant_values=tables.HIDDEN),
         piece=piece,
         interpret=interpret,

@@ -18,12 +18,12 @@ class Pages(NamedTuple):
 
     Attributes:
       table: page numbers in any order, none of them twice; the newest page last by convention. A set for each KV head,
-        or one that all KV heads share (the second axis is then 1). Behind the count it may hold anything.
-      count: how many pages of each set are read; at most P.
+        or one that all KV heads share (the second axis is then 1). Behind its count it may hold anything.
+      counts: how many pages of each set are read; at most P.
     """
 
     table: Int[Array, "B Sets P"]
-    count: Int[Array, "B Sets"]
+    counts: Int[Array, "B Sets"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ def check(inputs: Inputs, pages: Pages, options: Options) -> None:
     shape = pages.table.shape
     if len(shape) != 3 or shape[0] != batch or shape[1] not in (1, kv_heads) or not shape[2]:
         raise ValueError(f"table must be ({batch}, {kv_heads} or 1, pages); got {shape}")
-    if pages.count.shape != shape[:2]:
-        raise ValueError(f"count must be {shape[:2]} beside a table of {shape}; got {pages.count.shape}")
+    if pages.counts.shape != shape[:2]:
+        raise ValueError(f"counts must be {shape[:2]} beside a table of {shape}; got {pages.counts.shape}")
     for name, array in pages._asdict().items():
         if array.dtype != jnp.int32:
             raise TypeError(f"{name} must be int32; got {array.dtype}")

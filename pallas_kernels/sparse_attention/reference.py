@@ -11,7 +11,7 @@ from pallas_kernels.tree_attention.reference import MASKED, seen_entries
 def chosen_slots(pages: Pages, page_size: int, kv_heads: int) -> tuple[Int[Array, "B K C"], Bool[Array, "B K C"]]:
     """Returns the slots of each KV head's pages, and which of these slots are really chosen."""
     batch, _, most = pages.table.shape
-    read = jnp.arange(most)[None, None] < pages.count[:, :, None]
+    read = jnp.arange(most)[None, None] < pages.counts[:, :, None]
     first = jnp.where(read, pages.table, 0) * page_size
     slot = first[..., None] + jnp.arange(page_size, dtype=jnp.int32)[None, None, None]
     chosen = jnp.broadcast_to(read[..., None], slot.shape)

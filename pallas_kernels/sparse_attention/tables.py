@@ -13,7 +13,7 @@ HIDDEN = 2**30
 
 def whole(pages: Pages, slots: int, page_size: int) -> Pages:
     """Returns the pages with counts of at most P, numbers of pages that there are, and page 0 behind the count."""
-    count = jnp.clip(pages.count, 0, pages.table.shape[2])
+    count = jnp.clip(pages.counts, 0, pages.table.shape[2])
     read = jnp.arange(pages.table.shape[2], dtype=jnp.int32)[None, None] < count[:, :, None]
     return Pages(jnp.where(read, jnp.clip(pages.table, 0, slots // page_size - 1), 0), count)
 
@@ -22,7 +22,7 @@ def chosen_positions(inputs: Inputs, pages: Pages, page_size: int, slots: int) -
     """Returns the positions of the chosen slots page by page, filled up to so many; `HIDDEN` behind the count."""
     batch, sets, most = pages.table.shape
     by_page = inputs.slot_position.reshape(batch, 1, -1, page_size)
-    read = jnp.arange(most, dtype=jnp.int32)[None, None] < pages.count[:, :, None]
+    read = jnp.arange(most, dtype=jnp.int32)[None, None] < pages.counts[:, :, None]
     found = jnp.take_along_axis(by_page, pages.table[..., None], axis=2, mode="promise_in_bounds")
     found = jnp.where(read[..., None], found, HIDDEN).reshape(batch, sets, -1)
     return jnp.pad(found, ((0, 0), (0, 0), (0, slots - found.shape[2])), constant_values=HIDDEN)

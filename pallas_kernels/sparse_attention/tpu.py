@@ -59,7 +59,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
     tiles, block, blocks = entries // tile, block_pages * size, -(-most // block_pages)
     slots_last = slots_lie_last(slots, head_width)
     pages = tables.whole(pages, slots, size)
-    total, head, block_of = tables.steps(pages.count, kv_heads, block_pages, most, tiles)
+    total, head, block_of = tables.steps(pages.counts, kv_heads, block_pages, most, tiles)
     positions = tables.chosen_positions(inputs, pages, size, blocks * block)
     mine = Entries.of(inputs, entries, tile)
 
@@ -106,7 +106,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
     out = call(
         head,
         block_of,
-        pages.count.reshape(-1),
+        pages.counts.reshape(-1),
         pages.table.reshape(-1),
         *mine.operands,
         positions.reshape(-1, 1, blocks * block),

@@ -13,9 +13,9 @@ INPUTS, PAGES = make(named("ragged rows"))
     [
         ({"table": PAGES.table[:1]}, r"table must be \(2, 2 or 1, pages\); got \(1, 2, 4\)"),
         ({"table": PAGES.table[:, :, :0]}, r"table must be \(2, 2 or 1, pages\); got \(2, 2, 0\)"),
-        ({"count": PAGES.count[:, :1]}, r"count must be \(2, 2\) beside a table of \(2, 2, 4\); got \(2, 1\)"),
+        ({"counts": PAGES.counts[:, :1]}, r"counts must be \(2, 2\) beside a table of \(2, 2, 4\); got \(2, 1\)"),
         ({"table": PAGES.table.astype(jnp.uint32)}, "table must be int32; got uint32"),
-        ({"count": PAGES.count.astype(jnp.int16)}, "count must be int32; got int16"),
+        ({"counts": PAGES.counts.astype(jnp.int16)}, "counts must be int32; got int16"),
     ],
 )
 def test_tables_that_do_not_belong_to_the_cache_are_refused(changes, message):

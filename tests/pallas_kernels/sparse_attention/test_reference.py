@@ -20,7 +20,7 @@ def by_masking(inputs, pages, case):
         chosen = np.zeros((len(case.held), case.slots), bool)
         for b, sets in enumerate(np.asarray(pages.table)):
             which = 0 if case.shared else k
-            for page in sets[which, : pages.count[b, which]]:
+            for page in sets[which, : pages.counts[b, which]]:
                 chosen[b, page * case.page_size : (page + 1) * case.page_size] = True
         one = slice(k, k + 1)
         alone = Inputs(
@@ -48,7 +48,7 @@ def test_the_reference_is_the_whole_cache_with_the_rest_masked(case):
 def test_one_page_less_is_another_result():
     case = named("ragged rows")
     inputs, pages = make(case)
-    fewer = pages._replace(count=pages.count.at[0, 0].add(-1))
+    fewer = pages._replace(counts=pages.counts.at[0, 0].add(-1))
     assert np.abs(attended(inputs, fewer, case, "reference") - expected(case))[0].max() > 0.01
 
 

@@ -58,7 +58,7 @@ def test_what_is_not_chosen_is_not_read():
     read = np.zeros((2, case.kv_heads, case.slots), bool)
     for row, sets in enumerate(np.asarray(pages.table)):
         for head, table in enumerate(sets):
-            read[row, head] = np.isin(number, table[: pages.count[row, head]])
+            read[row, head] = np.isin(number, table[: pages.counts[row, head]])
     assert 0 < read.mean() < 0.5
     poisoned = {name: jnp.where(read[..., None], getattr(inputs, name), jnp.nan) for name in ("keys", "values")}
     found = attended(inputs._replace(**poisoned), pages, case, "tpu")
