@@ -5,10 +5,12 @@
 A TPU core starts one bundle a cycle. The compiler writes the bundles of each kernel, and how many operations of each
 unit they hold. The block of the cache is the longest straight piece of a kernel. Its floors are the cycles that its
 bytes take of main memory, its products (heads filled up to 128 wide, as a matrix unit is deep) of the matrix units'
-peak, and its other operations of the units that make them.
+peak, and its other operations of the units that make them. Sparse attention takes about 13 bundles a page on top, which
+start the page's copies.
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -27,12 +29,14 @@ from eval.chips.topology import check_chip, devices
 from eval.kernels import CASES
 from eval.reports.options import Names
 from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
+from pallas_kernels.sparse_attention import cases as sparse_cases
+from pallas_kernels.sparse_attention import tpu as sparse_tpu
 from pallas_kernels.tree_attention import Inputs, tpu
 from pallas_kernels.tree_attention.cases import Case
 from pallas_kernels.tree_attention.inputs import WORD
 from pallas_kernels.tree_attention.rows import round_up
 
-KERNEL = "tree_attention"
+SPARSE_CASES = {case.name: case for case in sparse_cases.BENCHMARKS}
 LANES = 128
 DEFAULT = ("llama-8b-80", "llama-1b-80")
 UNITS = {"vector": "VALU", "transcendental": "EUP"}
@@ -42,7 +46,7 @@ COLUMNS = ("chip", "case", "slots", "bundles", "floor", "bound_by", "over_floor"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Counts the bundles of tree attention's inner loop for chips that are not at hand.
+    """Counts the bundles of the kernels' inner loops for chips that are not at hand.
 
     Attributes:
       chips: topologies, as in v5e:1x1.
@@ -128,7 +132,8 @@ def counted(chip: str, name: str, piece: Piece) -> dict[str, Any]:
     """
     case, core = CASES[name], CHIPS[chip.split(":")[0]].part(1)
     bytes_of_slot = 2 * case.head_width * jnp.dtype(case.dtype).itemsize
-    rows, slots = tpu.work_at_once(case.nodes, case.heads // case.kv_heads, case.slots, bytes_of_slot)
+    read = SPARSE_CASES[name].most * SPARSE_CASES[name].page_size if name in SPARSE_CASES else case.slots
+    rows, slots = tpu.work_at_once(case.nodes, case.heads // case.kv_heads, read, bytes_of_slot)
     moved = slots * bytes_of_slot
     floors = {
         "memory": moved / core.bandwidth * core.clock,
@@ -154,6 +159,11 @@ def counted(chip: str, name: str, piece: Piece) -> dict[str, Any]:
 def compile_alone(chip: str, name: str) -> None:
     """Compiles a case's kernel alone. The compiler writes its texts where the process's environment says."""
     where = jax.sharding.SingleDeviceSharding(devices(chip)[0])
+    if name in SPARSE_CASES:
+        sparse = SPARSE_CASES[name]
+        run = functools.partial(sparse_tpu.attend, options=sparse.options)
+        jax.jit(run).lower(*sparse_cases.described(sparse, where)).compile()
+        return
     case = CASES[name]
     jax.jit(lambda inputs: tpu.attend(inputs, case.options)).lower(_shapes(case, where)).compile()
 
@@ -182,14 +192,15 @@ def _dumped(chip: str, name: str) -> Piece:
         )
         if done.returncode:
             raise RuntimeError(f"{name} does not compile for {chip}: {done.stderr.strip()[-500:]}")
-        texts = {part: _only(Path(folder), part) for part in ("final_bundles", "static-per-bundle-utilization")}
+        kernel = "sparse_attention" if name in SPARSE_CASES else "tree_attention"
+        texts = {part: _only(Path(folder), kernel, part) for part in ("final_bundles", "static-per-bundle-utilization")}
         return longest_piece(texts["final_bundles"], texts["static-per-bundle-utilization"])
 
 
-def _only(folder: Path, part: str) -> str:
-    found = [p for p in folder.glob(f"*-{KERNEL}*-*{part}.txt") if "schedule" not in p.name]
+def _only(folder: Path, kernel: str, part: str) -> str:
+    found = [p for p in folder.glob(f"*-{kernel}*-*{part}.txt") if "schedule" not in p.name]
     if len(found) != 1:
-        raise RuntimeError(f"the compiler must write one text {part} of {KERNEL}; got {len(found)}")
+        raise RuntimeError(f"the compiler must write one text {part} of {kernel}; got {len(found)}")
     return found[0].read_text()
 
 

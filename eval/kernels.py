@@ -21,11 +21,11 @@ import numpy as np
 
 from eval.reports.options import Names
 from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
-from pallas_kernels.tree_attention import Inputs, kernel_here, tree_attention
+from pallas_kernels import sparse_attention, tree_attention
+from pallas_kernels.sparse_attention import cases as sparse
 from pallas_kernels.tree_attention.cases import BENCHMARKS, Case, make
 
-KERNEL = "tree_attention"
-CASES = {case.name: case for case in BENCHMARKS}
+CASES: dict[str, Case] = {case.name: case for case in (*BENCHMARKS, *sparse.BENCHMARKS)}
 COLUMNS = ("program", "shape", "method", "ms", "speedup", "gigabytes_per_second", "largest_difference")
 
 
@@ -35,7 +35,7 @@ class Settings:
 
     Attributes:
       cases: names of shapes; all by default.
-      slots: at most this many slots of each shape's cache, as many held.
+      slots: at most this many slots of each shape's cache, as many held; a shape with pages keeps a whole one.
       repeats: of everything; medians count.
       calls: of one implementation before the next one's turn.
       json: file to write.
@@ -68,11 +68,7 @@ class Settings:
         found = [CASES[name] for name in self.cases]
         if self.slots is None:
             return found
-        most = self.slots
-        return [
-            dataclasses.replace(case, slots=min(case.slots, most), held=tuple(min(h, most) for h in case.held))
-            for case in found
-        ]
+        return [_cut(case, self.slots) for case in found]
 
 
 def measure(settings: Settings) -> dict[str, Any]:
@@ -91,21 +87,29 @@ def measure(settings: Settings) -> dict[str, Any]:
     return {"notes": _notes(without), "rows": rows}
 
 
+def _cut(case: Case, slots: int) -> Case:
+    """Returns a case with at most so many slots."""
+    cut: dict[str, Any] = {"slots": min(case.slots, slots)}
+    if isinstance(case, sparse.Case):
+        pages = max(1, cut["slots"] // case.page_size)
+        cut = {"slots": pages * case.page_size, "most": min(case.most, pages)}
+    return dataclasses.replace(case, **cut, held=tuple(min(h, cut["slots"]) for h in case.held))
+
+
 def _rows(case: Case, settings: Settings) -> list[dict[str, Any]]:
     """Returns the XLA path's row, and behind it the kernel's where one runs here."""
-    inputs = make(case)
-    kernel = kernel_here(inputs)
+    attend, kernel, arrays = _prepared(case)
     names = ["xla"] if kernel is None else ["xla", kernel]
-    programs = {name: _compiled(case, name, inputs) for name in names}
+    programs = {name: _compiled(functools.partial(attend, implementation=name), arrays) for name in names}
     results = {name: np.asarray(program()).astype(np.float32) for name, program in programs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(settings.repeats):
         for name, program in programs.items():
             seconds[name].append(_seconds(program, settings.calls))
-    read = _bytes(case, inputs)
+    read = _bytes(case, *arrays)
     return [
         {
-            "program": KERNEL,
+            "program": attend.func.__name__,
             "shape": case.name,
             "method": name,
             "kernel": kernel,
@@ -120,15 +124,19 @@ def _rows(case: Case, settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def _compiled(case: Case, name: str, inputs: Inputs) -> Callable[[], jax.Array]:
-    run = functools.partial(
-        tree_attention,
-        scale=case.options.scale,
-        window=case.window,
-        softcap=case.softcap,
-        implementation=name,
-    )
-    return functools.partial(jax.jit(run).lower(inputs).compile(), inputs)
+def _prepared(case: Case) -> tuple[functools.partial[jax.Array], str | None, tuple[Any, ...]]:
+    """Returns what attends, which kernel runs here if any, and the arrays."""
+    numbers = vars(case.options)
+    if isinstance(case, sparse.Case):
+        inputs, pages = sparse.make(case)
+        kernel = sparse_attention.kernel_here(inputs, pages, page_size=case.page_size)
+        return functools.partial(sparse_attention.sparse_attention, **numbers), kernel, (inputs, pages)
+    inputs = make(case)
+    return functools.partial(tree_attention.tree_attention, **numbers), tree_attention.kernel_here(inputs), (inputs,)
+
+
+def _compiled(run: Callable[..., jax.Array], arrays: tuple[Any, ...]) -> Callable[[], jax.Array]:
+    return functools.partial(jax.jit(run).lower(*arrays).compile(), *arrays)
 
 
 def _seconds(program: Callable[[], jax.Array], calls: int) -> float:
@@ -140,14 +148,17 @@ def _seconds(program: Callable[[], jax.Array], calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def _bytes(case: Case, inputs: Inputs) -> int:
-    """Returns the bytes of the keys and values that at least one entry sees."""
+def _bytes(case: Case, inputs: tree_attention.Inputs, pages: sparse_attention.Pages | None = None) -> int:
+    """Returns the bytes of the keys and values that at least one entry sees, or that are chosen."""
     position, slot = np.asarray(inputs.position), np.asarray(inputs.slot_position)
-    seen = slot <= position.max(1, keepdims=True)
-    if case.window:
-        seen &= slot > position.min(1, keepdims=True) - case.window
-    entries = int(seen.sum()) + position.size
-    return 2 * entries * case.kv_heads * case.head_width * jnp.dtype(case.dtype).itemsize
+    if pages is not None and isinstance(case, sparse.Case):
+        chosen = int(np.sum(pages.counts)) * case.page_size * case.kv_heads // case.sets
+    else:
+        seen = slot <= position.max(1, keepdims=True)
+        if case.window:
+            seen &= slot > position.min(1, keepdims=True) - case.window
+        chosen = int(seen.sum()) * case.kv_heads
+    return 2 * (chosen + position.size * case.kv_heads) * case.head_width * jnp.dtype(case.dtype).itemsize
 
 
 def _notes(without: Sequence[str]) -> list[str]:

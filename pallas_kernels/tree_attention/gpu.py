@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.tree_attention.gpu_tiles import BLOCK, TILE, along_rows, down_columns, product, unpacked
 from pallas_kernels.tree_attention.inputs import WORD, Inputs, Options
 from pallas_kernels.tree_attention.reference import MASKED
 from pallas_kernels.tree_attention.rows import (
@@ -26,12 +27,6 @@ from pallas_kernels.tree_attention.rows import (
     row_positions,
     row_words,
 )
-
-TILE = 64
-"""Rows of a warpgroup's matrix product: the hardware's number."""
-
-BLOCK = 64
-"""Slots, or entries of the block itself, at once."""
 
 SHARED_BYTES = 100_000
 """Of shared memory for blocks on their way: three of 64 slots at a head width of 128."""
@@ -73,16 +68,41 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
       inputs, options: of the call.
       interpret: True or `InterpretGPUParams` runs without a GPU.
     """
+    order, count = needed_blocks(inputs, options, BLOCK)
+    slot_position = _block_positions(inputs.slot_position)
+    return attend_pieces(inputs, options, order[:, None], count[:, None], slot_position, interpret=interpret)
+
+
+def attend_pieces(
+    inputs: Inputs,
+    options: Options,
+    order: Int[Array, "B Sets Pieces"],
+    count: Int[Array, "B Sets"],
+    slot_position: Int[Array, "B Padded"],
+    *,
+    piece: int = BLOCK,
+    interpret: Any = False,
+) -> Float[Array, "B T N H"]:
+    """Returns attention over pieces of the cache, as many as fill a block at a time.
+
+    Args:
+      inputs, options: of the call.
+      order: numbers of the pieces that are read, in sets that a KV head has for itself, or one for all.
+      count: blocks of each set that are read.
+      slot_position: of each slot of each piece. A piece that would end behind the cache is read further in front.
+      piece: slots of a piece: 64, or less and a divisor of that.
+      interpret: True or `InterpretGPUParams` runs without a GPU.
+    """
     batch, width, heads, head_width = inputs.query.shape
     kv_heads = inputs.keys.shape[1]
     warpgroups, tiles = _split(width * heads // kv_heads, head_width)
     rows, columns = tiles * warpgroups * TILE, round_up(width, BLOCK)
-    order, count = needed_blocks(inputs, options, BLOCK)
     groups = batch * kv_heads
-    parts = max(1, min(MULTIPROCESSORS // (groups * tiles), order.shape[1]))
+    parts = max(1, min(MULTIPROCESSORS // (groups * tiles), order.shape[2] * piece // BLOCK))
     part = (parts, batch, kv_heads, rows)
+    kernel = functools.partial(_kernel, options=options, parts=parts, kv_heads=kv_heads, warpgroups=warpgroups)
     call = plgpu.kernel(  # type: ignore[call-arg]
-        functools.partial(_kernel, options=options, parts=parts, kv_heads=kv_heads, warpgroups=warpgroups),
+        functools.partial(kernel, piece=piece),
         out_type=(
             jax.ShapeDtypeStruct((*part, head_width), jnp.float32),
             jax.ShapeDtypeStruct(part, jnp.float32),
@@ -92,7 +112,7 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
         grid_names=("part", "tile", "group"),
         num_threads=warpgroups + 1,
         thread_name="warpgroup",
-        scratch_types=_scratch(warpgroups, head_width, inputs.query.dtype),
+        scratch_types=_scratch(warpgroups, head_width, inputs.query.dtype, BLOCK // piece),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=plgpu.InterpretGPUParams() if interpret is True else interpret or None,  # type: ignore[attr-defined]
     )
@@ -105,7 +125,7 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
         own_positions(inputs.position, columns),
         head_major(inputs.key, columns),
         head_major(inputs.value, columns),
-        _block_positions(inputs.slot_position),
+        slot_position,
         _at_least_a_block(inputs.keys),
         _at_least_a_block(inputs.values),
     )
@@ -141,14 +161,16 @@ def _kernel(
     parts: int,
     kv_heads: int,
     warpgroups: int,
+    piece: int,
 ) -> None:
     """Reads one part of a row's blocks for some tiles of a KV head: one warpgroup fetches, the others attend."""
     part, tile, group, warpgroup = (jax.lax.axis_index(name) for name in ("part", "tile", "group", "warpgroup"))
     buffers, head_width = key_held.shape[0], key_held.shape[2]
     row, head = jax.lax.div(group, jnp.int32(kv_heads)), jax.lax.rem(group, jnp.int32(kv_heads))
+    which = head if order.shape[1] > 1 else 0
     # The first part reads the block's own entries, too, before any slot.
     own_blocks = jnp.where(part == 0, own_key.shape[2] // BLOCK, 0)
-    all_blocks = own_blocks + jax.lax.div(count[row] - part + parts - 1, jnp.int32(parts))
+    all_blocks = own_blocks + jax.lax.div(count[row, which] - part + parts - 1, jnp.int32(parts))
 
     def buffer_of(i: Array) -> Array:
         return jax.lax.rem(i, jnp.int32(buffers))
@@ -158,24 +180,30 @@ def _kernel(
         buffer = buffer_of(i)
         barrier = arrived.at[buffer]
 
-        def read(position: Any, key: Any, value: Any, at: Array, start: Array) -> None:
-            slots = pl.ds(start, BLOCK)
-            plgpu.copy_gmem_to_smem(position.at[row, pl.ds(at, BLOCK)], position_held.at[buffer], barrier)
-            plgpu.copy_gmem_to_smem(key.at[row, head, slots], key_held.at[buffer], barrier)
-            plgpu.copy_gmem_to_smem(value.at[row, head, slots], value_held.at[buffer], barrier)
+        def read(position: Any, key: Any, value: Any, at: Array, start: Array, to: Any) -> None:
+            slots = pl.ds(start, piece)
+            plgpu.copy_gmem_to_smem(position.at[row, pl.ds(at, piece)], position_held.at[buffer, to], barrier)
+            plgpu.copy_gmem_to_smem(key.at[row, head, slots], key_held.at[buffer, to], barrier)
+            plgpu.copy_gmem_to_smem(value.at[row, head, slots], value_held.at[buffer, to], barrier)
 
         @pl.when(i >= buffers)
         def _() -> None:
             plgpu.barrier_wait(left.at[buffer])
 
+        pieces = [pl.ds(start, piece) for start in range(0, BLOCK, piece)]
+
         @pl.when(i < own_blocks)
         def _() -> None:
-            read(own_position, own_key, own_value, i * BLOCK, i * BLOCK)
+            for to in pieces:
+                at = i * BLOCK + to.start
+                read(own_position, own_key, own_value, at, at, to)
 
         @pl.when(i >= own_blocks)
         def _() -> None:
-            at = order[row, part + (i - own_blocks) * parts] * BLOCK
-            read(slot_position, keys, values, at, jnp.minimum(at, keys.shape[2] - BLOCK))
+            first = (part + (i - own_blocks) * parts) * len(pieces)
+            for j, to in enumerate(pieces):
+                at = order[row, which, first + j] * piece
+                read(slot_position, keys, values, at, jnp.minimum(at, keys.shape[2] - piece), to)
 
     @pl.when(warpgroup == warpgroups)
     def _() -> None:
@@ -194,29 +222,29 @@ def _kernel(
             buffer = buffer_of(i)
             plgpu.barrier_wait(arrived.at[buffer])
             mixed, peak, total = carry
-            position = _along_rows(position_held[buffer])
-            reader = _down_columns(reader_at[...], BLOCK)
+            position = along_rows(position_held[buffer])
+            reader = down_columns(reader_at[...], BLOCK)
             seen = bits if bits is not None else position <= reader
             if options.window:
                 seen &= position > reader - options.window
-            scores = _product(query, key_held.at[buffer].transpose((1, 0)), BLOCK) * options.scale
+            scores = product(query, key_held.at[buffer].transpose((1, 0)), BLOCK) * options.scale
             if options.softcap:
                 scores = options.softcap * jnp.tanh(scores / options.softcap)
             scores = jnp.where(seen, scores, MASKED)
             highest = jnp.maximum(peak, scores.max(1))
-            weights = jnp.where(seen, jnp.exp(scores - _down_columns(highest, BLOCK)), 0.0)
+            weights = jnp.where(seen, jnp.exp(scores - down_columns(highest, BLOCK)), 0.0)
             fade = jnp.exp(peak - highest)
             total = fade * total + weights.sum(1)
-            mixed = _down_columns(fade, head_width) * mixed
+            mixed = down_columns(fade, head_width) * mixed
             weights_at[...] = weights.astype(weights_held.dtype)
             plgpu.commit_smem()
-            mixed += _product(weights_at, value_held.at[buffer], head_width)
+            mixed += product(weights_at, value_held.at[buffer], head_width)
             plgpu.barrier_arrive(left.at[buffer])
             return mixed, highest, total
 
         def own(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             seen = [words.at[row, BLOCK // WORD * i + j, at] for j in range(BLOCK // WORD)]
-            return absorb(i, carry, _bits([plgpu.load(word, optimized=False) for word in seen]))  # type: ignore[call-arg]
+            return absorb(i, carry, unpacked([plgpu.load(word, optimized=False) for word in seen]))  # type: ignore[call-arg]
 
         plgpu.copy_gmem_to_smem(query_rows_in.at[row, head, at], query, queried)
         plgpu.copy_gmem_to_smem(row_position.at[row, at], reader_at, queried)
@@ -248,7 +276,7 @@ def _set_registers(warpgroups: int, role: int) -> None:
         plgpu.set_max_registers(found[role], action=("increase", "decrease")[role])
 
 
-def _scratch(warpgroups: int, head_width: int, dtype: Any) -> list[Any]:
+def _scratch(warpgroups: int, head_width: int, dtype: Any, pieces: int) -> list[Any]:
     """Returns what a multiprocessor's shared memory holds, in the kernel's order."""
     buffers = 3 if 3 * 2 * BLOCK * head_width * 2 <= SHARED_BYTES else 2
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -259,37 +287,10 @@ def _scratch(warpgroups: int, head_width: int, dtype: Any) -> list[Any]:
         plgpu.SMEM((warpgroups, TILE, BLOCK), dtype, transforms=swizzled),
         plgpu.SMEM((buffers, BLOCK), jnp.int32),
         plgpu.SMEM((warpgroups, TILE), jnp.int32),
-        plgpu.Barrier(num_arrivals=3, num_barriers=buffers),
+        plgpu.Barrier(num_arrivals=3 * pieces, num_barriers=buffers),
         plgpu.Barrier(num_arrivals=warpgroups, num_barriers=buffers),
         plgpu.Barrier(num_arrivals=2, num_barriers=warpgroups),
     ]
-
-
-def _product(a: Any, b: Any, columns: int) -> Float[Array, "X Y"]:
-    """Returns a tile's matrix product, float32."""
-
-    def multiplied(result: Any) -> Array:
-        plgpu.wgmma(result, a, b)
-        return result[...]
-
-    return pl.run_scoped(multiplied, plgpu.ACC((TILE, columns), jnp.float32))
-
-
-def _bits(words: list[Array]) -> Array:
-    """Returns each row's bits as booleans: `words` are a block's, each `[TILE]`."""
-    column = jax.lax.broadcasted_iota(jnp.int32, (TILE, BLOCK), 1)
-    word = _down_columns(words[0], BLOCK)
-    for i in range(1, len(words)):
-        word = jnp.where(column >= i * WORD, _down_columns(words[i], BLOCK), word)
-    return ((word >> (column & (WORD - 1))) & 1) != 0
-
-
-def _along_rows(column: Array) -> Array:
-    return jax.lax.broadcast_in_dim(column, (TILE, BLOCK), (1,))
-
-
-def _down_columns(row: Array, columns: int) -> Array:
-    return jax.lax.broadcast_in_dim(row, (TILE, columns), (0,))
 
 
 def _block_positions(position: Int[Array, "B S"]) -> Int[Array, "B Padded"]:

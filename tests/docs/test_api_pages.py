@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import jax_smash
+import pallas_kernels.sparse_attention
 import pallas_kernels.tree_attention
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "api"
@@ -29,7 +30,9 @@ def imported(name: str) -> Any:
     return getattr(importlib.import_module(module), last)
 
 
-@pytest.mark.parametrize("package", [jax_smash, pallas_kernels.tree_attention], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "package", [jax_smash, pallas_kernels.tree_attention, pallas_kernels.sparse_attention], ids=lambda p: p.__name__
+)
 def test_every_public_name_is_described(package):
     assert {f"{package.__name__}.{name}" for name in package.__all__} <= set(described())
 

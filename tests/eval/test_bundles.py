@@ -70,6 +70,15 @@ def test_a_block_of_the_cache_takes_little_more_than_its_floor(chip):
 
 @needs_libtpu
 @pytest.mark.xdist_group("tpu")
+@pytest.mark.parametrize("chip", ["v5e:1x1", "v6e:1x1"])
+def test_a_block_of_pages_takes_little_more_than_its_floor(chip):
+    (row,) = measure(Settings(chips=(chip,), cases=("llama-8b-64-2k-of-32k",)))["rows"]
+    assert row["slots"] == 16 * 128
+    assert 1 <= row["over_floor"] < 1.45
+
+
+@needs_libtpu
+@pytest.mark.xdist_group("tpu")
 def test_the_program_writes_its_report(tmp_path):
     out = tmp_path / "bundles.json"
     command = [sys.executable, "-m", "eval.bundles", "--chips", "v5e:1x1", "--cases", "llama-8b-1", "--json", str(out)]

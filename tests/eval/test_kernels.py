@@ -8,6 +8,7 @@ import pytest
 
 from eval.kernels import CASES, Settings, main, measure
 from eval.reports.report import run_program
+from pallas_kernels.sparse_attention import cases as sparse
 from pallas_kernels.tree_attention.cases import make
 
 ROOT = Path(__file__).parent.parent.parent
@@ -90,9 +91,27 @@ def test_a_file_that_exists_stays_as_it_is(tmp_path):
     assert out.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not isinstance(case, sparse.Case)])
 def test_a_shape_with_few_slots_is_whole(name):
     (case,) = Settings(cases=(name,), slots=16).shapes()
     inputs = make(case)
     assert inputs.keys.shape[2] == 16
     assert (np.asarray(inputs.slot_position) < np.asarray(inputs.position).min(1, keepdims=True)).all()
+
+
+@pytest.mark.parametrize("case", sparse.BENCHMARKS, ids=lambda case: case.name)
+def test_a_shape_with_pages_and_few_slots_keeps_a_whole_page(case):
+    (cut,) = Settings(cases=(case.name,), slots=16).shapes()
+    assert (cut.slots, cut.most) == (case.page_size, 1)
+    (cut,) = Settings(cases=(case.name,), slots=300).shapes()
+    assert cut.slots == 300 // case.page_size * case.page_size
+    inputs, pages = sparse.make(cut)
+    assert inputs.keys.shape[2] == cut.slots
+    assert pages.table.shape[2] == cut.most
+
+
+def test_the_bytes_of_sparse_attention_are_those_of_its_pages():
+    (row,) = measure(Settings(cases=("llama-8b-1-2k-of-32k-shared",), slots=256, repeats=1, calls=1))["rows"]
+    assert row["program"] == "sparse_attention"
+    read = 2 * (256 + 1) * 8 * 128 * 2
+    assert row["gigabytes_per_second"] == pytest.approx(read / row["ms"] / 1e6)

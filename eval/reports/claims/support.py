@@ -60,6 +60,7 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (
     ("mesh of several devices, one host", "run, virtual devices", "not run", "compiled only"),
     ("mesh over several hosts", "missing", "missing", "missing"),
     (KERNEL, "interpreted", "lowered only", "interpreted, compiled only"),
+    ("kernel of sparse attention", "interpreted", "lowered only", "interpreted, compiled only"),
     ("training", "run", "not run", "not compiled"),
 )
 """Parts of the library that are not of one method: on a CPU, a GPU, a TPU."""

@@ -1,0 +1,63 @@
+"""What sparse attention reads beside the inputs of tree attention: which pages of the cache were chosen."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from pallas_kernels.tree_attention import inputs as tree
+from pallas_kernels.tree_attention.inputs import Inputs
+
+LEAST_PAGE, MOST_PAGE = 16, 128
+"""Slots of a page: a smaller one is less than a tile of bfloat16, and a larger one chooses too coarsely."""
+
+
+class Pages(NamedTuple):
+    """The pages that are read. Page i of Z slots holds the cache's slots i · Z to i · Z + Z - 1.
+
+    Attributes:
+      table: page numbers in any order, none of them twice; the newest page last by convention. A set for each KV head,
+        or one that all KV heads share (the second axis is then 1). Behind its count it may hold anything.
+      counts: how many pages of each set are read; at most P.
+    """
+
+    table: Int[Array, "B Sets P"]
+    counts: Int[Array, "B Sets"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(tree.Options):
+    """The numbers of one call, fixed when it is compiled.
+
+    Attributes:
+      scale: multiplies the scores.
+      window: an entry sees positions later than its own minus this; 0 for no window.
+      softcap: scores become cap · tanh(score / cap); 0 for none.
+      page_size: slots of a page, Z.
+    """
+
+    page_size: int = MOST_PAGE
+
+
+def check(inputs: Inputs, pages: Pages, options: Options) -> None:
+    """Refuses arrays that do not belong together.
+
+    Raises:
+      ValueError: shapes disagree, or an option is out of range.
+      TypeError: an array has another type than it must.
+    """
+    tree.check(inputs, options)
+    size, (batch, kv_heads, slots) = options.page_size, inputs.keys.shape[:3]
+    if not LEAST_PAGE <= size <= MOST_PAGE or size & (size - 1) or slots % size:
+        raise ValueError(
+            f"page_size must be a power of two from {LEAST_PAGE} to {MOST_PAGE} that divides {slots} slots; got {size}"
+        )
+    shape = pages.table.shape
+    if len(shape) != 3 or shape[0] != batch or shape[1] not in (1, kv_heads) or not shape[2]:
+        raise ValueError(f"table must be ({batch}, {kv_heads} or 1, pages); got {shape}")
+    if pages.counts.shape != shape[:2]:
+        raise ValueError(f"counts must be {shape[:2]} beside a table of {shape}; got {pages.counts.shape}")
+    for name, array in pages._asdict().items():
+        if array.dtype != jnp.int32:
+            raise TypeError(f"{name} must be int32; got {array.dtype}")

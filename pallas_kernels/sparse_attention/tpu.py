@@ -1,0 +1,241 @@
+"""Sparse attention for a TPU: the pages of a KV head are copied side by side, and a softmax is kept up over them.
+
+A copy of one page is short, a step of the grid has its price, and a KV head may have chosen any number of pages. So a
+step takes a block of several pages, which copies of its own bring beside each other while the step before computes, and
+the grid is one list of all blocks that there are: no step of it is empty. It runs on one core of a chip that has two.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.sparse_attention import tables
+from pallas_kernels.sparse_attention.inputs import Options, Pages
+from pallas_kernels.tree_attention.inputs import Inputs
+from pallas_kernels.tree_attention.tpu import cost, entry_tiles, slots_lie_last, work_at_once
+from pallas_kernels.tree_attention.tpu_softmax import LANES, ROWS, Entries, Softmax, scratch
+
+TABLE_BYTES = 2**19
+"""Bytes of the page tables and the list of blocks: half of the scalar memory of most chips."""
+
+TOGETHER = 8
+"""Pages whose copies are started side by side, and waited for together."""
+
+
+def unsupported(inputs: Inputs, pages: Pages, options: Options) -> str | None:
+    """Returns why the kernel cannot run these shapes; None where it can."""
+    slots, head_width = inputs.keys.shape[2:]
+    if slots_lie_last(slots, head_width) and options.page_size % LANES:
+        return (
+            f"the TPU kernel needs pages of {LANES} slots at a head width of {head_width}, where a TPU has slots along "
+            f"lanes; got {options.page_size}"
+        )
+    _, block_pages = _work_at_once(inputs, pages, options)
+    heads, most = pages.table.shape[0] * inputs.keys.shape[1], pages.table.shape[2]
+    entries, tile = entry_tiles(inputs.query.shape[1], inputs.query.shape[2] // inputs.keys.shape[1])
+    if (taken := 4 * (pages.table.size + 2 * heads * max(-(-most // block_pages), entries // tile))) > TABLE_BYTES:
+        return f"the TPU kernel has {TABLE_BYTES} bytes of scalar memory for page tables; they take {taken}"
+    return None
+
+
+def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = False) -> Float[Array, "B T N H"]:
+    """Returns what the reference returns.
+
+    Args:
+      inputs, pages, options: of the call.
+      interpret: as of `pallas_call`: True or `InterpretParams` runs without a TPU.
+    """
+    width, head_width = inputs.query.shape[1], inputs.query.shape[3]
+    kv_heads, slots = inputs.keys.shape[1:3]
+    size, most = options.page_size, pages.table.shape[2]
+    rows, block_pages = _work_at_once(inputs, pages, options)
+    entries, tile = entry_tiles(width, inputs.query.shape[2] // kv_heads)
+    tiles, block, blocks = entries // tile, block_pages * size, -(-most // block_pages)
+    slots_last = slots_lie_last(slots, head_width)
+    pages = tables.whole(pages, slots, size)
+    total, head, block_of = tables.steps(pages.counts, kv_heads, block_pages, most, tiles)
+    positions = tables.chosen_positions(inputs, pages, size, blocks * block)
+    mine = Entries.of(inputs, entries, tile)
+
+    def which(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
+        row, kv_head = jax.lax.div(head[s], jnp.int32(kv_heads)), jax.lax.rem(head[s], jnp.int32(kv_heads))
+        return row, kv_head, r, jnp.minimum(block_of[s], tiles - 1)
+
+    def position_index(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
+        return _set(head[s], pages.table.shape[1], kv_heads), 0, jnp.minimum(block_of[s], blocks - 1)
+
+    def held(cache: Array) -> Array:
+        cache = cache.swapaxes(2, 3) if slots_last else cache
+        return cache if interpret else pltpu.with_memory_space_constraint(cache, pltpu.HBM)
+
+    fetched = pltpu.VMEM((2, head_width, block) if slots_last else (2, block, head_width), inputs.keys.dtype)
+    call = pl.pallas_call(
+        functools.partial(_kernel, options=options, tiles=tiles, sets=pages.table.shape[1], slots_last=slots_last),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(tiles, total),
+            in_specs=[
+                *mine.specs(which),
+                pl.BlockSpec((None, 1, block), position_index),
+                pl.BlockSpec(memory_space=pl.ANY),
+                pl.BlockSpec(memory_space=pl.ANY),
+            ],
+            out_specs=mine.out_spec(which),
+            scratch_shapes=[
+                fetched,
+                fetched,
+                pltpu.SemaphoreType.DMA((2,)),
+                *scratch(rows, head_width, max(block, tile, ROWS), inputs.query.dtype),
+            ],
+        ),
+        out_shape=mine.result,
+        # Every page of a table is in the cache: its copies need no check, which would take longer than to start them.
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary", "arbitrary"), disable_bounds_checks=True
+        ),
+        cost_estimate=cost(inputs, tiles, most * size),
+        name="sparse_attention",
+        interpret=interpret,
+    )
+    out = call(
+        head,
+        block_of,
+        pages.counts.reshape(-1),
+        pages.table.reshape(-1),
+        *mine.operands,
+        positions.reshape(-1, 1, blocks * block),
+        held(inputs.keys),
+        held(inputs.values),
+    )
+    return mine.by_entry(out)[:, :width]
+
+
+def _kernel(
+    head: Any,
+    block_of: Any,
+    count: Any,
+    table: Any,
+    mine: Any,
+    *refs: Any,
+    options: Options,
+    tiles: int,
+    sets: int,
+    slots_last: bool,
+) -> None:
+    """Attends to one block of pages, and to a tile of the entries themselves in the first ones of a KV head.
+
+    The pages of the next block are on their way meanwhile, those of another KV head too.
+    """
+    theirs, *others = refs if tiles > 1 else (mine, *refs)
+    entry_position, words, own_position, positions, keys, values, out, keys_held, values_held, arrived, *rest = others
+    softmax = Softmax(*rest, options=options)
+    step, last_step = pl.program_id(1), pl.num_programs(1) - 1
+    now = pl.program_id(0) * pl.num_programs(1) + step
+    buffer = jax.lax.rem(now, jnp.int32(2))
+    size, kv_heads, most = options.page_size, keys.shape[1], table.shape[0] // count.shape[0]
+    block_pages = positions.shape[1] // size
+    together = min(TOGETHER, block_pages)
+
+    def pages_at(step: Array) -> tuple[Array, Array]:
+        """Returns where in the table a step's pages begin, and how many there are."""
+        which, first = _set(head[step], sets, kv_heads), block_of[step] * block_pages
+        return which * most + first, jnp.clip(count[which] - first, 0, block_pages)
+
+    def fetch(step: Array, buffer: Array) -> None:
+        """Starts to copy a step's pages, each behind the one before."""
+        row, kv_head = jax.lax.div(head[step], jnp.int32(kv_heads)), jax.lax.rem(head[step], jnp.int32(kv_heads))
+        first, many = pages_at(step)
+
+        def copy(i: Array, pages: int) -> None:
+            for j in range(pages):
+                at = _slots(table[first + i + j], 1, size)
+                for cached, held in ((keys, keys_held), (values, values_held)):
+                    read = cached.at[row, kv_head, :, at] if slots_last else cached.at[row, kv_head, at]
+                    write = _part(held, buffer, _slots(i + j, 1, size), slots_last)
+                    pltpu.make_async_copy(read, write, arrived.at[buffer]).start()
+
+        _by_several(many, together, copy)
+
+    def wait(step: Array, buffer: Array) -> None:
+        """Waits for a step's pages: for as many bytes as they have."""
+
+        def arrive(i: Array, pages: int) -> None:
+            for held in (keys_held, values_held):
+                part = _part(held, buffer, _slots(i, pages, size), slots_last)
+                pltpu.make_async_copy(part, part, arrived.at[buffer]).wait()
+
+        _by_several(pages_at(step)[1], together, arrive)
+
+    @pl.when(now == 0)
+    def _start() -> None:
+        # A block with few pages leaves what was there before: old values, and never NaN, which no weight of 0 hides.
+        def clear(i: Array, _: None) -> None:
+            part = _part(values_held, slice(None), _slots(i, 1, size), slots_last)
+            part[...] = jnp.zeros(part.shape, part.dtype)
+
+        jax.lax.fori_loop(0, block_pages, clear, None)
+        fetch(step, buffer)
+
+    @pl.when(now < pl.num_programs(0) * pl.num_programs(1) - 1)
+    def _fetch_next() -> None:
+        fetch(jnp.where(step == last_step, 0, step + 1), 1 - buffer)
+
+    @pl.when(block_of[step] == 0)
+    def _begin() -> None:
+        softmax.begin(mine)
+
+    @pl.when(block_of[step] < tiles)
+    def _own() -> None:
+        softmax.absorb_entries(theirs, words, own_position, entry_position)
+
+    @pl.when(pages_at(step)[1] > 0)
+    def _chosen() -> None:
+        wait(step, buffer)
+        position = positions[...]
+        seen = softmax.within(position <= entry_position[...], position, entry_position)
+        softmax.absorb(keys_held[buffer], values_held[buffer], seen, last=slots_last)
+
+    @pl.when((step == last_step) | (block_of[step + 1] == 0))
+    def _end() -> None:
+        softmax.end(out)
+
+
+def _by_several(many: Array, together: int, act: Callable[[Array, int], None]) -> None:
+    """Acts on so many pages, on several at once as long as there are: a short loop's own instructions add up.
+
+    Args:
+      many: pages.
+      together: pages at once.
+      act: on the first page and the number of pages.
+    """
+    groups = jax.lax.div(many, jnp.int32(together))
+    jax.lax.fori_loop(0, groups, lambda i, _: act(i * together, together), None)
+    jax.lax.fori_loop(groups * together, many, lambda i, _: act(i, 1), None)
+
+
+def _slots(page: Array, pages: int, size: int) -> Any:
+    return pl.ds(pl.multiple_of(page * size, size), pages * size)
+
+
+def _part(held: Any, buffer: Any, slots: Any, slots_last: bool) -> Any:
+    return held.at[buffer, :, slots] if slots_last else held.at[buffer, slots]
+
+
+def _work_at_once(inputs: Inputs, pages: Pages, options: Options) -> tuple[int, int]:
+    """Returns the rows that are worked on at once, and the pages of a block."""
+    kv_heads, head_width = inputs.keys.shape[1], inputs.keys.shape[3]
+    group, slot_bytes = inputs.query.shape[2] // kv_heads, 2 * head_width * inputs.keys.dtype.itemsize
+    slots = pages.table.shape[2] * options.page_size
+    rows, block = work_at_once(inputs.query.shape[1], group, slots, slot_bytes)
+    return rows, block // options.page_size
+
+
+def _set(head: Any, sets: int, kv_heads: int) -> Any:
+    """Returns the set of pages of a KV head, counted over all rows as the heads are."""
+    return head if sets > 1 or kv_heads == 1 else jax.lax.div(head, jnp.int32(kv_heads))

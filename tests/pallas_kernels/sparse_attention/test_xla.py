@@ -1,0 +1,26 @@
+import numpy as np
+import pytest
+
+from pallas_kernels.sparse_attention.cases import TESTS, make, random_case
+from tests.kernels import flip, scribble, tolerance
+from tests.sparse_kernels import attended, expected, named
+
+
+@pytest.mark.parametrize("case", [*TESTS, *map(random_case, range(3))], ids=lambda case: case.name)
+def test_the_xla_path_agrees_with_the_reference(case):
+    np.testing.assert_allclose(attended(*make(case), case, "xla"), expected(case), **tolerance(case))
+
+
+def test_a_flipped_bit_changes_its_entry_alone():
+    case = named("ragged rows")
+    inputs, pages = make(case)
+    before, after = (attended(x, pages, case, "xla") for x in (inputs, flip(inputs, 4, 0)))
+    assert np.abs(before - after)[:, 4].max() > 0.01
+    np.testing.assert_array_equal(np.delete(before, 4, axis=1), np.delete(after, 4, axis=1))
+
+
+def test_bits_without_meaning_change_nothing():
+    case = named("padding between")
+    inputs, pages = make(case)
+    before, after = (attended(x, pages, case, "xla") for x in (inputs, scribble(inputs)))
+    np.testing.assert_array_equal(before, after)
