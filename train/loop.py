@@ -79,6 +79,7 @@ def train(
     mesh: Mesh | None = None,
     before_step: Callable[[Any, int], None] | None = None,
     tokens_of: Callable[[Any], int] | None = None,
+    evaluated: Objective | None = None,
 ) -> TrainState:
     """Trains, evaluates, logs to `output/metrics.jsonl` and saves to `output/checkpoints`; returns the final state.
 
@@ -99,6 +100,7 @@ def train(
       mesh: the devices; None puts a share of each batch on every one.
       before_step: called with the weights and the number of steps made, before each batch is asked for.
       tokens_of: counts the tokens of this host's batch, for the speed; None for the size of its first array.
+      evaluated: what held-out rows are measured by; None for the objective.
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
@@ -123,7 +125,7 @@ def train(
             check_frozen(frozen, notes.get(FROZEN_NOTE, {}), output)
             batches.set_state(notes["batches"])
         step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
-        evaluate = make_evaluation(objective, mesh)
+        evaluate = make_evaluation(evaluated or objective, mesh)
         run = _Run(step, evaluate, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size)
         return run(state, batches, held_out)
 
@@ -174,8 +176,9 @@ class _Run:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
                 paused = time.perf_counter()
                 if evaluates:
-                    loss, by_set = self.evaluate(state.params, held_out(), frozen)
-                    metrics.write(step=done, held_out_loss=loss, held_out=by_set)
+                    loss, by_set, means = self.evaluate(state.params, held_out(), frozen)
+                    also = {"held_out_means": means} if means else {}
+                    metrics.write(step=done, held_out_loss=loss, held_out=by_set, **also)
                     progress.console.print(f"step {done}: held-out loss {loss:.4f}")
                     plot_losses(metrics.path, self.output / PLOT)
                 if saves:

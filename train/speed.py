@@ -3,6 +3,7 @@
 python -m train.speed --config train/configs/tiny.json --batch-size 24 --length 256 --devices 4
 python -m train.speed --shape llama-100m --dtype bfloat16 --batch-size 32 --length 1024
 python -m train.speed --part hamburger --config train/configs/tiny-hamburger.json --shape llama-100m
+python -m train.speed --part butler --config train/configs/smollm2-butler-grouped.json --shape llama-100m
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from rich.table import Table
 from jax_smash.models.families.presets import preset
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.optimiser import Optimiser
+from train.parts.butler.part import Butler
+from train.parts.butler.settings import ButlerSettings
 from train.parts.hamburger import Hamburger
 from train.parts.language_model import LanguageModel
 from train.parts.part import Part
@@ -116,9 +119,16 @@ def _hamburger(config: Path | None, shape: str | None, given: dict[str, Any]) ->
     return Hamburger(load_kind(SmashSettings, config, model=preset(shape), **given))
 
 
+def _butler(config: Path | None, shape: str | None, given: dict[str, Any]) -> Butler:
+    if config is None or shape is None:
+        raise ValueError(f"expected --config of the predictor and --shape of the base; got {config} and {shape}")
+    return Butler(load_kind(ButlerSettings, config, model=preset(shape), **given))
+
+
 PARTS: dict[str, Callable[[Path | None, str | None, dict[str, Any]], Any]] = {
     "language-model": _language_model,
     "hamburger": _hamburger,
+    "butler": _butler,
 }
 """What can be measured: of a training file, a named shape and changes of the file's fields."""
 
@@ -144,7 +154,7 @@ def main(
     Args:
       config: a training file; what is given here replaces what it says.
       shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
-      part: what is trained, `language-model` or `hamburger`.
+      part: what is trained: `language-model`, `hamburger` or `butler`.
       batch_size: rows a step.
       length: targets a row.
       dtype: of the products, float32 or bfloat16.

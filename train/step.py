@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -168,42 +168,56 @@ def _is_divided(mesh: Mesh) -> bool:
     return mesh.shape["fsdp"] * mesh.shape["tp"] > 1
 
 
+class Measured(NamedTuple):
+    """What held-out rows say of parameters.
+
+    Attributes:
+      loss: mean a target, in nats, over all sets.
+      by_set: the same of each set that has targets.
+      means: those of the objective's `Tally`, over all sets.
+    """
+
+    loss: float
+    by_set: dict[str, float]
+    means: dict[str, float]
+
+
 class Evaluation(Protocol):
     """A function of parameters and named sets of batches."""
 
-    def __call__(
-        self, params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None
-    ) -> tuple[float, dict[str, float]]:
-        """Returns the mean loss a target, in nats, over all sets and of each that has targets."""
+    def __call__(self, params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
+        """Returns what they measure; raises ValueError where no set has a target."""
 
 
 def make_evaluation(objective: Objective, mesh: Mesh) -> Evaluation:
-    """Returns a function of parameters and named sets of batches: the mean loss a target over all, and of each set.
-
-    Losses are in nats. The function raises ValueError where no set has a target.
-    """
+    """Returns a function that measures parameters on named sets of batches."""
 
     def sums(params: Any, frozen: FrozenParams, batch: Any) -> Any:
         total, tally = objective(all_roles(params, frozen), batch)
-        return total, tally.count if isinstance(tally, Tally) else tally
+        return (total, tally.count, tally.means) if isinstance(tally, Tally) else (total, tally, {})
 
     summed = jax.jit(_over_rows(sums, mesh))
 
-    def evaluate(
-        params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None
-    ) -> tuple[float, dict[str, float]]:
+    def evaluate(params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
         sums = {
             name: [summed(params, frozen, place_rows(batch, mesh)) for batch in batches]
             for name, batches in sets.items()
         }
-        totals = {name: [math.fsum(map(float, column)) for column in zip(*s, strict=True)] for name, s in sums.items()}
-        counted = {name: total for name, total in totals.items() if total and total[1]}
+        totals = {name: tuple(math.fsum(float(s[i]) for s in found) for i in (0, 1)) for name, found in sums.items()}
+        counted = {name: total for name, total in totals.items() if total[1]}
         if not counted:
             raise ValueError("evaluation needs at least one target; got none")
         loss, count = (math.fsum(column) for column in zip(*counted.values(), strict=True))
-        return loss / count, {name: total / count for name, (total, count) in counted.items()}
+        tallies = [s[2] for found in sums.values() for s in found]
+        means = {name: _quotient([tally[name] for tally in tallies]) for name in tallies[0]}
+        return Measured(loss / count, {name: total / count for name, (total, count) in counted.items()}, means)
 
     return evaluate
+
+
+def _quotient(pairs: list[tuple[Array, Array]]) -> float:
+    total, of = (math.fsum(map(float, column)) for column in zip(*pairs, strict=True))
+    return total / of if of else 0.0
 
 
 def check_rows(rows: int, mesh: Mesh, *, accumulate: int = 1) -> None:

@@ -5,6 +5,8 @@ import pytest
 
 from tests.tiny import tiny_config
 from tests.train.test_settings import FIELDS
+from train.parts.butler.part import Butler
+from train.parts.butler.settings import ButlerSettings
 from train.parts.hamburger import Hamburger
 from train.settings import load_kind
 from train.smash_settings import SmashSettings
@@ -44,8 +46,18 @@ def test_modules_are_measured_beside_a_frozen_base(tmp_path):
     assert "share_of_peak" not in found
 
 
+def test_a_predictor_of_attention_is_measured_beside_its_base(tmp_path):
+    fields = {"predictor": {"kind": "gate", "page": 4, "width": 6}, "optimiser": {"warmup": 2}, "steps": 6}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"batch_size": 8, "length": 16}))
+    found = measure(Butler(load_kind(ButlerSettings, tmp_path / "config.json", model=tiny_config())), repeats=1)
+    assert 0 < found["parameters"] < found["frozen_parameters"]
+    assert found["tokens_per_second"] > 0
+
+
 def test_what_cannot_be_measured_is_named(tmp_path):
-    with pytest.raises(ValueError, match="part must be one of language-model, hamburger; got 'whopper'"):
+    with pytest.raises(ValueError, match="part must be one of language-model, hamburger, butler; got 'whopper'"):
         main(part="whopper", shape="llama-100m")
     with pytest.raises(ValueError, match="expected --config of the modules and --shape of the base; got None and"):
         main(part="hamburger", shape="llama-100m")
+    with pytest.raises(ValueError, match="expected --config of the predictor and --shape of the base; got None and"):
+        main(part="butler", shape="llama-100m")

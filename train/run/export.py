@@ -50,8 +50,10 @@ def export_part(
     check_new(output)
     about = sources.read_text(encoding="utf-8") if sources else ""
     stored = part.stored(trained, frozen)
-    losses = make_evaluation(part.measured(), mesh)(stored, part.held_out(0), None if frozen is None else frozen.params)
-    ended = Ended(step=step, losses=losses, tokens=tokens, sources=about)
+    evaluate = make_evaluation(part.measured(), mesh)
+    found = evaluate(stored, part.held_out(0), None if frozen is None else frozen.params)
+    losses = found.loss, found.by_set
+    ended = Ended(step=step, losses=losses, tokens=tokens, sources=about, means=found.means)
     with new_directory(output, params_bytes(stored)) as work:
         part.save(work, stored, frozen)
         (work / CARD).write_text(part.card(work, stored, frozen, ended), encoding="utf-8")
