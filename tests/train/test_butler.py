@@ -105,6 +105,13 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(root, whole, tmp_path
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_a_divided_base_trains_the_same_predictor(root, whole, tmp_path):
+    said(root, tmp_path / "run", **RUN | {"mesh": "fsdp=2,tp=2"}, until=2)
+    divided, alone = (read_metrics(folder / "metrics.jsonl")[0] for folder in (tmp_path / "run", whole[0]))
+    for name in ("loss", "gradient_norm"):
+        assert divided[name] == pytest.approx(alone[name], rel=2e-2)
+
+
 def test_the_base_is_in_no_checkpoint_and_stays_as_it_is(root, tmp_path):
     part = Butler.from_files(root / "config.json", root / "packed", root / "base")
     frozen = []

@@ -30,7 +30,8 @@ class PerHeadConfig(PredictorConfig):
     """Sizes of the predictor with a score for each query head.
 
     Attributes:
-      attach: the tap that it reads: 0 is the embedding, 1 the first layer's output. Layers before it are dense.
+      attach: the tap that it reads: 0 is the embedding, 1 the first layer's output. Layers before it are dense,
+        unless the predictor looks ahead.
       reduced: r, the width of its small attention.
       reduced_heads: heads of that.
       hidden: I, the width inside the maps to queries and keys.
@@ -63,7 +64,7 @@ class PerHeadConfig(PredictorConfig):
     @property
     def first_layer(self) -> int:
         """The first layer that is predicted: those before it are dense."""
-        return self.attach
+        return 0 if self.look_ahead else self.attach
 
 
 @pytree

@@ -147,7 +147,7 @@ def reference(settings, params):
 CASES = [
     ("per_head", {}),
     ("per_head", {"loss": "logits"}),
-    ("per_head", {"predictor": {"look_ahead": 2, "attach": 0}}),
+    ("per_head", {"predictor": {"look_ahead": 2, "attach": 2}}),
     ("grouped", {}),
     ("grouped", {"loss": "logits", "predictor": {"look_ahead": 1}}),
     ("gate", {}),
