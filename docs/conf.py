@@ -36,7 +36,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(?!jax_smash|pallas_kernels).*"),
     (
         r"py:class",
-        r"jax_smash\.(protocols\.State|pytree\.T|sharding\.Tree|smash\.macro_step\.Carry|models\.definition\.Module)",
+        r"jax_smash\.(protocols\.State|pytree\.T|sharding\.Tree|smash\.macro_step\.Carry"
+        r"|models\.(definition\.Module|predictors\.config\.Config))",
     ),
 ]
 

@@ -4,6 +4,7 @@ python -m train.speed --config train/configs/tiny.json --batch-size 24 --length 
 python -m train.speed --shape llama-100m --dtype bfloat16 --batch-size 32 --length 1024
 python -m train.speed --part hamburger --config train/configs/tiny-hamburger.json --shape llama-100m
 python -m train.speed --part eagle --config train/configs/smollm2-eagle.json --shape llama-100m
+python -m train.speed --part butler --config train/configs/smollm2-butler-grouped.json --shape llama-100m
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from rich.table import Table
 
 from jax_smash.models.families.presets import preset
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
+from train.parts.butler.part import Butler
+from train.parts.butler.settings import ButlerSettings
 from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.settings import EagleSettings
 from train.parts.hamburger.part import Hamburger
@@ -130,6 +133,7 @@ PARTS: dict[str, Callable[[Path | None, str | None, dict[str, Any]], Any]] = {
     "language-model": _language_model,
     "hamburger": _beside(Hamburger, SmashSettings),
     "eagle": _beside(EaglePart, EagleSettings),
+    "butler": _beside(Butler, ButlerSettings),
 }
 """What can be measured: of a training file, a named shape and changes of the file's fields."""
 
@@ -155,7 +159,7 @@ def main(
     Args:
       config: a training file; what is given here replaces what it says.
       shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
-      part: what is trained: `language-model`, or beside a base `hamburger` or `eagle`.
+      part: what is trained: `language-model`, or beside a base `hamburger`, `eagle` or `butler`.
       batch_size: rows a step.
       length: targets a row.
       dtype: of the products, float32 or bfloat16.

@@ -145,16 +145,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B Q D"], KeyValue]:
         """Returns the output of the last `num_queries` entries, and the new entries' keys (rotated) and values."""
         config = self.config
-        k, h = config.held_kv_heads, config.head_width
-        # The barrier keeps a TPU from laying the weight out for what follows, at every call.
-        qkv = jax.lax.optimization_barrier(project(x, self.w_qkv[...])).reshape(*x.shape[:2], k, -1, h)
-        qkv = constrain(qkv, "batch", None, "kv_heads")
-        if self.b_qkv is not None:
-            qkv += self.b_qkv[...][None, None]
-        rotated, value = qkv[..., :-1, :], qkv[..., -1, :]
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(rotated[..., :-1, :]), self.k_norm(rotated[..., -1:, :])
-            rotated = jnp.concatenate([query, key], axis=-2)
+        rotated, value = self.heads(x)
         sinks = None if cache is None else cache.sinks
         far_query = None if sinks is None else self._queries(rotated, far, num_queries)
         if angles is not None:
@@ -177,6 +168,21 @@ class Attention(nnx.Module):
         if self.b_o is not None:
             out += self.b_o[...][None, None]
         return out, _for_cache(rotated, value)
+
+    def heads(self, x: Float[Array, "B T I"]) -> tuple[Float[Array, "B T K X H"], Float[Array, "B T K H"]]:
+        """Returns the queries and the key of each KV head before they are rotated, and its value."""
+        config = self.config
+        k, h = config.held_kv_heads, config.head_width
+        # The barrier keeps a TPU from laying the weight out for what follows, at every call.
+        qkv = jax.lax.optimization_barrier(project(x, self.w_qkv[...])).reshape(*x.shape[:2], k, -1, h)
+        qkv = constrain(qkv, "batch", None, "kv_heads")
+        if self.b_qkv is not None:
+            qkv += self.b_qkv[...][None, None]
+        rotated, value = qkv[..., :-1, :], qkv[..., -1, :]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(rotated[..., :-1, :]), self.k_norm(rotated[..., -1:, :])
+            rotated = jnp.concatenate([query, key], axis=-2)
+        return rotated, value
 
     def _queries(
         self, heads: Float[Array, "B T K X H"], angles: Angles | None, count: int | None

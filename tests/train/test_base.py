@@ -70,7 +70,7 @@ def test_the_card_states_the_losses_of_the_stored_weights(trained):
     graphdef, params = load_params(trained / "run/model", dtype=np.float32)
     mesh = make_mesh("data=8")
     held_out = held_out_batches(Packed(trained / "packed", trained / "tokenizer"), length=32, batch_size=8)
-    loss, by_set = make_evaluation(language_model_objective(graphdef), mesh)(place(params, mesh), held_out)
+    loss, by_set, _ = make_evaluation(language_model_objective(graphdef), mesh)(place(params, mesh), held_out)
     assert f"| {loss:.4f} nats" in card
     assert f"text {by_set['text']:.2f}" in card
 

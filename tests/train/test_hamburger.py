@@ -138,7 +138,7 @@ def test_the_card_states_the_losses_of_the_stored_weights(root, whole):
     objective = smash_objective(base.graphdef, found.definition.graphdef, settings)
     rows = held_out_slot_batches(Segmented(root / "segmented", folder), room=settings.room, micro_steps=3, batch_size=8)
     params = place({"base": base.params, "smasher": found.params}, make_mesh("data=8"))
-    loss, by_set = make_evaluation(objective, make_mesh("data=8"))(params, rows)
+    loss, by_set, _ = make_evaluation(objective, make_mesh("data=8"))(params, rows)
     assert f"| {loss:.4f} nats" in card
     assert f"stories {by_set['stories']:.2f}" in card
 

@@ -9,13 +9,14 @@ from jax_smash.checkpoints.huggingface import read_config
 from jax_smash.loading import ASSETS
 from jax_smash.models.families.presets import preset
 from train.data.corpus import load_corpus
+from train.parts.butler.settings import ButlerSettings
 from train.parts.hamburger.settings import SmashSettings
 from train.run.settings import Settings, load_kind
 from train.stages.recipe_file import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "train" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.json"))
-KINDS = {"train.base": Settings, "train.hamburger": SmashSettings}
+KINDS = {"train.base": Settings, "train.hamburger": SmashSettings, "train.butler": ButlerSettings}
 GRAFTED = [f"grafted{number}" for number in range(1, 8)]
 
 

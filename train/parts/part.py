@@ -54,16 +54,16 @@ class Ended:
     Attributes:
       step: steps that made the weights.
       losses: held-out losses of the stored weights in nats a token, over all and of each source.
-      means: what the objective tells beside the loss, over all held-out rows.
       tokens: that were trained on; 0 where nobody counted.
       sources: Markdown on the text and its licences.
+      means: what the objective tells beside the loss, over all held-out rows, by name.
     """
 
     step: int
     losses: tuple[float, dict[str, float]]
-    means: Mapping[str, float]
     tokens: int = 0
     sources: str = ""
+    means: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Part(Protocol):
@@ -104,6 +104,10 @@ class Part(Protocol):
 
     def objective(self) -> Objective:
         """Returns what is minimised."""
+
+    def evaluated(self) -> Objective:
+        """Returns what held-out rows are measured by while a run goes on."""
+        return self.objective()
 
     def rows(self, held_out: int, share: Share) -> Rows:
         """Returns what a host trains on, and at most so many held-out rows of each source; 0 for all."""

@@ -11,7 +11,7 @@ from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.huggingface import params_bytes
 from train.parts.part import Ended, Part
 from train.run.frozen import Frozen
-from train.run.step import make_measurement
+from train.run.step import make_evaluation
 
 CARD = "README.md"
 
@@ -50,9 +50,10 @@ def export_part(
     check_new(output)
     about = sources.read_text(encoding="utf-8") if sources else ""
     stored = part.stored(trained, frozen)
-    measure = make_measurement(part.measured(), mesh)
-    loss, by_set, means = measure(stored, part.held_out(0), None if frozen is None else frozen.params)
-    ended = Ended(step=step, losses=(loss, by_set), means=means, tokens=tokens, sources=about)
+    evaluate = make_evaluation(part.measured(), mesh)
+    found = evaluate(stored, part.held_out(0), None if frozen is None else frozen.params)
+    losses = found.loss, found.by_set
+    ended = Ended(step=step, losses=losses, tokens=tokens, sources=about, means=found.means)
     with new_directory(output, params_bytes(stored)) as work:
         part.save(work, stored, frozen)
         (work / CARD).write_text(part.card(work, stored, frozen, ended), encoding="utf-8")

@@ -56,6 +56,7 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
         mesh=mesh,
         before_step=rows.refresh,
         tokens_of=part.tokens_of,
+        evaluated=part.evaluated(),
     )
     told = [] if rows.tokens is None else [f"trained on {rows.tokens():,} tokens"]
     folder = output / part.name

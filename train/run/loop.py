@@ -21,16 +21,7 @@ from train.run.batches import Batches
 from train.run.checkpoint import Checkpoints, only_run
 from train.run.frozen import Frozen, check_frozen
 from train.run.metrics import Metrics, plot_losses
-from train.run.step import (
-    Measurement,
-    Objective,
-    Step,
-    TrainState,
-    first_state,
-    make_measurement,
-    make_step,
-    place_rows,
-)
+from train.run.step import Evaluation, Objective, Step, TrainState, first_state, make_evaluation, make_step, place_rows
 
 METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "loss.png", "checkpoints"
 FROZEN_NOTE = "frozen"
@@ -88,6 +79,7 @@ def train(
     mesh: Mesh | None = None,
     before_step: Callable[[Any, int], None] | None = None,
     tokens_of: Callable[[Any], int] | None = None,
+    evaluated: Objective | None = None,
 ) -> TrainState:
     """Trains, evaluates, logs to `output/metrics.jsonl` and saves to `output/checkpoints`; returns the final state.
 
@@ -108,6 +100,7 @@ def train(
       mesh: the devices; None puts a share of each batch on every one.
       before_step: called with the weights and the number of steps made, before each batch is asked for.
       tokens_of: counts the tokens of this host's batch, for the speed; None for the size of its first array.
+      evaluated: what held-out rows are measured by; None for the objective.
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
@@ -132,15 +125,15 @@ def train(
             check_frozen(frozen, notes.get(FROZEN_NOTE, {}), output)
             batches.set_state(notes["batches"])
         step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
-        measure = make_measurement(objective, mesh)
-        run = _Run(step, measure, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size)
+        evaluate = make_evaluation(evaluated or objective, mesh)
+        run = _Run(step, evaluate, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size)
         return run(state, batches, held_out)
 
 
 @dataclasses.dataclass
 class _Run:
     step: Step
-    measure: Measurement
+    evaluate: Evaluation
     mesh: Mesh
     loop: Loop
     checkpoints: Checkpoints
@@ -183,9 +176,9 @@ class _Run:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
                 paused = time.perf_counter()
                 if evaluates:
-                    loss, by_set, means = self.measure(state.params, held_out(), frozen)
-                    told = {"held_out_means": means} if means else {}
-                    metrics.write(step=done, held_out_loss=loss, held_out=by_set, **told)
+                    loss, by_set, means = self.evaluate(state.params, held_out(), frozen)
+                    also = {"held_out_means": means} if means else {}
+                    metrics.write(step=done, held_out_loss=loss, held_out=by_set, **also)
                     progress.console.print(f"step {done}: held-out loss {loss:.4f}")
                     plot_losses(metrics.path, self.output / PLOT)
                 if saves:

@@ -46,7 +46,7 @@ def plot_losses(metrics: Path, output: Path) -> None:
     for name in held_out[-1]["held_out"] if held_out else ():
         points = [(line["step"], line["held_out"][name]) for line in held_out if name in line["held_out"]]
         axes.plot(*zip(*points, strict=True), label=name, linewidth=0.7, linestyle=":")
-    axes.set(xlabel="step", ylabel="loss, nats a token")
+    axes.set(xlabel="step", ylabel="loss a target")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", ncols=2)
     temporary = output.with_suffix(".part.png")

@@ -169,12 +169,12 @@ def _is_divided(mesh: Mesh) -> bool:
 
 
 class Measured(NamedTuple):
-    """What an objective gives over named sets of batches.
+    """What held-out rows say of parameters.
 
     Attributes:
-      loss: mean loss a target, in nats, over all sets.
+      loss: mean a target, in nats, over all sets.
       by_set: the same of each set that has targets.
-      means: those of a `Tally`, over all sets.
+      means: those of the objective's `Tally`, over all sets.
     """
 
     loss: float
@@ -182,40 +182,15 @@ class Measured(NamedTuple):
     means: dict[str, float]
 
 
-class Measurement(Protocol):
-    """A function of parameters and named sets of batches."""
-
-    def __call__(self, params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
-        """Returns the losses and means; raises ValueError where no set has a target."""
-
-
 class Evaluation(Protocol):
     """A function of parameters and named sets of batches."""
 
-    def __call__(
-        self, params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None
-    ) -> tuple[float, dict[str, float]]:
-        """Returns the mean loss a target, in nats, over all sets and of each that has targets."""
+    def __call__(self, params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
+        """Returns what they measure; raises ValueError where no set has a target."""
 
 
 def make_evaluation(objective: Objective, mesh: Mesh) -> Evaluation:
-    """Returns a function of parameters and named sets of batches: the mean loss a target over all, and of each set.
-
-    Losses are in nats. The function raises ValueError where no set has a target.
-    """
-    measure = make_measurement(objective, mesh)
-
-    def evaluate(
-        params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None
-    ) -> tuple[float, dict[str, float]]:
-        measured = measure(params, sets, frozen)
-        return measured.loss, measured.by_set
-
-    return evaluate
-
-
-def make_measurement(objective: Objective, mesh: Mesh) -> Measurement:
-    """Returns a function of parameters and named sets of batches: what an objective gives over them."""
+    """Returns a function that measures parameters on named sets of batches."""
 
     def sums(params: Any, frozen: FrozenParams, batch: Any) -> Any:
         total, tally = objective(all_roles(params, frozen), batch)
@@ -223,25 +198,26 @@ def make_measurement(objective: Objective, mesh: Mesh) -> Measurement:
 
     summed = jax.jit(_over_rows(sums, mesh))
 
-    def measure(params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
-        found = {
-            name: [jax.device_get(summed(params, frozen, place_rows(batch, mesh))) for batch in batches]
+    def evaluate(params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
+        sums = {
+            name: [summed(params, frozen, place_rows(batch, mesh)) for batch in batches]
             for name, batches in sets.items()
         }
-        totals = {name: [math.fsum(float(s[i]) for s in sums) for i in range(2)] for name, sums in found.items()}
+        totals = {name: tuple(math.fsum(float(s[i]) for s in found) for i in (0, 1)) for name, found in sums.items()}
         counted = {name: total for name, total in totals.items() if total[1]}
         if not counted:
             raise ValueError("evaluation needs at least one target; got none")
         loss, count = (math.fsum(column) for column in zip(*counted.values(), strict=True))
-        told = [means for sums in found.values() for _, _, means in sums]
-        means = {}
-        for name in told[0]:
-            sum_, of = (math.fsum(float(one[name][i]) for one in told) for i in range(2))
-            means[name] = sum_ / of if of else 0.0
-        by_set = {name: total / count for name, (total, count) in counted.items()}
-        return Measured(loss / count, by_set, means)
+        tallies = [s[2] for found in sums.values() for s in found]
+        means = {name: _quotient([tally[name] for tally in tallies]) for name in tallies[0]}
+        return Measured(loss / count, {name: total / count for name, (total, count) in counted.items()}, means)
 
-    return measure
+    return evaluate
+
+
+def _quotient(pairs: list[tuple[Array, Array]]) -> float:
+    total, of = (math.fsum(map(float, column)) for column in zip(*pairs, strict=True))
+    return total / of if of else 0.0
 
 
 def check_rows(rows: int, mesh: Mesh, *, accumulate: int = 1) -> None:

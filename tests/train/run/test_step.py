@@ -74,15 +74,19 @@ def test_what_is_measured_beside_the_loss_is_averaged_over_all_rows(options):
     assert measured.pop("none") == 0
     for name, value in plain.items():
         np.testing.assert_allclose(measured[name], value, rtol=1e-5)
-    sets = {"a": [batch]}
-    evaluations = (make_evaluation(o, mesh)({"w": jnp.ones(3)}, sets) for o in (squared_error, objective))
-    np.testing.assert_allclose(*(loss for loss, _ in evaluations), rtol=1e-6)
+    other = (batch[0], batch[1] + 1, batch[2])
+    sets = {"a": [batch], "b": [batch, other]}
+    alone, found = (make_evaluation(o, mesh)({"w": jnp.ones(3)}, sets) for o in (squared_error, objective))
+    np.testing.assert_allclose(alone.loss, found.loss, rtol=1e-6)
+    assert not alone.means
+    np.testing.assert_allclose(found.means["mean_target"], batch[1].mean() + 1 / 3, rtol=1e-5)
+    assert found.means["none"] == 0
 
 
 def test_an_evaluation_weighs_every_target_alike():
     inputs, targets, weights = linear_batch()
     evaluate = make_evaluation(squared_error, everywhere())
-    loss, by_set = evaluate(
+    loss, by_set, _ = evaluate(
         {"w": jnp.ones(3) * 2}, {"a": [(inputs, targets, weights)], "none": [(inputs, targets, 0 * weights)]}
     )
     expected = np.average((inputs.sum(1) * 2 - targets) ** 2, weights=weights)

@@ -1,0 +1,38 @@
+"""Small modules that predict which entries of a cache a base will attend to, one form a file."""
+
+from jax_smash.models.predictors.config import PredictorConfig
+from jax_smash.models.predictors.forms import (
+    FORMS,
+    Predictor,
+    abstract_predictor,
+    predictor_config,
+    predictor_for,
+    random_predictor,
+)
+from jax_smash.models.predictors.gate import Gate, GateConfig, Pool, pool_pages
+from jax_smash.models.predictors.grouped import Grouped, GroupedConfig
+from jax_smash.models.predictors.importance import Importance, Int8Keys, importance, int8_keys
+from jax_smash.models.predictors.per_head import PerHead, PerHeadConfig, PerHeadRead
+
+__all__ = [
+    "FORMS",
+    "Gate",
+    "GateConfig",
+    "Grouped",
+    "GroupedConfig",
+    "Importance",
+    "Int8Keys",
+    "PerHead",
+    "PerHeadConfig",
+    "PerHeadRead",
+    "Pool",
+    "Predictor",
+    "PredictorConfig",
+    "abstract_predictor",
+    "importance",
+    "int8_keys",
+    "pool_pages",
+    "predictor_config",
+    "predictor_for",
+    "random_predictor",
+]

@@ -1,0 +1,57 @@
+"""What predictors make of entries, and the scores that follow from it."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int8
+
+from jax_smash.pytree import pytree
+
+
+@pytree
+class Importance:
+    """Queries and keys of predicted attention, over a block without a past.
+
+    Attributes:
+      queries: of every entry and layer, n of them.
+      keys: of every entry, or of every page, k of them; each serves n / k queries.
+    """
+
+    queries: Float[Array, "L B T n d"]
+    keys: Float[Array, "L B S k d"]
+
+
+@pytree
+class Int8Keys:
+    """Keys rounded to 255 levels, with a scale for each.
+
+    Attributes:
+      values: from −127 to 127.
+      scale: what they are multiplied by.
+    """
+
+    values: Int8[Array, "B S k d"]
+    scale: Float[Array, "B S k"]
+
+
+def int8_keys(keys: Float[Array, "B S k d"]) -> Int8Keys:
+    """Returns keys in a byte a number: round(key / scale), scale = max |key| / 127."""
+    wide = keys.astype(jnp.float32)
+    scale = jnp.maximum(jnp.abs(wide).max(-1), jnp.float32(1e-12)) / 127
+    return Int8Keys(values=jnp.round(wide / scale[..., None]).astype(jnp.int8), scale=scale)
+
+
+def importance(queries: Float[Array, "B Q n d"], keys: Any) -> Float[Array, "B k G Q S"]:
+    """Returns the score of every slot or page for every query: q · k / √d, float32. No mask is in it.
+
+    Args:
+      queries: n = k · G of them, G for each key.
+      keys: `[B, S, k, d]`, or `Int8Keys`.
+    """
+    values = keys.values if isinstance(keys, Int8Keys) else keys
+    batch, width, _, d = queries.shape
+    by_key = queries.reshape(batch, width, values.shape[2], -1, d).astype(jnp.float32)
+    found = jnp.einsum("BQKGD,BSKD->BKGQS", by_key, values.astype(jnp.float32)) * jnp.float32(d**-0.5)
+    if isinstance(keys, Int8Keys):
+        found *= keys.scale.transpose(0, 2, 1)[:, :, None, None]
+    return found

@@ -1,0 +1,51 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_smash.models.predictors import importance, int8_keys
+from tests.predictors import assert_near, assert_near_where_seen, base_model, causal, predictor_of, read_base
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_scores_of_single_steps_are_those_of_whole_rows(int8):
+    model = base_model()
+    config, predictor = predictor_of(model.config, "grouped", int8=int8)
+    taps, heads, position, block = read_base()
+    whole = predictor.read(taps, heads, position, block)
+    for layer in range(config.num_layers):
+        start = layer - layer % config.every
+        kept, asked = [], []
+        for t in range(position.shape[1]):
+            kept.append(predictor.keys_of(layer, heads.keys[layer][:, t : t + 1]))
+            asked.append(predictor.queries_at(start, taps[start][:, t : t + 1])[:, :, layer - start])
+        keys = jax.tree.map(lambda *pieces: jnp.concatenate(pieces, axis=1), *kept)
+        found = predictor.scores(jnp.concatenate(asked, axis=1), keys)
+        expected = int8_keys(whole.keys[layer]) if int8 else whole.keys[layer]
+        assert_near_where_seen(found, predictor.scores(whole.queries[layer], expected), causal(position.shape[1]))
+
+
+def test_a_group_has_the_highest_score_of_its_heads():
+    queries = jnp.asarray([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0], [-1.0, -1.0]])[None, None]
+    keys = jnp.asarray([[[1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [0.0, -1.0]]])[None]
+    _, predictor = predictor_of(base_model().config, "grouped")
+    found = predictor.scores(queries, keys) * 2**0.5
+    np.testing.assert_allclose(found[0, :, 0], [[1, 2], [6, 1]], rtol=1e-6)
+
+
+def test_int8_keys_lie_within_half_a_level_of_their_numbers():
+    keys = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)), jnp.float32).at[0, 0, 0].set(0.0)
+    found = int8_keys(keys)
+    back = found.values.astype(jnp.float32) * found.scale[..., None]
+    assert bool((jnp.abs(back - keys) <= 0.5001 * found.scale[..., None]).all())
+    queries = jnp.ones((2, 1, 6, 6))
+    assert_near(importance(queries, found), importance(queries, back))
+
+
+def test_producers_stand_every_few_layers_and_are_refused_elsewhere():
+    config, predictor = predictor_of(base_model().config, "grouped", every=2)
+    assert [*config.starts] == [0, 2]
+    x = jnp.ones((1, 3, config.d_model))
+    assert [predictor.queries_at(i, x).shape[2] for i in config.starts] == [2, 1]
+    with pytest.raises(ValueError, match=r"layer must be one of \[0, 2\], where producers are; got 1"):
+        predictor.queries_at(1, x)

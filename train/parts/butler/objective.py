@@ -1,0 +1,218 @@
+"""What a predictor of attention is trained on: the attention of a frozen base, made again some queries at a time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jax_smash.cache import Block
+from jax_smash.config import ModelConfig
+from jax_smash.models.attended import Attended, attended
+from jax_smash.models.depth import tapped_without_cache
+from jax_smash.models.predictors import Importance, Predictor, importance
+from jax_smash.models.rope import longest
+from jax_smash.models.transformer import Transformer
+from jax_smash.shapes import round_up
+from train.data.rows import Batch
+from train.parts.butler.recall import recall
+from train.parts.butler.settings import ROLE, ButlerSettings
+from train.parts.butler.targets import HIDDEN, Lesson, Seen, targets_of
+from train.run.step import Objective, Tally
+
+QUERIES = 128
+"""Queries of a row whose scores are in memory at once: of one layer, forward and backward."""
+
+MEASURED = 8
+"""Recall is measured of one query in so many."""
+
+
+class Sums(NamedTuple):
+    """Sums over queries of means over heads.
+
+    Attributes:
+      loss, count: what is minimised, and what it is to be divided by.
+      recall, recent, queries: of the predictor and of the last entries, and what they are to be divided by.
+    """
+
+    loss: Array
+    count: Array
+    recall: Array
+    recent: Array
+    queries: Array
+
+
+def butler_objective(
+    base: nnx.GraphDef, predictor: nnx.GraphDef, settings: ButlerSettings, *, with_recall: bool = False
+) -> Objective:
+    """Returns how far a predictor is from a base's attention, over packed rows; gradients reach the predictor alone.
+
+    With the loss `divergence`: Σ p · (log p − log q) nats, p the base's attention of a head to what an entry sees and q
+    the softmax of the predicted scores; mean over entries, heads and predicted layers. Its gradient is that of the
+    cross-entropy. For pages, p is the highest attention to an entry of a page, made to sum to 1.
+    With the loss `logits`: (predicted score − score before the softmax)², mean over what entries see.
+
+    A predictor that looks ahead is compared with the attention of a later entry to what the earlier one sees.
+    Scores of all pairs of entries never exist at once: memory is linear in the length of a row.
+
+    Source: "TokenButler: Token Importance Is Predictable", section 3 (`logits`); for pages, SeerAttention-R.
+    Differs: pairs that no mask lets meet do not count. The paper's code also fits the scores of later entries.
+
+    Args:
+      base: structure of the base.
+      predictor: structure of the predictor.
+      settings: of the run.
+      with_recall: also measure `recall` of what the base attends to most, and `recent_recall`, of the last entries.
+    """
+
+    def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
+        model: Transformer = nnx.merge(base, params["base"])
+        own = jax.tree.map(lambda x: x.astype(jnp.dtype(settings.dtype)), params[ROLE])
+        module: Predictor = nnx.merge(predictor, own)
+        block = Block.causal(batch.segments > 0, batch.segments)
+        inputs, position = model.embed(batch.tokens), batch.positions
+        _, taps = tapped_without_cache(model, inputs, position, block, scan=settings.scan)
+        heads = attended(model, taps, position, longest(position, block.valid))
+        made = module.read(taps, heads, position, block)
+        found = attention_loss(heads, made, batch, settings, with_recall)
+        means = {}
+        if with_recall:
+            means = {"recall": (found.recall, found.queries), "recent_recall": (found.recent, found.queries)}
+        return found.loss, Tally(count=found.count, means=means)
+
+    return objective
+
+
+def attention_loss(
+    heads: Attended, made: Importance, batch: Batch, settings: ButlerSettings, with_recall: bool
+) -> Sums:
+    """Returns the sums of all predicted layers, divided by their number.
+
+    Args:
+      heads: of the base.
+      made: by the predictor.
+      batch: rows.
+      settings: of the run.
+      with_recall: recall is measured too; else it is 0.
+    """
+    model, first = settings.model, settings.config.first_layer
+    windows = [model.window_of(kind) or model.max_positions + settings.length for kind in model.layer_kinds]
+    layers = heads.queries, heads.keys, made.queries, made.keys, jnp.asarray(windows, jnp.int32)
+
+    def add(sums: Sums, layer: Any) -> tuple[Sums, None]:
+        of_layer = _over_queries(*layer, batch, settings, with_recall)
+        return Sums(*(a + b for a, b in zip(sums, of_layer, strict=True))), None
+
+    predicted = jax.tree.map(lambda x: x[first:], layers)
+    found = jax.lax.scan(add, _no_sums(), predicted)[0]
+    return Sums(*(x / (model.num_layers - first) for x in found))
+
+
+def _over_queries(
+    queries: Float[Array, "B T N H"],
+    keys: Float[Array, "B T K H"],
+    asked: Float[Array, "B T n d"],
+    kept: Float[Array, "B S k d"],
+    window: Int[Array, ""],
+    batch: Batch,
+    settings: ButlerSettings,
+    with_recall: bool,
+) -> Sums:
+    """Returns the sums of one layer, a piece of its queries after the other."""
+    length, ahead = queries.shape[1], settings.config.look_ahead
+    step = min(QUERIES, length)
+    entry = jnp.arange(length, dtype=jnp.int32)
+    # The entry whose attention a query predicts; behind the row there is none.
+    later = jnp.minimum(entry + ahead, length - 1)
+    same = (batch.segments[:, later] == batch.segments) & (entry + ahead < length)[None]
+    segments = jnp.where(same, batch.segments, 0)
+
+    def pieces(x: Array) -> Array:
+        """Cuts rows into pieces, with zeros behind the last."""
+        x = jnp.pad(x, ((0, 0), (0, round_up(length, step) - length)) + ((0, 0),) * (x.ndim - 2))
+        return x.reshape(x.shape[0], -1, step, *x.shape[2:]).swapaxes(0, 1)
+
+    @jax.checkpoint
+    def add(sums: Sums, piece: Any) -> tuple[Sums, None]:
+        query, ask, segment, position, entry = piece
+        seen = _seen(entry[0], position, segment, window, batch, ahead)
+        scores = _teacher_scores(query, keys, settings.model)
+        lesson = targets_of(settings.config.page_size).lesson(scores, seen)
+        told = importance(ask, kept)
+        loss, count = _loss(lesson, told.reshape(lesson.logits.shape), settings)
+        measured = _recall(lesson, told, seen, settings) if with_recall else (jnp.zeros((), jnp.float32),) * 3
+        return Sums(*(a + b for a, b in zip(sums, (loss, count, *measured), strict=True))), None
+
+    of_later = queries[:, later] if ahead else queries
+    of_pieces = of_later, asked, segments, batch.positions, entry[None]
+    return jax.lax.scan(add, _no_sums(), tuple(map(pieces, of_pieces)))[0]
+
+
+def _seen(
+    entry: Int[Array, "Q"],
+    position: Int[Array, "B Q"],
+    segment: Int[Array, "B Q"],
+    window: Int[Array, ""],
+    batch: Batch,
+    ahead: int,
+) -> Seen:
+    """Returns which entries some queries see: of their own document and window, and none after themselves."""
+    key = jnp.arange(batch.segments.shape[1], dtype=jnp.int32)[None]
+    near = (key <= entry[:, None]) & (key > entry[:, None] + ahead - window)
+    visible = near[None] & (batch.segments[:, None] == segment[:, :, None]) & (segment > 0)[:, :, None]
+    return Seen(
+        entry=entry,
+        position=position,
+        visible=visible,
+        key_position=batch.positions,
+        segments=batch.segments,
+        query_segments=segment,
+    )
+
+
+def _teacher_scores(
+    queries: Float[Array, "B Q N H"], keys: Float[Array, "B T K H"], model: ModelConfig
+) -> Float[Array, "B K G Q T"]:
+    """Returns a base's attention scores before the softmax."""
+    by_head = queries.reshape(*queries.shape[:2], keys.shape[2], -1, queries.shape[3])
+    scores = jnp.einsum("BQKGH,BTKH->BKGQT", by_head, keys, preferred_element_type=jnp.float32)
+    scores *= jnp.float32(model.query_scale)
+    cap = model.attention_softcap
+    return cap * jnp.tanh(scores / cap) if cap else scores
+
+
+def _loss(lesson: Lesson, told: Float[Array, "B K G Q S"], settings: ButlerSettings) -> tuple[Array, Array]:
+    """Returns the sum of the loss, mean over heads, and of what it counts."""
+    seen = lesson.seen[:, None, None]
+    if settings.loss == "logits":
+        squares = jnp.square(jnp.where(seen, told - lesson.logits, 0.0))
+        return squares.mean((1, 2)).sum(), lesson.seen.sum().astype(jnp.float32)
+    of_base = jax.nn.log_softmax(lesson.logits, axis=-1)
+    predicted = jax.nn.log_softmax(jnp.where(seen, told, HIDDEN), axis=-1)
+    lost = jnp.where(seen, jnp.exp(of_base) * (of_base - predicted), 0.0).sum(-1).mean((1, 2))
+    return (lost * lesson.counted).sum(), lesson.counted.sum()
+
+
+def _recall(
+    lesson: Lesson, told: Float[Array, "B k G Q S"], seen: Seen, settings: ButlerSettings
+) -> tuple[Array, Array, Array]:
+    """Returns sums over some of the queries: recall, recall of the last entries or pages, and their number."""
+    every = slice(None, None, MEASURED)
+    candidates = targets_of(settings.config.page_size).candidates(lesson, seen)[:, every]
+    truth, scores = lesson.logits[:, :, :, every], told[:, :, :, every].max(2, keepdims=True)
+    if told.shape[1] != truth.shape[1]:  # A key for each query head, which has a set of its own.
+        truth = truth.reshape(truth.shape[0], told.shape[1], 1, *truth.shape[3:])
+    late = jnp.arange(truth.shape[-1], dtype=jnp.float32)[None, None, None, None]
+    recent = jnp.broadcast_to(late, (truth.shape[0], 1, 1, *truth.shape[3:]))
+    share = settings.recall_share
+    (found, any_), (control, _) = (recall(truth, x, candidates, share) for x in (scores, recent))
+    late_enough = (seen.position[:, every] >= settings.recall_from).astype(jnp.float32)
+    counted = any_ * late_enough * lesson.counted[:, every]
+    return (found * counted).sum(), (control * counted).sum(), counted.sum()
+
+
+def _no_sums() -> Sums:
+    return Sums(*(jnp.zeros((), jnp.float32) for _ in Sums._fields))

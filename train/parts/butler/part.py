@@ -1,0 +1,158 @@
+"""A predictor of attention, trained beside a frozen base."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from jax_smash.checkpoints.butler import save_butler
+from jax_smash.checkpoints.huggingface import resolve
+from jax_smash.models.predictors import abstract_predictor, random_predictor
+from jax_smash.models.transformer import abstract_params
+from jax_smash.sharding import place
+from train.data.rows import Batch, Packed, held_out_batches, training_batches
+from train.pack import file_sha256
+from train.parts.butler.card import butler_card
+from train.parts.butler.objective import butler_objective
+from train.parts.butler.settings import ROLE, ButlerSettings
+from train.parts.language_model.part import LanguageModel
+from train.parts.part import Ended, Part, Rows, Shapes
+from train.run.batches import Share
+from train.run.frozen import Frozen
+from train.run.loop import Loop
+from train.run.settings import load_kind
+from train.run.start import Stored, stored_weights
+from train.run.step import Objective
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Butler(Part):
+    """A predictor of which entries of a cache a base attends to.
+
+    Attributes:
+      settings: of the run.
+      packed: what it is trained on; None to measure or compile its step alone.
+      base: the base's weights; None likewise.
+    """
+
+    settings: ButlerSettings
+    packed: Packed | None = None
+    base: Stored | None = None
+
+    name = "butler"
+    hint = ""
+    token_flops = 0.0
+
+    @classmethod
+    def from_files(cls, config: Path, packed: Path, base: Path, **changes: Any) -> Butler:
+        """Returns the predictor that a training file describes, beside a base.
+
+        Args:
+          config: the file.
+          packed: folder of shards.
+          base: Hugging Face folder of the base, with its tokenizer.
+          changes: of the file's fields; None for what it says.
+
+        Raises:
+          ValueError, FileNotFoundError: a file is missing or damaged, or does not go with the others.
+        """
+        folder = resolve(base)
+        stored = stored_weights(folder)
+        if not (folder / TOKENIZER).is_file():
+            raise FileNotFoundError(f"{folder / TOKENIZER} is missing")
+        rows = Packed(packed, folder)
+        marks = {"init_sha256": stored.sha256, "tokenizer_sha256": file_sha256(folder / TOKENIZER)}
+        return cls(load_kind(ButlerSettings, config, model=stored.config, **marks, **changes), rows, stored)
+
+    @property
+    def data_sha256(self) -> str:
+        """Of what was packed."""
+        return self.packed.index["sources_sha256"]
+
+    @property
+    def graphdefs(self) -> tuple[nnx.GraphDef, nnx.GraphDef]:
+        """Structures of base and predictor."""
+        return abstract_params(self.settings.model)[0], abstract_predictor(self.settings.config)[0]
+
+    def check(self, loop: Loop) -> None:
+        """Refuses nothing."""
+
+    def shapes(self) -> Shapes:
+        """Returns those of predictor and base; where no files are given, the base is bfloat16."""
+        dtype = jnp.bfloat16 if self.base is None else self.base.dtype
+        trained = {ROLE: abstract_predictor(self.settings.config)[1]}
+        return Shapes(trained, {"base": abstract_params(self.settings.model, dtype)[1]})
+
+    def begin(self, mesh: Mesh) -> dict[str, Any]:
+        """Returns a random predictor."""
+        return place({ROLE: random_predictor(self.settings.config, self.settings.seed)[1]}, mesh)
+
+    def frozen(self, mesh: Mesh) -> Frozen:
+        """Returns the base, in the dtype of its files."""
+        params, mark = self.base.load(mesh)
+        return Frozen(params={"base": params}, fingerprints={"base": mark}, sources={"base": self.base.folder})
+
+    def optimiser(self) -> optax.GradientTransformation:
+        """Returns the optimiser of the predictor."""
+        return self.settings.transformation()
+
+    def objective(self) -> Objective:
+        """Returns how far the predictor is from the base's attention."""
+        return butler_objective(*self.graphdefs, self.settings)
+
+    def evaluated(self) -> Objective:
+        """Returns the same with recall."""
+        return butler_objective(*self.graphdefs, self.settings, with_recall=True)
+
+    def measured(self) -> Objective:
+        """Returns the same in float32."""
+        return butler_objective(*self.graphdefs, self.settings.measured(), with_recall=True)
+
+    def rows(self, held_out: int, share: Share) -> Rows:
+        """Returns packed rows."""
+        settings = self.settings
+        batches = training_batches(
+            self.packed,
+            length=settings.length,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            share=share,
+        )
+        return Rows(batches, self.held_out(held_out), tokens=lambda: batches.tokens)
+
+    def held_out(self, most: int) -> Mapping[str, Iterable[Any]]:
+        """Returns packed rows of documents that are not trained on."""
+        settings = self.settings
+        return held_out_batches(self.packed, length=settings.length, batch_size=settings.batch_size, rows=most)
+
+    def tokens_of(self, batch: Batch) -> int:
+        """Returns how many tokens a batch has room for."""
+        return batch.tokens.size
+
+    def random_batch(self, seed: int = 0) -> Batch:
+        """Returns rows of one document each."""
+        return LanguageModel(self.settings).random_batch(seed)
+
+    def stored(self, trained: dict[str, Any], frozen: Frozen | None) -> dict[str, Any]:
+        """Returns the predictor, rounded to bfloat16."""
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), trained)
+
+    def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
+        """Writes the predictor, bound to the base's weights."""
+        mark = frozen.fingerprints["base"]
+        save_butler(folder, self.settings.config, stored[ROLE], base_fingerprint=mark)
+
+    def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
+        """Returns the card."""
+        parameters = sum(x.size for x in jax.tree.leaves(stored))
+        return butler_card(self.settings, ended, parameters=parameters, base_fingerprint=frozen.fingerprints["base"])

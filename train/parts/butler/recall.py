@@ -1,0 +1,40 @@
+"""How much of what a base attends to most a predictor would have kept."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+SINKS = 4
+"""First entries of a text that are kept in any case, and left out here."""
+
+
+def recall(
+    truth: Float[Array, "B K G Q S"],
+    scores: Float[Array, "B K X Q S"],
+    candidates: Bool[Array, "B Q S"],
+    share: float,
+) -> tuple[Float[Array, "B Q"], Float[Array, "B Q"]]:
+    """Returns the recall of each query, mean over heads, and 1 where anything was to be kept.
+
+    Formula: |top k by scores ∩ top k by truth| / k, k = ⌊share · candidates⌋. Of equal scores the first count as
+    higher, so that a predictor without an opinion gains nothing by it.
+
+    Args:
+      truth: what the base attends to.
+      scores: predicted, for each query head (X = G) or one set for a group (X = 1).
+      candidates: what may be chosen.
+      share: of the candidates.
+    """
+    count = jnp.floor(candidates.sum(-1).astype(jnp.float32) * jnp.float32(share))
+    kept, chosen = (_highest(x, candidates, count) for x in (truth, scores))
+    both = (kept & chosen).sum(-1).astype(jnp.float32).mean((1, 2))
+    return both / jnp.maximum(count, 1), (count > 0).astype(jnp.float32)
+
+
+def _highest(
+    scores: Float[Array, "B K X Q S"], candidates: Bool[Array, "B Q S"], count: Float[Array, "B Q"]
+) -> Bool[Array, "B K X Q S"]:
+    hidden = jnp.where(candidates[:, None, None], -scores, jnp.inf)
+    rank = jnp.argsort(jnp.argsort(hidden, axis=-1), axis=-1).astype(jnp.float32)
+    return (rank < count[:, None, None, :, None]) & candidates[:, None, None]
