@@ -34,7 +34,10 @@ myst_fence_as_directive = ["mermaid"]
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!jax_smash|pallas_kernels).*"),
-    (r"py:class", r"jax_smash\.(protocols\.State|pytree\.T|sharding\.Tree|smash\.macro_step\.Carry|models\.definition\.Module)"),
+    (
+        r"py:class",
+        r"jax_smash\.(protocols\.State|pytree\.T|sharding\.Tree|smash\.macro_step\.Carry|models\.definition\.Module)",
+    ),
 ]
 
 default_role = "code"  # Docstrings write `name` as Markdown does.
