@@ -87,8 +87,8 @@ class Settings:
       token_confidence: likewise, a group ends before a token that they are less sure of; a row each for each of both.
       smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
         decoded as it is alone.
-      sparse: policies that caches are read by, as in `jax-smash generate --sparse`, a row each, beside `ar` with the whole
-        cache. Given texts and prompts are read by them where they are named with `:prompt=stepwise`.
+      sparse: policies that caches are read by, as in `jax-smash generate --sparse`, a row each, beside `ar` with the
+        whole cache. Given texts and prompts are read by them where they are named with `:prompt=stepwise`.
       kv_budget, page_size: of the policies.
       json: file to write.
       details: file for the score of every example, one JSON object a line.

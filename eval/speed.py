@@ -89,7 +89,7 @@ class Settings:
       group_lengths: measures hamburger with groups that all have so many tokens too, whatever the stop head says, and
         from them the cost of a micro-step and the speed-up that it allows. A random model gets random modules.
       micro_layers: of random modules.
-      sparse: measures the methods with caches that are read by this policy, as in `jax-smash generate --sparse`, against
+      sparse: measures the methods with caches read by this policy, as in `jax-smash generate --sparse`, against
         `ar` with the whole cache.
       kv_budget, page_size: of the policy.
       ignore_stop: decode on past stop tokens, so that every method does the same work.

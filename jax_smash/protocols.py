@@ -201,6 +201,11 @@ class SelectingPolicy(SparsePolicy, Protocol):
         ...
 
     @property
+    def remembers(self) -> bool:
+        """Whether commits are told which slots were chosen."""
+        ...
+
+    @property
     def stepwise(self) -> bool:
         """Whether prompts are read as what is decoded is: an entry at a time, each by the slots that are chosen."""
         ...

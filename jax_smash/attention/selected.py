@@ -8,29 +8,33 @@ from jax_smash.attention.dispatch import attend
 from jax_smash.attention.formula import MASKED, SCORES_AT_ONCE
 from jax_smash.cache import EMPTY, Block, LayerCache, Note, SelectedLayer
 from jax_smash.cache.selected import take_slots
+from jax_smash.pytree import replace
 
 
 def attend_selected(
-    query: Float[Array, "B T N H"],
+    query: Float[Array, "B Q N H"],
     key: Float[Array, "B T K H"],
     value: Float[Array, "B T K H"],
     position: Int[Array, "B T"],
     view: SelectedLayer,
     block: Block,
-) -> tuple[Float[Array, "B T N H"], Note]:
+) -> tuple[Float[Array, "B Q N H"], Note]:
     """Returns attention of each entry over the slots that a policy chooses and the block's entries that it may see.
 
-    All entries of a block share one set of slots, which the query of the first valid entry chooses: of a draft tree
+    All entries of a forward share one set of slots, which the query of the first valid one chooses: of a draft tree
     that is the pending token. A piece of a prompt reads everything that is kept.
 
     Returns:
       The output, and what the policy is told when entries are committed.
 
     Raises:
-      ValueError: the block has entries that earlier forwards read.
+      ValueError: earlier forwards read entries of the block, and the policy must know of every choice.
     """
     if block.earlier is not None:
-        raise ValueError("a cache whose slots are chosen must read a block in one forward; got earlier entries")
+        if view.policy.remembers:
+            raise ValueError("this policy must read a block in one forward; got earlier entries")
+        # Their keys and values are among the new ones.
+        block = replace(block, earlier=None)
     plan, policy = view.plan, view.policy
     scoring = {"scale": plan.scale, "softcap": plan.softcap}
     kept = query if policy.keeps_queries else None
@@ -40,7 +44,7 @@ def attend_selected(
             return attend(*new, view.layer, block, **scoring), Note(query=kept)
         out = _attend_by_head(*new, view.layer.keys, view.layer.values, view.positions(), block, **scoring)
         return out, Note(query=kept)
-    first = jnp.argmax(block.valid, axis=1).astype(jnp.int32)
+    first = jnp.argmax(block.valid[:, -query.shape[1] :], axis=1).astype(jnp.int32)
     asking = jnp.take_along_axis(query, first[:, None, None, None], axis=1)[:, 0]
     chosen = policy.select(view, asking)
     keys, values = (take_slots(array, chosen.slots) for array in (view.layer.keys, view.layer.values))
@@ -48,7 +52,7 @@ def attend_selected(
     there = jnp.where(chosen.valid, jnp.take_along_axis(held, chosen.slots, axis=2), jnp.int32(EMPTY))
     if not policy.records:
         out = _attend_by_head(*new, keys, values, there, block, **scoring)
-        return out, Note(selection=chosen, query=kept)
+        return out, Note(selection=chosen if policy.remembers else None, query=kept)
     out, past, own = _attend_and_record(*new, keys, values, there, block, **scoring)
     return out, Note(selection=chosen, query=kept, past=past, own=own)
 
@@ -107,7 +111,7 @@ def _by_kv_head(query: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "
 
 
 def _attend_by_head(
-    query: Float[Array, "B T N H"],
+    query: Float[Array, "B Q N H"],
     key: Float[Array, "B T K H"],
     value: Float[Array, "B T K H"],
     position: Int[Array, "B T"],
@@ -118,12 +122,12 @@ def _attend_by_head(
     *,
     scale: float,
     softcap: float,
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B Q N H"]:
     """Attends to slots that differ from one KV head to another: as if each KV head were a row."""
     (rows, width, heads, size), kv_heads = query.shape, key.shape[2]
 
     def by_row(x: Array) -> Array:
-        return x.swapaxes(1, 2).reshape(rows * kv_heads, width, -1, size)
+        return x.swapaxes(1, 2).reshape(rows * kv_heads, x.shape[1], -1, size)
 
     def each(x: Array) -> Array:
         return jnp.repeat(x, kv_heads, axis=0)

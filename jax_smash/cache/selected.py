@@ -62,7 +62,8 @@ class Note:
     """What one layer notes of a forward, for the policy's channels.
 
     Attributes:
-      selection: the slots that were read; None where a prompt was, by all that is kept.
+      selection: the slots that were read; None where a prompt was, by all that is kept, and where the policy remembers
+        no choice.
       query: of each entry, rotated, where the policy keeps queries.
       past: probabilities on the selected slots, summed over the query heads of a KV head; None where the policy records
         none.

@@ -137,7 +137,7 @@ class Generate:
         paths: dict[str, Path | None] = {"model": find(self.model)}
         if self.smash.modules is not None or self.method == HAMBURGER:
             paths["modules"] = find_modules(self.model, self.smash.modules or "auto")
-        if self.draft.draft_model not in (None, "int8"):
+        if self.draft.draft_model not in (None, "int8") and not str(self.draft.draft_model).startswith("sparse:"):
             paths["draft_model"] = find(str(self.draft.draft_model))
         if self.draft.drafter not in (None, "random"):
             paths["drafter"] = Path(str(self.draft.drafter)).expanduser()

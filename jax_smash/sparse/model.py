@@ -26,8 +26,9 @@ class SparseModel:
 
     @property
     def continued_blocks(self) -> bool:
-        """Whether a block may have entries that earlier forwards read: one that chooses slots is read at once."""
-        return continues_blocks(self.model) and not isinstance(self.policy, SelectingPolicy)
+        """Whether a block may have entries that earlier forwards read."""
+        remembers = isinstance(self.policy, SelectingPolicy) and self.policy.remembers
+        return continues_blocks(self.model) and not remembers
 
     def init_cache(self, batch: int, slots: int, block: int) -> Any:
         """Makes an empty cache for texts of `slots` entries, for commits of at most `block` entries."""
@@ -101,8 +102,10 @@ def sparsified(model: Model, policy: SparsePolicy) -> Model:
       policy: such as `StreamingLLM()` or `Quest(budget=512)`.
 
     Raises:
-      ValueError: the policy does not go with the model.
+      ValueError: the policy does not go with the model, or the model has one.
     """
+    if isinstance(model.definition, SparseDef):
+        raise ValueError(f"{model.name} must have a cache without a policy; it has {model.definition.policy}")
     policy.check(model)
     longest = None if policy.endless else model.max_positions
     return dataclasses.replace(model, definition=SparseDef(model.definition, policy, longest))

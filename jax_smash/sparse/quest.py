@@ -1,7 +1,7 @@
 """Quest: pages whose keys may answer the query, by the least and the greatest of each of their numbers."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -42,7 +42,7 @@ class Quest(Selecting):
     page_size: int = 16
     dense_layers: int = 2
     newest_page: bool = dataclasses.field(init=False, default=True)
-    form: Literal["kernel", "script"] = "kernel"
+    form: str = "kernel"
 
     def __post_init__(self) -> None:
         if self.form not in ("kernel", "script"):

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,6 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import LayerPlan, SelectedCache, SelectedLayer, Selection, Step
 from jax_smash.config import ModelConfig
-
-Prompt = Literal["dense", "stepwise"]
-"""How prompts are read: by all that is kept, or as what is decoded, an entry at a time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class Selecting(abc.ABC):
     page_size: int = 1
     newest_page: bool = True
     dense_layers: int = 0
-    prompt: Prompt = "dense"
+    prompt: str = "dense"
     head_shares: tuple[tuple[float, ...], ...] | None = None
 
     endless = False
@@ -90,6 +87,11 @@ class Selecting(abc.ABC):
         if size > 1 and self.newest_page and not self.window:
             pages += 1
         return max(pages, 1) * size
+
+    @property
+    def remembers(self) -> bool:
+        """Commits are told which slots were chosen."""
+        return self.evicts or self.records
 
     @property
     def stepwise(self) -> bool:

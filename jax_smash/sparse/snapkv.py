@@ -1,7 +1,7 @@
 """SnapKV: the slots that the end of the prompt attends to."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ class SnapKV(Selecting):
 
     observers: int = 32
     pool: int = 7
-    pooling: Literal["average", "max"] = "average"
+    pooling: str = "average"
     rolling: bool = False
 
     evicts = True

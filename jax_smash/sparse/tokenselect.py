@@ -61,6 +61,8 @@ class TokenSelect(Selecting):
     window: int = 512
     cosine: float = 0.9
 
+    remembers = True  # type: ignore[assignment]
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not -1 <= self.cosine <= 1:

@@ -1,5 +1,7 @@
 """A plain model that decodes with forced masks, and each policy's rule as its paper has it: slow, NumPy, float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,14 +192,29 @@ RULES = {
 }
 
 
+BOUND = {}
+"""Models that were bound before."""
+
+WIDE = {}
+"""Weights that were converted before, and their float64 copies."""
+
+ANGLES = 64
+"""Positions whose angles are made at once."""
+
+
+@functools.cache
+def angles(rope, width):
+    return [np.asarray(part[0], float) for part in rotation(rope, width, jnp.arange(ANGLES, dtype=jnp.int32)[None])]
+
+
 class Row:
     """One row of a model, decoded with the masks that its rules force."""
 
     def __init__(self, model, policy, slots):
         self.config = model.config
-        self.model = model.definition.bind(model.params["target"])
+        self.model = BOUND.setdefault(id(model), model.definition.bind(model.params["target"]))
         config = self.config
-        self.embedding = np.asarray(self.model.embedding[...], np.float64)
+        self.embedding = self.wide(self.model.embedding)
         self.rules = [
             None
             if layer < policy.dense_layers
@@ -214,13 +231,15 @@ class Row:
     def length(self):
         return len(self.keys[0])
 
+    def wide(self, weight):
+        return WIDE.setdefault(id(weight), (weight, np.asarray(weight[...], np.float64)))[1]
+
     def norm(self, module, x):
         scaled = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.config.norm_epsilon)
-        return scaled * np.asarray(module.scale[...], np.float64)
+        return scaled * self.wide(module.scale)
 
     def turned(self, x, position):
-        angles = rotation(self.config.rope, self.config.head_width, jnp.asarray(position, jnp.int32)[None])
-        cos, sin = (np.asarray(part[0], np.float64)[:, None] for part in angles)
+        cos, sin = (part[position][:, None] for part in angles(self.config.rope, self.config.head_width))
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
@@ -243,7 +262,7 @@ class Row:
         position, length = self.length + np.asarray(depth), self.length
         for i, layer in enumerate(self.model.layers):
             normed = self.norm(layer.attention_norm, x)
-            made = (normed @ np.asarray(layer.attention.w_qkv[...], np.float64)).reshape(len(tokens), heads, -1, size)
+            made = (normed @ self.wide(layer.attention.w_qkv)).reshape(len(tokens), heads, -1, size)
             query = self.turned(made[:, :, :-2].reshape(len(tokens), -1, size), position)
             key, value = self.turned(made[:, :, -2], position), made[:, :, -1]
             rule = self.rules[i]
@@ -257,15 +276,15 @@ class Row:
             scores = np.einsum("TKGH,LKH->KGTL", query.reshape(len(tokens), heads, -1, size), keys)
             weights = softmax(scores * config.query_scale, visible[:, None])
             mixed = np.einsum("KGTL,LKH->TKGH", weights, np.concatenate([self.values[i], value]))
-            w_o = np.asarray(layer.attention.w_o[...], np.float64).reshape(-1, config.d_model)
+            w_o = self.wide(layer.attention.w_o).reshape(-1, config.d_model)
             x = x + mixed.reshape(len(tokens), -1) @ w_o
-            gate, up = self.norm(layer.mlp_norm, x) @ np.asarray(layer.mlp.w_gate_up[...], np.float64)
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ np.asarray(layer.mlp.w_down[...], np.float64)
+            gate, up = self.norm(layer.mlp_norm, x) @ self.wide(layer.mlp.w_gate_up)
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ self.wide(layer.mlp.w_down)
             self.keys[i] = np.concatenate([self.keys[i], key[path]])
             self.values[i] = np.concatenate([self.values[i], value[path]])
             if rule is not None and len(path):
                 kept = [*range(length), *(length + np.asarray(path))]
                 rows = weights.reshape(-1, *weights.shape[2:]).swapaxes(0, 1)[path][:, :, kept]
                 rule.commit(choice, rows, query[path], self.keys[i], prompt)
-        head = self.embedding if self.model.head is None else np.asarray(self.model.head[...], np.float64)
+        head = self.embedding if self.model.head is None else self.wide(self.model.head)
         return self.norm(self.model.final_norm, x) @ head.T, chosen
