@@ -1,5 +1,7 @@
 """Attention over the slots of a cache that a policy chooses."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -36,7 +38,7 @@ def attend_selected(
         # Their keys and values are among the new ones.
         block = replace(block, earlier=None)
     plan, policy = view.plan, view.policy
-    scoring = {"scale": plan.scale, "softcap": plan.softcap}
+    scoring: Any = {"scale": plan.scale, "softcap": plan.softcap}
     kept = query if policy.keeps_queries else None
     new = (query, key, value, position)
     if block.prompt:

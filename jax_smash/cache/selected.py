@@ -92,8 +92,8 @@ class Step:
     keys: Float[Array, "B T K H"]
     filled: Int[Array, "B"]
 
-    def of(self, entries: Shaped[Array, "B T *entry"]) -> Shaped[Array, "B P *entry"]:
-        """Returns what belongs to the entries of the path."""
+    def of(self, entries: Any) -> Any:
+        """Returns of `[B, T, …]` what belongs to the entries of the path: `[B, P, …]`."""
         return entries if self.write.path is None else pick(entries, self.write.path)
 
     @property

@@ -85,7 +85,8 @@ class H2O(Selecting):
 
 def recorded(view: SelectedLayer, step: Step, weight: Float[Array, "B P"]) -> Float[Array, "B K S"]:
     """Returns the probabilities that a decoding step noted, by slot, summed over the path's entries with weights."""
-    chosen, shape = step.note.selection, view.layer.keys.shape[:3]
+    chosen: Any = step.note.selection
+    shape = view.layer.keys.shape[:3]
     row = jnp.arange(shape[0], dtype=jnp.int32)
     head = jnp.arange(shape[1], dtype=jnp.int32)
     past = jnp.einsum("BPKC,BP->BKC", step.of(step.note.past), weight)

@@ -49,7 +49,8 @@ class SparseModel:
         if stepwise and (cache is None or block.prompt):
             if block.ancestors is not None or block.segments is not None:
                 raise ValueError("a text that is read step by step must be one document in order")
-            read = self.init_cache(*position.shape, position.shape[1]) if cache is None else cache
+            rows, width = position.shape
+            read = self.init_cache(rows, width, width) if cache is None else cache
             if isinstance(read, SelectedCache):
                 return self._stepwise(inputs, position, read, block)
         return self.model.forward(inputs, position, cache, block, policy)
