@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,13 @@ import pytest
 
 from jax_smash import DraftOptions, generate
 from jax_smash.cache import Block, SelectedCache, SelectedLayer, Write, after
+from jax_smash.decode.loop import decode
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.methods import make_method
 from jax_smash.models.rope import rotate, rotation
+from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.session import Session
+from jax_smash.sharding import make_mesh, place
 from jax_smash.sparse import H2O, TOVA, Oracle, Quest, Random, Recency, SnapKV, TokenSelect, sparsified
 from tests.jax_smash.sparse.masked import Row
 from tests.tiny import tiny_model
@@ -269,6 +276,34 @@ def test_a_model_that_drafts_for_itself_with_a_part_of_its_cache_says_what_it_sa
     assert [c.token_ids for c in done] == [c.token_ids for c in alone]
     kept = sum(c.drafted.kept[0] for c in done) / sum(c.drafted.tried[0] for c in done)
     assert 0.1 < kept < 1, "drafts must be good, and sometimes wrong, for the test to say anything"
+
+
+@pytest.mark.parametrize("name", ["quest-kernel", "h2o"])
+def test_a_mesh_gives_a_single_devices_tokens(name):
+    mesh = make_mesh("fsdp=2,tp=2")
+    divided = dataclasses.replace(model(), params={"target": place(model().params["target"], mesh)})
+    texts = [
+        [done.token_ids for done in generate(sparsified(whole, CASES[name]), PROMPTS, max_new_tokens=16, slots=SLOTS)]
+        for whole in (model(), divided)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["quest-kernel", "h2o", "tokenselect"])
+def test_no_step_copies_keys_or_values(name):
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        sparse = sparsified(tiny_model(layer_kinds=("full", "full"), max_positions=2048), CASES[name])
+        method = make_method(sparse, "ar", slots=2048)
+        options = {"slots": 2048, "max_new_tokens": 64, "sampling": [SamplingOptions()], "seeds": [0]}
+        session = Session(sparse, method, **options)
+        steps = jnp.asarray(8, jnp.int32)
+        program = PROGRAMS.program(decode, method.strategy, method.params, session.state, steps).as_text()
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
+    arrays = "f32[1,2,2048,8]"
+    assert arrays in program
+    assert not re.search(rf"= {re.escape(arrays)}\S* copy\(", program)
 
 
 def test_a_full_budget_takes_the_models_own_cache():
