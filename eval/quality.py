@@ -43,6 +43,7 @@ from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices
 from jax_smash.smash.options import SmashOptions
+from jax_smash.sparse import named_policy, sparsified
 
 HAMBURGER = "hamburger"
 
@@ -91,6 +92,9 @@ class Settings:
       token_confidence: likewise, a group ends before a token that they are less sure of; a row each for each of both.
       smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
         decoded as it is alone.
+      sparse: policies that caches are read by, as in `jax-smash generate --sparse`, a row each, beside `ar` with the
+        whole cache. Given texts and prompts are read by them where they are named with `:prompt=stepwise`.
+      kv_budget, page_size: of the policies.
       json: file to write.
       details: file for the score of every example, one JSON object a line.
       plot: picture to write, a PNG.
@@ -123,6 +127,9 @@ class Settings:
     micro_steps: int | None = None
     micro_head: str | None = None
     least_rows: int = 1
+    sparse: Names = ()
+    kv_budget: str | None = None
+    page_size: int | None = None
     json: Path | None = None
     details: Path | None = None
     plot: Path | None = None
@@ -147,6 +154,10 @@ class Settings:
         decoded = [task for task in self.counted() if TASKS[task].decoded]
         if HAMBURGER in self.methods and decoded:
             raise ValueError(f"{decoded[0]} is read by plain decoding, not by {HAMBURGER}")
+        if not self.sparse and (self.kv_budget is not None or self.page_size is not None):
+            raise ValueError("kv_budget and page_size go with sparse")
+        for policy in self.sparse:
+            named_policy(policy, budget=self.kv_budget, page_size=self.page_size)
         if HAMBURGER not in self.methods and (names := self._given()):
             raise ValueError(f"{names[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
         for folder in self._folders():
@@ -207,14 +218,15 @@ class Settings:
         """Returns what is measured, the baseline first, those that share weights side by side."""
         folders: list[str | None] = [*self._folders()] or [None]
         wanted = [
-            Contender(self.model, weights, method, folder, smash)
+            Contender(self.model, weights, method, folder, smash, *policy)
             for weights in self.weights
             for folder in folders
             for method in (self.methods if folder == folders[0] else (HAMBURGER,))
             for smash in (self._smashes(folder) if method == HAMBURGER else [None])
+            for policy in ([(name, self.kv_budget, self.page_size) for name in self.sparse] or [()])
         ]
         usual = Contender(self.base or self.model, "plain", "ar", None if self.base else folders[0])
-        baseline = usual if self.base is not None or usual in wanted else wanted[0]
+        baseline = usual if self.base is not None or self.sparse or usual in wanted else wanted[0]
         return sorted(dict.fromkeys([baseline, *wanted]), key=lambda c: (c.loaded != baseline.loaded, c != baseline))
 
     def _folders(self) -> list[str]:
@@ -341,7 +353,7 @@ def _asked(
     # All before the first is asked: what one refuses is told at once.
     engines = [
         Engine(
-            model,
+            model if contender.policy is None else sparsified(model, contender.policy),
             method=contender.method,
             smash=contender.smash or SmashOptions(),
             batch_size=settings.batch_size,

@@ -27,12 +27,14 @@ from eval.timing.measure import Contender, Ours
 from jax_smash.loading import Model, load, quantised, random_model
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, check_smash, fitting_modules
 from jax_smash.plan import tree_bytes
+from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import check_weights
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.prompts import FilePrompt, read_prompts
 from jax_smash.serve.request import make_request
 from jax_smash.sharding import add_virtual_devices, mesh_of
 from jax_smash.smash.options import SmashOptions
+from jax_smash.sparse import named_policy, sparsified
 from jax_smash.tracing import check_folder, traced
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
@@ -87,6 +89,9 @@ class Settings:
       group_lengths: measures hamburger with groups that all have so many tokens too, whatever the stop head says, and
         from them the cost of a micro-step and the speed-up that it allows. A random model gets random modules.
       micro_layers: of random modules.
+      sparse: measures the methods with caches read by this policy, as in `jax-smash generate --sparse`, against
+        `ar` with the whole cache.
+      kv_budget, page_size: of the policy.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -124,6 +129,9 @@ class Settings:
     least_rows: int | None = None
     group_lengths: Numbers = ()
     micro_layers: int = 4
+    sparse: str | None = None
+    kv_budget: str | None = None
+    page_size: int | None = None
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
@@ -151,6 +159,7 @@ class Settings:
             if value is not None and value < smallest:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         check_weights(self.weights)
+        self.policy()
         for method in self.methods:
             check_method(method)
             check_draft(method, self.draft(method))
@@ -183,6 +192,18 @@ class Settings:
         """Returns those options of drafting that a method takes."""
         taken = OPTIONS.get(method, ())
         return DraftOptions(**{name: getattr(self, name) for name in self._given() if name in taken})
+
+    def policy(self) -> SparsePolicy | None:
+        """Returns the policy that caches are read by; None for the whole.
+
+        Raises:
+          ValueError: an option of it is wrong, or goes with a policy alone.
+        """
+        if self.sparse is None:
+            if self.kv_budget is not None or self.page_size is not None:
+                raise ValueError("kv_budget and page_size go with sparse")
+            return None
+        return named_policy(self.sparse, budget=self.kv_budget, page_size=self.page_size)
 
     @property
     def smashes(self) -> bool:
@@ -290,18 +311,21 @@ def _prepare(settings: Settings, model: Model, prompts: list[FilePrompt] | None)
 
 
 def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
-    """Returns the baseline, with plain weights, and the methods with the weights that are asked for."""
+    """Returns the baseline, with plain weights and its whole cache, and the methods as they are asked for."""
     sizes = {"slots": slots, "max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size}
-    if settings.weights == "plain":
+    policy = settings.policy()
+    if settings.weights == "plain" and policy is None:
         names = dict.fromkeys((BASELINE, *settings.methods))
         forced = [smash_options(settings, group_length=n, mode="blind") for n in dict.fromkeys(settings.group_lengths)]
         return [
             *(Ours(name, model, **sizes, draft=settings.draft(name), smash=settings.smash(name)) for name in names),
             *(Ours(HAMBURGER, model, **sizes, smash=smash) for smash in forced),
         ]
-    other = quantised(model)
+    other = model if settings.weights == "plain" else quantised(model)
+    other = other if policy is None else sparsified(other, policy)
+    apart = {"weights": settings.weights, "policy": settings.sparse}
     methods = [
-        Ours(name, other, **sizes, weights=settings.weights, draft=settings.draft(name), smash=settings.smash(name))
+        Ours(name, other, **sizes, **apart, draft=settings.draft(name), smash=settings.smash(name))
         for name in dict.fromkeys(settings.methods)
     ]
     return [Ours(BASELINE, model, **sizes), *methods]

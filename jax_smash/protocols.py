@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.cache import Block, BlockKV, Write
+from jax_smash.cache import Block, SelectedLayer, Selection, Step, Write
 from jax_smash.pytree import pytree
 
 State = TypeVar("State")
@@ -28,7 +28,7 @@ class Forward:
 
     hidden: Float[Array, "B T D"]
     taps: tuple[Float[Array, "B T D"], ...]
-    block_kv: BlockKV
+    block_kv: Any
     policy_state: Any = None
 
 
@@ -175,6 +175,57 @@ class SparsePolicy(Protocol):
 
     def init_cache(self, model: Any, batch: int, slots: int, block: int) -> Any:
         """Makes a model's empty cache, as `CausalLM.init_cache` does."""
+        ...
+
+
+@runtime_checkable
+class SelectingPolicy(SparsePolicy, Protocol):
+    """Chooses at every step the slots that a layer reads, out of a cache that keeps all entries.
+
+    What it keeps of a layer beside keys and values are its channels: a pytree whose every leaf is `[B, …]`.
+    """
+
+    @property
+    def evicts(self) -> bool:
+        """Whether a slot that was not chosen is never read again."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether forwards note the probabilities on slots."""
+        ...
+
+    @property
+    def keeps_queries(self) -> bool:
+        """Whether forwards note the queries."""
+        ...
+
+    @property
+    def remembers(self) -> bool:
+        """Whether commits are told which slots were chosen."""
+        ...
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether prompts are read as what is decoded is: an entry at a time, each by the slots that are chosen."""
+        ...
+
+    def select(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Selection:
+        """Returns the slots that a forward reads.
+
+        Args:
+          view: the layer, with its channels.
+          query: of the first entry of the forward, rotated.
+        """
+        ...
+
+    def committed(self, view: SelectedLayer, step: Step) -> Any:
+        """Returns the layer's channels after a step: of rejected entries they know nothing.
+
+        Args:
+          view: the layer with the new entries, but the channels of before.
+          step: what was committed.
+        """
         ...
 
 

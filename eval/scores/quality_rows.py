@@ -5,7 +5,9 @@ from typing import Any
 
 from eval.scores.paired import Difference
 from eval.tasks.outcome import Outcome
+from jax_smash.protocols import SparsePolicy
 from jax_smash.smash.options import SmashOptions
+from jax_smash.sparse import named_policy
 
 COLUMNS = (
     "model",
@@ -24,7 +26,7 @@ COLUMNS = (
     "truncated",
 )
 OPTIONAL = ("model", "weights", "difference", "output_compression", "cache_compression")
-SHOWN = ("length", "shots", "file", "confidence", "token_confidence", "modules")
+SHOWN = ("length", "shots", "file", "confidence", "token_confidence", "modules", "sparse", "kv_budget", "page_size")
 """Settings that tell the rows of a table apart."""
 
 
@@ -38,6 +40,8 @@ class Contender:
       method: name of our decoding method.
       modules: HAMburger modules that the model is loaded with; None for none.
       smash: options of HAMburger; None for other methods.
+      sparse: the policy that its cache is read by; None for the whole.
+      kv_budget, page_size: of the policy; None for its own.
     """
 
     model: str
@@ -45,11 +49,21 @@ class Contender:
     method: str
     modules: str | None = None
     smash: SmashOptions | None = None
+    sparse: str | None = None
+    kv_budget: str | None = None
+    page_size: int | None = None
 
     @property
     def loaded(self) -> tuple[str, str, str | None]:
         """What those that share weights have in common."""
         return self.model, self.weights, self.modules
+
+    @property
+    def policy(self) -> SparsePolicy | None:
+        """What its cache is read by; None for the whole."""
+        if self.sparse is None:
+            return None
+        return named_policy(self.sparse, budget=self.kv_budget, page_size=self.page_size)
 
     def fields(self) -> dict[str, Any]:
         """Returns what tells it apart, as JSON holds it."""
@@ -58,6 +72,9 @@ class Contender:
     def told(self) -> dict[str, Any]:
         """Returns the settings that tell its rows apart from others of the method."""
         modules = {} if self.modules is None else {"modules": self.modules}
+        for name in ("sparse", "kv_budget", "page_size"):
+            if getattr(self, name) is not None:
+                modules[name] = getattr(self, name)
         if self.smash is None:
             return modules
         return modules | {("smash_mode" if k == "mode" else k): v for k, v in _given(self.smash)}

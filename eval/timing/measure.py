@@ -24,6 +24,7 @@ from jax_smash.serve.generation import QUIET_STEPS
 from jax_smash.serve.session import Session
 from jax_smash.sharding import put
 from jax_smash.smash.options import SmashOptions
+from jax_smash.sparse import SparseDef, sparse_step_bytes
 
 MEGABYTE = 1e6
 
@@ -102,6 +103,7 @@ class Ours:
         draft: DraftOptions = DraftOptions(),  # noqa: B008 - frozen
         smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
         carries: bool = False,
+        policy: str | None = None,
     ):
         """Makes the strategy; allocates nothing.
 
@@ -115,8 +117,10 @@ class Ours:
           draft: options of drafting.
           smash: options of HAMburger; a group length that all groups have is named with the method.
           carries: what a batch learned is known to the next, as `generate` has it.
+          policy: name of the policy of a sparse model's cache; named with the method.
         """
         self.name = name if weights == "plain" else f"{name} {weights}"
+        self.name += "" if policy is None else f" {policy}"
         self.name += f", groups of {smash.group_length}" if smash.group_length else ""
         self.model, self.slots = model, slots
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
@@ -214,7 +218,10 @@ class Ours:
         params = self.model.params["target"]
         if self.model.config is None:
             return tree_bytes(params)
-        return step_bytes(self.model.config, params, batch=self.batch_size, slots=self.slots).total
+        sizes = {"batch": self.batch_size, "slots": self.slots}
+        if isinstance(self.model.definition, SparseDef):
+            return sparse_step_bytes(self.model.config, params, self.model.definition.policy, **sizes).total
+        return step_bytes(self.model.config, params, **sizes).total
 
     def _filled(self, prompts: list[list[int]]) -> list[list[int]]:
         return prompts + [[]] * (self.batch_size - len(prompts))

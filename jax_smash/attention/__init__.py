@@ -1,5 +1,6 @@
 """Attention of a block of new entries over the cache and over the block itself."""
 
 from jax_smash.attention.dispatch import attend
+from jax_smash.attention.selected import attend_selected, slot_probabilities
 
-__all__ = ["attend"]
+__all__ = ["attend", "attend_selected", "slot_probabilities"]

@@ -1,19 +1,28 @@
 """What a model keeps of a text: blocks of new entries, the cache, its one write."""
 
-from jax_smash.cache.block import Block, BlockKV, Earlier, KeyValue, SideBySide
+from jax_smash.cache.block import Block, BlockKV, Earlier, KeyValue, Noted, SideBySide
+from jax_smash.cache.selected import AfterReading, LayerPlan, Note, SelectedCache, SelectedLayer, Selection, Step
 from jax_smash.cache.store import EMPTY, KVCache, LayerCache, Sinks, init_cache
 from jax_smash.cache.write import Write, after
 
 __all__ = [
     "EMPTY",
+    "AfterReading",
     "Block",
     "BlockKV",
     "Earlier",
     "KVCache",
     "KeyValue",
     "LayerCache",
+    "LayerPlan",
+    "Note",
+    "Noted",
+    "SelectedCache",
+    "SelectedLayer",
+    "Selection",
     "SideBySide",
     "Sinks",
+    "Step",
     "Write",
     "after",
     "init_cache",

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jax_smash.pytree import pytree, replace
+from jax_smash.pytree import pytree, replace, static
 
 
 @pytree
@@ -26,7 +26,23 @@ class SideBySide:
         yield self.pairs[..., 1, :]
 
 
-KeyValue = tuple[Any, Any] | SideBySide
+@pytree
+class Noted:
+    """Keys and values of a block's entries, and what a policy of a sparse cache notes of how they attended.
+
+    Attributes:
+      entries: the keys and values, as without notes.
+      note: a `cache.selected.Note`.
+    """
+
+    entries: Any
+    note: Any
+
+    def __iter__(self) -> Iterator[Float[Array, "B T K H"]]:
+        return iter(self.entries)
+
+
+KeyValue = tuple[Any, Any] | SideBySide | Noted
 """Keys and values that a layer made, each `[B, T, K, H]`."""
 
 BlockKV = tuple[KeyValue, ...]
@@ -56,17 +72,21 @@ class Block:
         causal.
       segments: entries see only entries of their own segment (documents packed in a row); None where all are one.
       earlier: what earlier forwards over the same block have read; None where E is 0.
+      prompt: the entries are a piece of a prompt, which a sparse cache may read otherwise than what is decoded.
     """
 
     valid: Bool[Array, "B all"]
     ancestors: UInt32[Array, "B T W"] | None = None
     segments: Int[Array, "B all"] | None = None
     earlier: Earlier | None = None
+    prompt: bool = static(default=False)
 
     @classmethod
-    def causal(cls, valid: Bool[Array, "B T"], segments: Int[Array, "B T"] | None = None) -> "Block":
+    def causal(
+        cls, valid: Bool[Array, "B T"], segments: Int[Array, "B T"] | None = None, *, prompt: bool = False
+    ) -> "Block":
         """Makes a block in which each entry sees itself and the entries before it, in its own segment."""
-        return cls(valid=valid, ancestors=None, segments=segments)
+        return cls(valid=valid, ancestors=None, segments=segments, prompt=prompt)
 
     def layer(self, layer: int) -> "Block":
         """Returns the block as one layer sees it: of the earlier entries, only its own keys and values."""

@@ -26,6 +26,7 @@ from jax_smash.cli.records import RecordFile, resumed
 from jax_smash.cli.resume import MADE_WITH, given_options, made_with
 from jax_smash.cli.screen import Screen
 from jax_smash.cli.smash_options import HAMBURGER, SmashFlags
+from jax_smash.cli.sparse_options import SparseFlags
 from jax_smash.cli.summary import summary
 from jax_smash.serve.prompts import FilePrompt, checked_text, read_prompts
 
@@ -76,6 +77,7 @@ class Generate:
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
     draft: tyro.conf.OmitArgPrefixes[DraftFlags] = dataclasses.field(default_factory=DraftFlags)
     smash: tyro.conf.OmitArgPrefixes[SmashFlags] = dataclasses.field(default_factory=SmashFlags)
+    sparse: tyro.conf.OmitArgPrefixes[SparseFlags] = dataclasses.field(default_factory=SparseFlags)
     output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
 
     def run(self) -> None:
@@ -117,6 +119,7 @@ class Generate:
         at_least("--batch-size", self.batch_size, 1)
         check_mesh(self.mesh)
         self.stopping.check()
+        self.sparse.policy()
         self.output.check(saving=self.draft.save_warm_start is not None)
 
     def _prompts(self) -> list[FilePrompt]:
@@ -134,7 +137,7 @@ class Generate:
         paths: dict[str, Path | None] = {"model": find(self.model)}
         if self.smash.modules is not None or self.method == HAMBURGER:
             paths["modules"] = find_modules(self.model, self.smash.modules or "auto")
-        if self.draft.draft_model not in (None, "int8"):
+        if self.draft.draft_model not in (None, "int8") and not str(self.draft.draft_model).startswith("sparse:"):
             paths["draft_model"] = find(str(self.draft.draft_model))
         if self.draft.drafter not in (None, "random"):
             paths["drafter"] = Path(str(self.draft.drafter)).expanduser()
@@ -178,6 +181,13 @@ class Generate:
         model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh, modules=modules)
         if self.method != HAMBURGER:  # Of the modules' folder, the base alone is wanted.
             model = dataclasses.replace(model, modules=None, params={"target": model.params["target"]})
+        policy = self.sparse.policy()
+        if policy is not None:
+            from jax_smash.sparse import sparsified, told
+
+            model = sparsified(model, policy)
+            if (said := told(policy)) is not None:
+                screen.note(said)
         screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from jax_smash.cli.options import WeightsName, at_least
+from jax_smash.cli.sparse_options import SparseFlags
 
 if TYPE_CHECKING:
     from jax_smash.config import ModelConfig
@@ -29,6 +30,7 @@ class Info:
     """Cache slots that a decode step is taken to read, at most the model's context."""
     weights: WeightsName = "plain"
     """How a decode step is taken to hold matrices: plain as they are stored, int8 as 8-bit integers."""
+    sparse: tyro.conf.OmitArgPrefixes[SparseFlags] = dataclasses.field(default_factory=SparseFlags)
 
     def run(self) -> None:
         """Prints the description to stdout.
@@ -40,7 +42,7 @@ class Info:
         """
         slots = 1024 if self.slots is None else self.slots
         at_least("--slots", slots, 1)
-        facts = describe(self.model, slots=slots, weights=self.weights)
+        facts = describe(self.model, slots=slots, weights=self.weights, sparse=self.sparse)
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
@@ -52,13 +54,17 @@ class Info:
             console.print(Text.assemble((f"{name:<13}", "bold"), value))
 
 
-def describe(name: str, *, slots: int, weights: str = "plain") -> dict[str, Any]:
+def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFlags | None = None) -> dict[str, Any]:
     """Returns what there is to know of a model, from its configuration, file headers and tokenizer.
 
     Args:
       name: a shipped model's name, a directory or a hub id.
       slots: cache slots that a decode step is taken to read; no more than the model's context count.
       weights: how a decode step is taken to hold matrices, one of `quantise.WEIGHTS`.
+      sparse: which slots it reads; None reads all.
+
+    Raises:
+      UsageError: a policy is out of range.
     """
     import jax
 
@@ -100,6 +106,26 @@ def describe(name: str, *, slots: int, weights: str = "plain") -> dict[str, Any]
             "cache_bytes": step.cache,
             "bytes": step.total,
         },
+        "sparse_step": _sparse_step(sparse, config, held, slots),
+    }
+
+
+def _sparse_step(flags: SparseFlags | None, config: "ModelConfig", params: Any, slots: int) -> dict[str, Any] | None:
+    """Returns what a decode step reads under a policy; None without one."""
+    policy = None if flags is None else flags.policy()
+    if flags is None or policy is None:
+        return None
+    from jax_smash.sparse import sparse_step_bytes
+
+    step = sparse_step_bytes(config, params, policy, batch=1, slots=slots)
+    return {
+        "policy": flags.sparse,
+        "weight_bytes": step.weights,
+        "cache_bytes": step.cache,
+        "scorer_bytes": step.scorer,
+        "bytes": step.total,
+        "speedup_bound": step.bound,
+        "cache_speedup_bound": step.cache_bound,
     }
 
 
@@ -134,7 +160,19 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_amount(step['weight_bytes'])}, "
             f"{step['slots']:,} cache slots {_amount(step['cache_bytes'])}",
         ),
+        *_sparse_row(facts["sparse_step"]),
     ]
+
+
+def _sparse_row(step: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if step is None:
+        return []
+    text = (
+        f"{step['policy']} reads {_amount(step['bytes'])}: weights {_amount(step['weight_bytes'])}, chosen slots "
+        f"{_amount(step['cache_bytes'])}, what chooses them {_amount(step['scorer_bytes'])}; "
+        f"at most {step['speedup_bound']:.3g} times the speed, {step['cache_speedup_bound']:.3g} of attention alone"
+    )
+    return [("sparse step", text)]
 
 
 def _architecture(config: "ModelConfig") -> dict[str, Any]:

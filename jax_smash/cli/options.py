@@ -143,7 +143,8 @@ class DraftFlags:
     lookup_corpus: Annotated[Path | None, tyro.conf.DisallowNone, _flag("PATH", "")] = None
     """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
     draft_model: Annotated[str | None, tyro.conf.DisallowNone, _flag("MODEL", "")] = None
-    """What --method draft-model drafts with: a model of the same vocabulary, or int8 for this one's own int8 copy."""
+    """What --method draft-model drafts with: a model of the same vocabulary, int8 for this one's own int8 copy, or this
+    one with a part of its cache, as in sparse:quest or sparse:h2o:budget=128; see --sparse."""
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
     """What --method eagle drafts with: a folder with eagle.json and eagle.safetensors, or random for random weights,
     which tell what drafting costs."""

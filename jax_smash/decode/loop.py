@@ -93,7 +93,7 @@ def prefill(
     rows = state.rows
     model = strategy.target.bind(params["target"])
     position = rows.token_length[:, None] + jnp.arange(chunk.tokens.shape[1], dtype=jnp.int32)[None]
-    out = model.forward(model.embed(chunk.tokens), position, rows.cache, Block.causal(chunk.valid))
+    out = model.forward(model.embed(chunk.tokens), position, rows.cache, Block.causal(chunk.valid, prompt=True))
     count = chunk.valid.sum(axis=1, dtype=jnp.int32)
     last = jnp.take_along_axis(out.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
     write = Write(position=position, count=after(count, last[:, 0]))

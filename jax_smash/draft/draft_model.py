@@ -106,7 +106,8 @@ class DraftModel:
         tokens = jnp.concatenate([own.missed[:, None], seen.token], axis=1)
         valid = jnp.concatenate([behind[:, None], seen.valid], axis=1)
         position = jnp.concatenate([seen.position[:, :1] - 1, seen.position], axis=1)
-        out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, Block.causal(valid))
+        block = Block.causal(valid, prompt=True)
+        out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, block)
         entry = jnp.broadcast_to(1 + jnp.arange(seen.token.shape[1], dtype=jnp.int32), seen.token.shape)
         own = self._committed(own, out.block_kv, position, entry, behind, count, out.hidden[:, -1, 0])
         return replace(own, behind=own.behind & (count == 0)), shared

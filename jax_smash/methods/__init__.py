@@ -7,7 +7,7 @@ from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.draft.warm_start import save_successors
 from jax_smash.loading import Model
 from jax_smash.methods import drafted, hamburger
-from jax_smash.methods.draft_options import OPTIONS, RANDOM, DraftOptions, check_draft, misfits
+from jax_smash.methods.draft_options import OPTIONS, RANDOM, SPARSE, DraftOptions, check_draft, misfits
 from jax_smash.methods.drafted import INT8, REACH
 from jax_smash.methods.eagle import eagle
 from jax_smash.methods.hamburger import check_smash, fitting_modules
@@ -100,6 +100,7 @@ __all__ = [
     "OPTIONS",
     "RANDOM",
     "REACH",
+    "SPARSE",
     "DraftOptions",
     "Method",
     "Setup",

@@ -13,6 +13,7 @@ from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import check_place
 from jax_smash.loading import Model
+from jax_smash.sparse import named_policy
 
 DRAWS: dict[str, Draws] = {
     "rejection": Draws.DIFFERENT,
@@ -21,6 +22,9 @@ DRAWS: dict[str, Draws] = {
     "typical-lossy": Draws.LIKELIEST,
 }
 """How a draft model draws for each verification; for one not named here, with the noise of the target's choice."""
+
+SPARSE = "sparse:"
+"""What a draft model's name begins with that is the target itself, with a cache read by the policy named behind it."""
 
 RANDOM = "random"
 """Name of a drafter with random weights, which tells what drafting costs."""
@@ -48,7 +52,8 @@ class DraftOptions:
       warm_start: a file with what an earlier drafter learned, to begin with.
       save_warm_start: a file for what the drafter has learned when the last prompt is done; an older file is replaced.
       lookup_corpus: texts to search instead of the prompt and the output, as `draft.corpus_texts` reads them.
-      draft_model: a loaded model, what `load` takes, or `int8` for the target itself with int8 weights.
+      draft_model: a loaded model, what `load` takes, or the target itself: with int8 weights by `int8`, with its cache
+        read by a policy by `sparse:` and what `sparse.named_policy` takes.
       drafter: a folder that `checkpoints.eagle.save_eagle` wrote, a loaded drafter, or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
@@ -87,6 +92,9 @@ def check_draft(name: str, draft: DraftOptions) -> None:
             if draft.tree != "auto":
                 raise ValueError(f"they are for tree auto; got tree {draft.tree}")
             read_costs(draft.costs)
+    with _about("draft-model"):
+        if isinstance(draft.draft_model, str) and draft.draft_model.startswith(SPARSE):
+            named_policy(draft.draft_model.removeprefix(SPARSE))
     if draft.verify not in VERIFICATIONS:
         raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
     if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):

@@ -23,10 +23,11 @@ from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import load_successors
 from jax_smash.ladder import Ladder, Reach, make_ladder, tile_rows
 from jax_smash.loading import Model, load, quantised
-from jax_smash.methods.draft_options import DRAWS
+from jax_smash.methods.draft_options import DRAWS, SPARSE
 from jax_smash.methods.method import Method, Setup
 from jax_smash.protocols import Drafter, Needs, honours_trees
 from jax_smash.quantise import activation_dtype
+from jax_smash.sparse import named_policy, sparsified
 
 LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
 """Continuations found by lookup seldom differ, and one that begins right mostly stays right."""
@@ -162,6 +163,8 @@ def check_taps(model: Model, method: str, needs: Needs) -> None:
 def _drafting(name: str | Model, target: Model) -> Model:
     if isinstance(name, Model):
         return name
+    if name.startswith(SPARSE):
+        return sparsified(target, named_policy(name.removeprefix(SPARSE)))
     return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
 
 

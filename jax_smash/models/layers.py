@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jax_smash.attention import attend
-from jax_smash.cache import Block, KeyValue, LayerCache, SideBySide
+from jax_smash.attention import attend, attend_selected
+from jax_smash.cache import Block, KeyValue, LayerCache, Noted, SelectedLayer, SideBySide
 from jax_smash.config import AttentionKind, ModelConfig
 from jax_smash.models.projection import project, project_pair
 from jax_smash.models.rope import Angles, rotate, rotate_beside
@@ -138,7 +138,7 @@ class Attention(nnx.Module):
         x: Float[Array, "B T I"],
         position: Int[Array, "B T"],
         angles: Angles | None,
-        cache: LayerCache | None,
+        cache: LayerCache | SelectedLayer | None,
         block: Block,
         num_queries: int | None = None,
         far: Angles | None = None,
@@ -150,16 +150,21 @@ class Attention(nnx.Module):
         far_query = None if sinks is None else self._queries(rotated, far, num_queries)
         if angles is not None:
             rotated, value = rotate_beside(rotated, value, angles, late_rounding=config.late_rounding)
-        out = attend(
-            self._queries(rotated, None, num_queries),
-            *block.behind_earlier(rotated[..., -1, :], value, position),
-            cache,
-            block,
-            scale=config.query_scale,
-            window=self.window if sinks is None else sinks.window,
-            softcap=config.attention_softcap,
-            far_query=far_query,
-        )
+        query, note = self._queries(rotated, None, num_queries), None
+        new = block.behind_earlier(rotated[..., -1, :], value, position)
+        if isinstance(cache, SelectedLayer):
+            out, note = attend_selected(query, *new, cache, block)
+        else:
+            out = attend(
+                query,
+                *new,
+                cache,
+                block,
+                scale=config.query_scale,
+                window=self.window if sinks is None else sinks.window,
+                softcap=config.attention_softcap,
+                far_query=far_query,
+            )
         out = constrain(out.reshape(*out.shape[:2], config.held_kv_heads, -1), rows_axis(cache), None, "kv_heads")
         # As one matrix product over all heads: contracted head by head, XLA copies w_o at every step.
         out = project(
@@ -167,7 +172,8 @@ class Attention(nnx.Module):
         )
         if self.b_o is not None:
             out += self.b_o[...][None, None]
-        return out, _for_cache(rotated, value)
+        entries = _for_cache(rotated, value)
+        return out, entries if note is None else Noted(entries=entries, note=note)
 
     def heads(self, x: Float[Array, "B T I"]) -> tuple[Float[Array, "B T K X H"], Float[Array, "B T K H"]]:
         """Returns the queries and the key of each KV head before they are rotated, and its value."""
@@ -260,7 +266,7 @@ class Layer(nnx.Module):
         x: Float[Array, "B T D"],
         position: Int[Array, "B T"],
         angles: Angles | None,
-        cache: LayerCache | None,
+        cache: LayerCache | SelectedLayer | None,
         block: Block,
         num_queries: int | None = None,
         far: Angles | None = None,

@@ -1,6 +1,34 @@
 """Policies that keep or read a part of a cache, and models that decode by them."""
 
+from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
+from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.model import SparseDef, sparsified
+from jax_smash.sparse.named import POLICIES, named_policy, told
+from jax_smash.sparse.quest import Quest
+from jax_smash.sparse.selecting import Selecting
+from jax_smash.sparse.snapkv import SnapKV
 from jax_smash.sparse.streaming import StreamingLLM
+from jax_smash.sparse.tokenselect import TokenSelect
+from jax_smash.sparse.tova import TOVA
+from jax_smash.sparse.traffic import SparseStepBytes, sparse_step_bytes
 
-__all__ = ["SparseDef", "StreamingLLM", "sparsified"]
+__all__ = [
+    "H2O",
+    "POLICIES",
+    "TOVA",
+    "Dense",
+    "Oracle",
+    "Quest",
+    "Random",
+    "Recency",
+    "Selecting",
+    "SnapKV",
+    "SparseDef",
+    "SparseStepBytes",
+    "StreamingLLM",
+    "TokenSelect",
+    "named_policy",
+    "sparse_step_bytes",
+    "sparsified",
+    "told",
+]

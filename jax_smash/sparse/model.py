@@ -1,14 +1,19 @@
-"""A model whose cache is kept by a policy."""
+"""A model whose cache is kept, or read, by a policy."""
 
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.cache import AfterReading, Block, SelectedCache, Write, after
 from jax_smash.loading import Model
-from jax_smash.protocols import CausalLM, ModelDef, SparsePolicy
+from jax_smash.protocols import CausalLM, Forward, ModelDef, SelectingPolicy, SparsePolicy, continues_blocks
 
 
 class SparseModel:
-    """A model that is as it was, but for what its cache keeps; satisfies `CausalLM`."""
+    """A model that is as it was, but for what its cache keeps or what is read of it; satisfies `CausalLM`."""
 
     def __init__(self, model: CausalLM, policy: SparsePolicy):
         """Takes a model that is bound to its parameters."""
@@ -19,9 +24,53 @@ class SparseModel:
         """The most entries that one forward may read."""
         return self.policy.longest_block
 
+    @property
+    def continued_blocks(self) -> bool:
+        """Whether a block may have entries that earlier forwards read."""
+        remembers = isinstance(self.policy, SelectingPolicy) and self.policy.remembers
+        return continues_blocks(self.model) and not remembers
+
     def init_cache(self, batch: int, slots: int, block: int) -> Any:
         """Makes an empty cache for texts of `slots` entries, for commits of at most `block` entries."""
         return self.policy.init_cache(self.model, batch, slots, block)
+
+    def forward(
+        self, inputs: Float[Array, "B T D"], position: Int[Array, "B T"], cache: Any, block: Block, policy: Any = None
+    ) -> Forward:
+        """Runs all layers over a block, as the model itself does.
+
+        A policy that is `stepwise` reads a prompt, and a text without a cache, an entry at a time.
+
+        Raises:
+          ValueError: a text that is read stepwise has documents packed in a row, or its entries see each other as a
+            tree.
+        """
+        stepwise = isinstance(self.policy, SelectingPolicy) and self.policy.stepwise
+        if stepwise and (cache is None or block.prompt):
+            if block.ancestors is not None or block.segments is not None:
+                raise ValueError("a text that is read step by step must be one document in order")
+            rows, width = position.shape
+            read = self.init_cache(rows, width, width) if cache is None else cache
+            if isinstance(read, SelectedCache):
+                return self._stepwise(inputs, position, read, block)
+        return self.model.forward(inputs, position, cache, block, policy)
+
+    def _stepwise(
+        self, inputs: Float[Array, "B T D"], position: Int[Array, "B T"], cache: SelectedCache, block: Block
+    ) -> Forward:
+        """Reads and commits an entry at a time; the record of the forward is the cache after it."""
+
+        def step(cache: SelectedCache, entry: tuple[Array, Array, Array]) -> tuple[SelectedCache, Any]:
+            x, place, valid = (part[:, None] for part in entry)
+            out = self.model.forward(x, place, cache, Block.causal(valid))
+            count = after(valid[:, 0].astype(jnp.int32), out.hidden[:, 0, 0])
+            cache = cache.commit(out.block_kv, Write(position=place, count=count))
+            return cache, jax.tree.map(lambda made: made[:, 0], (out.hidden, out.taps))
+
+        entries = jax.tree.map(lambda part: part.swapaxes(0, 1), (inputs, position, block.valid))
+        cache, made = jax.lax.scan(step, cache, entries)
+        hidden, taps = jax.tree.map(lambda part: part.swapaxes(0, 1), made)
+        return Forward(hidden=hidden, taps=taps, block_kv=AfterReading(cache=cache))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -33,7 +82,7 @@ class SparseDef:
 
     Attributes:
       definition: the model.
-      policy: says what its cache keeps.
+      policy: says what its cache keeps, or what is read of it.
       max_positions: the longest text that it reads; None for no limit.
     """
 
@@ -47,15 +96,17 @@ class SparseDef:
 
 
 def sparsified(model: Model, policy: SparsePolicy) -> Model:
-    """Returns a model whose cache is kept by a policy, whatever method decodes it.
+    """Returns a model whose cache is kept or read by a policy, whatever method decodes it.
 
     Args:
       model: from `load`.
-      policy: such as `StreamingLLM()`.
+      policy: such as `StreamingLLM()` or `Quest(budget=512)`.
 
     Raises:
-      ValueError: the policy does not go with the model.
+      ValueError: the policy does not go with the model, or the model has one.
     """
+    if isinstance(model.definition, SparseDef):
+        raise ValueError(f"{model.name} must have a cache without a policy; it has {model.definition.policy}")
     policy.check(model)
     longest = None if policy.endless else model.max_positions
     return dataclasses.replace(model, definition=SparseDef(model.definition, policy, longest))

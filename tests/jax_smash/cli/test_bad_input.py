@@ -153,6 +153,15 @@ def test_a_prompt_that_does_not_fit_the_context_is_counted(called, model, tmp_pa
     assert os.listdir(tmp_path) == []
 
 
+def test_a_budget_beyond_the_models_context_is_refused(called, model, tmp_path):
+    refused(
+        called("generate", "--model", model, *GENERATE, "--sparse", "tova", "--kv-budget", "257"),
+        "budget must be at most the 256 slots",
+        "257",
+    )
+    assert os.listdir(tmp_path) == []
+
+
 def test_an_empty_prompt_is_refused(called, call, model, tmp_path):
     refused(called("generate", "--model", model, "--prompt", "", "--json", "out.jsonl"), "--prompt must not be empty")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": ""}\n')
@@ -254,6 +263,18 @@ def test_an_option_out_of_range_is_refused_by_the_program(run):
         (("--prompt", "a", "--json-schema", "{}", "--regex", "a"), "--json-schema and --regex exclude each other"),
         (("--prompt", "a", "--logprobs", "2"), "--logprobs is written to --json"),
         (("--prompt", "a", "--overwrite"), "--overwrite is about --json"),
+        (("--prompt", "a", "--kv-budget", "64"), "--kv-budget goes with --sparse"),
+        (("--prompt", "a", "--page-size", "16"), "--page-size goes with --sparse"),
+        (("--prompt", "a", "--sparse", "best"), "--sparse: a policy must be one of dense, h2o"),
+        (("--prompt", "a", "--sparse", "h2o:lazy=1"), "settings of h2o must be among budget"),
+        (("--prompt", "a", "--sparse", "h2o:grace=x"), "grace must be of type int; got 'x'"),
+        (("--prompt", "a", "--sparse", "h2o", "--kv-budget", "0"), "budget must be at least 1 slot; got 0"),
+        (("--prompt", "a", "--sparse", "h2o", "--kv-budget", "half"), "a number of slots, or a share like 25%"),
+        (("--prompt", "a", "--sparse", "h2o", "--kv-budget", "150%"), "at most 1 as a share of the text; got 1.5"),
+        (("--prompt", "a", "--sparse", "quest", "--kv-budget", "72"), "page_size must divide the budget of 72 slots"),
+        (("--prompt", "a", "--sparse", "tokenselect", "--kv-budget", "64"), "at least the 640 slots"),
+        (("--prompt", "a", "--sparse", "streaming", "--kv-budget", "25%"), "must be a number of slots, which it keeps"),
+        (("--prompt", "a", "--sparse", "dense", "--kv-budget", "64"), "budget does not go with the policy dense"),
         (("--prompt", "a", "--temprature", "1"), "--temprature"),
         (("--prompt", "a", "--top-k", "many"), "--top-k"),
         (("--prompt", "a", "--dtype", "int4"), "'int4'"),

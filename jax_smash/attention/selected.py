@@ -1,0 +1,173 @@
+"""Attention over the slots of a cache that a policy chooses."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.attention.dispatch import attend
+from jax_smash.attention.formula import MASKED, SCORES_AT_ONCE
+from jax_smash.cache import EMPTY, Block, LayerCache, Note, SelectedLayer
+from jax_smash.cache.selected import take_slots
+from jax_smash.pytree import replace
+
+
+def attend_selected(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    view: SelectedLayer,
+    block: Block,
+) -> tuple[Float[Array, "B Q N H"], Note]:
+    """Returns attention of each entry over the slots that a policy chooses and the block's entries that it may see.
+
+    All entries of a forward share one set of slots, which the query of the first valid one chooses: of a draft tree
+    that is the pending token. A piece of a prompt reads everything that is kept.
+
+    Returns:
+      The output, and what the policy is told when entries are committed.
+
+    Raises:
+      ValueError: earlier forwards read entries of the block, and the policy must know of every choice.
+    """
+    if block.earlier is not None:
+        if view.policy.remembers:
+            raise ValueError("this policy must read a block in one forward; got earlier entries")
+        # Their keys and values are among the new ones.
+        block = replace(block, earlier=None)
+    plan, policy = view.plan, view.policy
+    scoring: Any = {"scale": plan.scale, "softcap": plan.softcap}
+    kept = query if policy.keeps_queries else None
+    new = (query, key, value, position)
+    if block.prompt:
+        if view.alive is None:
+            return attend(*new, view.layer, block, **scoring), Note(query=kept)
+        out = _attend_by_head(*new, view.layer.keys, view.layer.values, view.positions(), block, **scoring)
+        return out, Note(query=kept)
+    first = jnp.argmax(block.valid[:, -query.shape[1] :], axis=1).astype(jnp.int32)
+    asking = jnp.take_along_axis(query, first[:, None, None, None], axis=1)[:, 0]
+    chosen = policy.select(view, asking)
+    keys, values = (take_slots(array, chosen.slots) for array in (view.layer.keys, view.layer.values))
+    held = jnp.broadcast_to(view.layer.position[:, None], view.layer.keys.shape[:3])
+    there = jnp.where(chosen.valid, jnp.take_along_axis(held, chosen.slots, axis=2), jnp.int32(EMPTY))
+    if not policy.records:
+        out = _attend_by_head(*new, keys, values, there, block, **scoring)
+        return out, Note(selection=chosen if policy.remembers else None, query=kept)
+    out, past, own = _attend_and_record(*new, keys, values, there, block, **scoring)
+    return out, Note(selection=chosen, query=kept, past=past, own=own)
+
+
+def slot_probabilities(
+    query: Float[Array, "B T N H"], position: Int[Array, "B T"], view: SelectedLayer
+) -> Float[Array, "B K G T S"]:
+    """Returns what queries attend to among the slots that are kept, float32; zeros where there are none.
+
+    Args:
+      query: rotated.
+      position: of each query; it sees no slot behind. −1 sees nothing.
+      view: of the layer.
+    """
+    keys = view.layer.keys
+    scores = jnp.einsum(
+        "BTKGH,BKSH->BKGTS", _by_kv_head(query, keys.shape[1]), keys, preferred_element_type=jnp.float32
+    )
+    seen = view.positions()[:, :, None, None] <= position[:, None, None, :, None]
+    weights = jax.nn.softmax(jnp.where(seen, _capped(scores, view.plan.scale, view.plan.softcap), MASKED), axis=-1)
+    return jnp.where(seen, weights, 0.0)
+
+
+def summed_probabilities(
+    query: Float[Array, "B T N H"],
+    position: Int[Array, "B T"],
+    weight: Float[Array, "B T"],
+    view: SelectedLayer,
+) -> Float[Array, "B K S"]:
+    """Returns `slot_probabilities` summed over queries, each with a weight, and over a KV head's query heads."""
+    rows, width, heads, _ = query.shape
+    piece = max(1, min(width, SCORES_AT_ONCE // (rows * heads * view.layer.keys.shape[2])))
+    padding = -width % piece
+
+    def pieces(array: Array) -> Array:
+        padded = jnp.pad(array, ((0, 0), (0, padding)) + ((0, 0),) * (array.ndim - 2))
+        return padded.reshape(rows, -1, piece, *array.shape[2:]).swapaxes(0, 1)
+
+    def add(total: Array, queries: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        query, position, weight = queries
+        found = slot_probabilities(query, position, view)
+        return total + jnp.einsum("BKGTS,BT->BKS", found, weight), None
+
+    empty = jnp.zeros(view.layer.keys.shape[:3], jnp.float32)
+    return jax.lax.scan(add, empty, (pieces(query), pieces(position), pieces(weight)))[0]
+
+
+def _capped(scores: Array, scale: float, softcap: float) -> Array:
+    scores = scores * scale
+    return softcap * jnp.tanh(scores / softcap) if softcap else scores
+
+
+def _by_kv_head(query: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B T K G H"]:
+    rows, width, heads, size = query.shape
+    return query.reshape(rows, width, kv_heads, heads // kv_heads, size)
+
+
+def _attend_by_head(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    keys: Float[Array, "B K C H"],
+    values: Float[Array, "B K C H"],
+    there: Int[Array, "B K C"],
+    block: Block,
+    *,
+    scale: float,
+    softcap: float,
+) -> Float[Array, "B Q N H"]:
+    """Attends to slots that differ from one KV head to another: as if each KV head were a row."""
+    (rows, width, heads, size), kv_heads = query.shape, key.shape[2]
+
+    def by_row(x: Array) -> Array:
+        return x.swapaxes(1, 2).reshape(rows * kv_heads, x.shape[1], -1, size)
+
+    def each(x: Array) -> Array:
+        return jnp.repeat(x, kv_heads, axis=0)
+
+    cache = LayerCache(
+        keys=keys.reshape(rows * kv_heads, 1, -1, size),
+        values=values.reshape(rows * kv_heads, 1, -1, size),
+        position=there.reshape(rows * kv_heads, -1),
+    )
+    grouped = _by_kv_head(query, kv_heads)
+    new = (by_row(grouped), by_row(key[:, :, :, None]), by_row(value[:, :, :, None]), each(position))
+    out = attend(*new, cache, jax.tree.map(each, block), scale=scale, softcap=softcap)
+    return out.reshape(rows, kv_heads, width, -1, size).swapaxes(1, 2).reshape(rows, width, heads, size)
+
+
+def _attend_and_record(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    keys: Float[Array, "B K C H"],
+    values: Float[Array, "B K C H"],
+    there: Int[Array, "B K C"],
+    block: Block,
+    *,
+    scale: float,
+    softcap: float,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K C"], Float[Array, "B T K T"]]:
+    """Does the same and also returns the probabilities on slots and entries, summed over a KV head's query heads."""
+    grouped = _by_kv_head(query, key.shape[2])
+    past = jnp.einsum("BTKGH,BKCH->BKGTC", grouped, keys, preferred_element_type=jnp.float32)
+    own = jnp.einsum("BTKGH,BUKH->BKGTU", grouped, key, preferred_element_type=jnp.float32)
+    visible = there[:, :, None, None] <= position[:, None, None, :, None]
+    past = jnp.where(visible, _capped(past, scale, softcap), MASKED)
+    own = jnp.where(block.mask()[:, None, None], _capped(own, scale, softcap), MASKED)
+    weights = jax.nn.softmax(jnp.concatenate([past, own], axis=-1), axis=-1)
+    past, own = jnp.split(weights, [keys.shape[2]], axis=-1)
+    out = jnp.einsum("BKGTC,BKCH->BTKGH", past.astype(value.dtype), values, preferred_element_type=jnp.float32)
+    out += jnp.einsum("BKGTU,BUKH->BTKGH", own.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    summed = [weights.sum(2).swapaxes(1, 2) for weights in (past, own)]
+    return out.astype(value.dtype).reshape(query.shape), summed[0], summed[1]

@@ -1,0 +1,100 @@
+"""Policies by name, with settings as a text."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from jax_smash.protocols import SparsePolicy
+from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
+from jax_smash.sparse.h2o import H2O
+from jax_smash.sparse.quest import Quest
+from jax_smash.sparse.selecting import Selecting
+from jax_smash.sparse.snapkv import SnapKV
+from jax_smash.sparse.streaming import StreamingLLM
+from jax_smash.sparse.tokenselect import TokenSelect
+from jax_smash.sparse.tova import TOVA
+
+POLICIES: MappingProxyType[str, Callable[..., SparsePolicy]] = MappingProxyType(
+    {
+        "dense": Dense,
+        "h2o": H2O,
+        "oracle": Oracle,
+        "quest": Quest,
+        "random": Random,
+        "recency": Recency,
+        "snapkv": SnapKV,
+        "streaming": StreamingLLM,
+        "tokenselect": TokenSelect,
+        "tova": TOVA,
+    }
+)
+"""Policies of sparse caches by name."""
+
+
+def named_policy(text: str, *, budget: str | int | None = None, page_size: int | None = None) -> SparsePolicy:
+    """Returns the policy that a text names, as in `quest` or `h2o:grace=16,decay=0.98`.
+
+    Args:
+      text: a name of `POLICIES`, and behind a colon settings of its class, with commas or colons between them.
+      budget: slots that a step reads, or a share of the text, as in `25%`; None for the policy's own.
+      page_size: consecutive slots that are chosen together; None for the policy's own.
+
+    Raises:
+      ValueError: there is no such policy or setting, or a value is out of range.
+    """
+    name, _, settings = text.partition(":")
+    if name not in POLICIES:
+        raise ValueError(f"a policy must be one of {', '.join(POLICIES)}; got {name!r}")
+    policy = POLICIES[name]
+    fields = {f.name: f for f in dataclasses.fields(policy) if f.init and f.name != "head_shares"}  # type: ignore[arg-type]
+    given: dict[str, Any] = {}
+    for setting in filter(None, re.split("[,:]", settings)):
+        key, equals, value = setting.partition("=")
+        if not equals or key not in fields:
+            raise ValueError(f"settings of {name} must be among {', '.join(fields) or 'none'}; got {setting!r}")
+        given[key] = parse_budget(value) if key == "budget" else _parsed(key, value, fields[key].default)
+    if budget is not None:
+        given["slots" if policy is StreamingLLM else "budget"] = parse_budget(budget)
+    if page_size is not None:
+        given["page_size"] = page_size
+    for key in given:
+        if key not in fields:
+            raise ValueError(
+                f"{key} does not go with the policy {name}, whose settings are {', '.join(fields) or 'none'}"
+            )
+    if policy is StreamingLLM and isinstance(given.get("slots"), float):
+        raise ValueError(f"the budget of streaming must be a number of slots, which it keeps; got {budget}")
+    return policy(**given)
+
+
+def parse_budget(budget: str | int) -> int | float:
+    """Returns a budget: a whole number of slots, or of a text like `25%` a share.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    text = str(budget)
+    digits, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        return float(digits) / 100 if percent else int(digits)
+    except ValueError:
+        raise ValueError(f"a budget must be a number of slots, or a share like 25%; got {text!r}") from None
+
+
+def told(policy: SparsePolicy) -> str | None:
+    """Returns what a user should know of a budget that is a share; None where there is nothing to say."""
+    if not isinstance(policy, Selecting) or isinstance(policy.budget, int):
+        return None
+    return f"a budget of {policy.budget:.0%} of a text is at least {policy.least} slots, which are always read"
+
+
+def _parsed(key: str, value: str, default: Any) -> Any:
+    """Returns a setting in the type of its default."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[value.lower()]
+        return type(default)(value)
+    except (KeyError, ValueError):
+        raise ValueError(f"{key} must be of type {type(default).__name__}; got {value!r}") from None

@@ -1,0 +1,90 @@
+"""Quest: pages whose keys may answer the query, by the least and the greatest of each of their numbers."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jax_smash.cache import SelectedLayer, Selection, Step
+from jax_smash.config import ModelConfig
+from jax_smash.pytree import pytree
+from jax_smash.sparse.selecting import Selecting
+
+LEAST_PAGES = 3
+"""Pages that are read however small the budget is."""
+
+
+@pytree
+class PageBounds:
+    """The least and the greatest of each number of a page's keys; infinite where the page is empty."""
+
+    low: Float[Array, "B K P H"]
+    high: Float[Array, "B K P H"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quest(Selecting):
+    """Reads the pages with the highest bound on the score that a key of theirs may have; evicts nothing.
+
+    bound(page) = Σ_h max(q_h · low_h, q_h · high_h)
+
+    Source: Tang et al. 2024, "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", section 3; the
+    first two layers are dense, and prompts are. Two forms were published: that of the kernels always reads the newest
+    page and chooses the others; that of the evaluation script chooses all, by their bounds.
+    Differs: the query heads of a KV head share a set, by the greatest of their bounds. The budget does not count the
+    new entries, which are always read: in the published script they are part of a page.
+
+    Attributes:
+      form: `kernel` or `script`.
+    """
+
+    page_size: int = 16
+    dense_layers: int = 2
+    newest_page: bool = dataclasses.field(init=False, default=True)
+    form: str = "kernel"
+
+    def __post_init__(self) -> None:
+        if self.form not in ("kernel", "script"):
+            raise ValueError(f"form must be kernel or script; got {self.form!r}")
+        object.__setattr__(self, "newest_page", self.form == "kernel")
+        super().__post_init__()
+
+    @property
+    def least(self) -> int:
+        """Slots of three pages, or of those that are always read."""
+        return max(LEAST_PAGES * self.page_size, super().least)
+
+    def init(self, config: ModelConfig, layer: int, keys: Float[Array, "B K S H"]) -> Any:
+        """Begins with empty pages."""
+        rows, heads, slots, width = keys.shape
+        shape = (rows, heads, -(-slots // self.page_size), width)
+        return PageBounds(low=jnp.full(shape, jnp.inf, keys.dtype), high=jnp.full(shape, -jnp.inf, keys.dtype))
+
+    def scorer_bytes(self, config: ModelConfig, slots: int, itemsize: int) -> int:
+        """Returns the bytes of the bounds."""
+        return 2 * config.held_kv_heads * -(-slots // self.page_size) * config.head_width * itemsize
+
+    def select(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Selection:
+        """Scores pages by their bounds."""
+        bounds = view.channels
+        rows, heads, _, width = bounds.low.shape
+        grouped = query.reshape(rows, heads, -1, width)
+        # Σ max(q · low, q · high) as two products: where q is negative, its product with the least is the greater.
+        parts = ((jnp.minimum(grouped, 0), bounds.low), (jnp.maximum(grouped, 0), bounds.high))
+        low, high = (
+            jnp.einsum("BKGH,BKPH->BKGP", query, edge, preferred_element_type=jnp.float32) for query, edge in parts
+        )
+        return self.best(view, (low + high).max(2))
+
+    def committed(self, view: SelectedLayer, step: Step) -> Any:
+        """Widens the bounds of the pages that new keys are in."""
+        bounds, pages = view.channels, view.channels.low.shape[2]
+        page = jnp.where(step.kept, step.slot(view.layer.keys.shape[2]) // self.page_size, pages)
+        row = jnp.arange(page.shape[0], dtype=jnp.int32)[:, None]
+        keys = step.of(step.keys).astype(bounds.low.dtype)
+        # The advanced indices stand apart, so their axes come first: [B, P, K, H], as the keys are.
+        return PageBounds(
+            low=bounds.low.at[row, :, page].min(keys, mode="drop"),
+            high=bounds.high.at[row, :, page].max(keys, mode="drop"),
+        )

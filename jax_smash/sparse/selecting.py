@@ -1,0 +1,233 @@
+"""What policies that choose slots share: budgets, what is always read, and the choice of the best."""
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.cache import LayerPlan, SelectedCache, SelectedLayer, Selection, Step
+from jax_smash.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selecting(abc.ABC):
+    """A policy that reads a budget of slots at a step, a set a KV head, chosen by scores.
+
+    The cache holds all entries, so memory is that of dense decoding, but a step reads at most the budget of slots, and
+    the new entries. A text that fits the budget is read whole. Layers with a sliding window are read whole too.
+
+    Attributes:
+      budget: slots that a step reads a KV head; or, as a float, a share of the committed slots.
+      sinks: first entries of a text that are always read.
+      window: last entries that are always read.
+      page_size: consecutive slots that are chosen together.
+      newest_page: of pages, the last is always read.
+      dense_layers: first layers that read everything.
+      prompt: `dense` reads prompts by all that is kept; `stepwise` reads them as what is decoded.
+      head_shares: for each layer and KV head, what it may read of the budget, as a share; None gives each all of it.
+
+    Raises:
+      ValueError: a number is out of range, or what is always read exceeds the budget.
+    """
+
+    budget: int | float = 512
+    sinks: int = 0
+    window: int = 0
+    page_size: int = 1
+    newest_page: bool = True
+    dense_layers: int = 0
+    prompt: str = "dense"
+    head_shares: tuple[tuple[float, ...], ...] | None = None
+
+    endless = False
+    """The cache has a slot for every entry."""
+
+    longest_block = None
+    """A forward may read any number of entries."""
+
+    evicts = False
+    """A slot may be chosen again."""
+
+    records = False
+    """Forwards note no probabilities."""
+
+    keeps_queries = False
+    """Forwards note no queries."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"sinks": 0, "window": 0, "page_size": 1, "dense_layers": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if self.prompt not in ("dense", "stepwise"):
+            raise ValueError(f"prompt must be dense or stepwise; got {self.prompt!r}")
+        if isinstance(self.budget, float):
+            if not 0 < self.budget <= 1:
+                raise ValueError(f"budget must be over 0 and at most 1 as a share of the text; got {self.budget}")
+        elif self.budget < 1:
+            raise ValueError(f"budget must be at least 1 slot; got {self.budget}")
+        elif self.budget % self.page_size:
+            raise ValueError(f"page_size must divide the budget of {self.budget} slots; got {self.page_size}")
+        elif self.budget < self.least:
+            raise ValueError(
+                f"budget must be at least the {self.least} slots that are always read "
+                f"(sinks {self.sinks}, window {self.window}, page_size {self.page_size}); got {self.budget}"
+            )
+        if self.head_shares is not None and not all(0 < s <= 1 for layer in self.head_shares for s in layer):
+            raise ValueError(f"head_shares must be over 0 and at most 1; got {self.head_shares}")
+
+    @property
+    def least(self) -> int:
+        """Slots that are read however small a share of the text the budget is; at least 1, and whole pages."""
+        size = self.page_size
+        pages = math.ceil(self.sinks / size) + (math.ceil((self.window - 1) / size) + 1 if self.window else 0)
+        if size > 1 and self.newest_page and not self.window:
+            pages += 1
+        return max(pages, 1) * size
+
+    @property
+    def remembers(self) -> bool:
+        """Commits are told which slots were chosen."""
+        return self.evicts or self.records
+
+    @property
+    def stepwise(self) -> bool:
+        """Prompts are read as what is decoded is."""
+        return self.prompt == "stepwise"
+
+    def check(self, model: Any) -> None:
+        """Refuses a model or a budget that do not go together.
+
+        Raises:
+          ValueError: the model is not of this package, its context is less than the budget, it has no more layers than
+            are dense, or `head_shares` are not those of its heads.
+        """
+        config = model.config
+        if config is None:
+            raise ValueError(f"{model.name} must be a model of this package: {type(self).__name__} needs its cache")
+        if isinstance(self.budget, int) and self.budget > config.max_positions:
+            raise ValueError(
+                f"budget must be at most the {config.max_positions} slots that a cache of {model.name} may have; "
+                f"got {self.budget}"
+            )
+        if self.dense_layers > config.num_layers:
+            raise ValueError(
+                f"dense_layers must be at most the {config.num_layers} layers of {model.name}; got {self.dense_layers}"
+            )
+        if self.head_shares is not None:
+            shape = tuple(len(layer) for layer in self.head_shares)
+            if shape != (config.num_kv_heads,) * config.num_layers:
+                raise ValueError(
+                    f"head_shares must have {config.num_layers} layers of {config.num_kv_heads} KV heads; "
+                    f"got layers of {', '.join(map(str, shape)) or 'none'}"
+                )
+
+    def slots_of(self, slots: int) -> int:
+        """Returns C, the slots that a step reads a KV head, of a cache with so many."""
+        wanted = self.budget if isinstance(self.budget, int) else math.ceil(self.budget * slots)
+        return max(math.ceil(wanted / self.page_size) * self.page_size, self.least)
+
+    def plans(self, config: ModelConfig, slots: int) -> tuple[LayerPlan | None, ...]:
+        """Returns how each layer reads a cache of so many slots; None where it reads all of them."""
+        count = self.slots_of(slots)
+
+        def plan(layer: int, kind: str) -> LayerPlan | None:
+            if layer < self.dense_layers or kind != "full" or count >= slots:
+                return None
+            return LayerPlan(
+                slots=count,
+                least=self.least,
+                share=self.budget if isinstance(self.budget, float) else None,
+                by_head=None if self.head_shares is None else _held(self.head_shares[layer], config),
+                scale=config.query_scale,
+                softcap=config.attention_softcap,
+            )
+
+        return tuple(plan(layer, kind) for layer, kind in enumerate(config.layer_kinds))
+
+    def init_cache(self, model: Any, batch: int, slots: int, block: int) -> Any:
+        """Makes an empty cache; where every layer reads all of it, the model's own."""
+        cache, plans = model.init_cache(batch, slots, block), self.plans(model.config, slots)
+        if not any(plans):
+            return cache
+        views = [(layer, cache.layer(layer).keys) for layer in range(len(plans))]
+        return SelectedCache(
+            cache=cache,
+            alive=tuple(
+                jnp.ones(keys.shape[:3], bool) if plans[layer] and self.evicts else None for layer, keys in views
+            ),
+            channels=tuple(self.init(model.config, layer, keys) if plans[layer] else None for layer, keys in views),
+            policy=self,
+            plans=plans,
+        )
+
+    def init(self, config: ModelConfig, layer: int, keys: Float[Array, "B K S H"]) -> Any:
+        """Makes the channels of a layer whose cache is empty."""
+        return None
+
+    @abc.abstractmethod
+    def select(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Selection:
+        """Returns the slots that a forward reads; see `protocols.SelectingPolicy`."""
+
+    def committed(self, view: SelectedLayer, step: Step) -> Any:
+        """Returns the layer's channels after a step; see `protocols.SelectingPolicy`."""
+        return view.channels
+
+    def scorer_bytes(self, config: ModelConfig, slots: int, itemsize: int) -> int:
+        """Returns how many bytes a row a step reads to choose the slots of one layer.
+
+        Args:
+          config: the model's sizes.
+          slots: that the row holds.
+          itemsize: bytes of a number of a key.
+        """
+        return 0
+
+    def last(self, limit: Int[Array, "B K"]) -> Int[Array, "B K"]:
+        """Returns how many of the last entries are always read, of a KV head that may read so many slots."""
+        return jnp.full_like(limit, self.window)
+
+    def best(self, view: SelectedLayer, score: Float[Array, "B K X"]) -> Selection:
+        """Returns the slots with the highest scores, behind those that are always read.
+
+        Args:
+          view: the layer.
+          score: of each slot, or of each page; −∞ is never chosen. Of equal ones the first is taken.
+        """
+        rows, heads, slots, _ = view.layer.keys.shape
+        size, limit = self.page_size, view.plan.limit(view.filled, heads)
+        slot = jnp.arange(slots, dtype=jnp.int32)[None, None]
+        filled = view.filled[:, None, None]
+        there = slot < filled
+        if view.alive is not None:
+            there &= view.alive
+        always = (slot < self.sinks) | (slot >= filled - self.last(limit)[:, :, None])
+        if size > 1 and self.newest_page:
+            always |= slot >= (filled - 1) // size * size
+        pages = -(-slots // size)
+        if score.shape[2] != slots:
+            score = jnp.repeat(score, size, axis=2)[:, :, :slots]
+        rank = jnp.where(there & jnp.isfinite(score), score, -jnp.inf)
+        rank = jnp.where(there & always, jnp.inf, rank)
+        if size > 1:
+            rank = jnp.pad(rank, ((0, 0), (0, 0), (0, pages * size - slots)), constant_values=-jnp.inf)
+            rank = rank.reshape(rows, heads, pages, size).max(-1)
+        value, found = jax.lax.top_k(rank, min(view.plan.slots // size, pages))
+        within = jnp.arange(value.shape[2], dtype=jnp.int32)[None, None] < limit[:, :, None] // size
+        valid = (value > -jnp.inf) & within
+        if size == 1:
+            return Selection(slots=found, valid=valid)
+        chosen = (found[..., None] * size + jnp.arange(size, dtype=jnp.int32)[None, None, None]).reshape(
+            rows, heads, -1
+        )
+        kept = jnp.minimum(chosen, slots - 1)
+        readable = jnp.take_along_axis(jnp.broadcast_to(there, (rows, heads, slots)), kept, axis=2)
+        return Selection(slots=kept, valid=jnp.repeat(valid, size, axis=2) & readable & (chosen < slots))
+
+
+def _held(shares: tuple[float, ...], config: ModelConfig) -> tuple[float, ...]:
+    """Returns the shares of the KV heads that are held: some models hold each several times, side by side."""
+    return tuple(share for share in shares for _ in range(config.kv_copies))

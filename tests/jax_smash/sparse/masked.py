@@ -1,0 +1,290 @@
+"""A plain model that decodes with forced masks, and each policy's rule as its paper has it: slow, NumPy, float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_smash.models.rope import rotation
+from jax_smash.sparse import H2O, TOVA, Oracle, Quest, Random, Recency, SnapKV, TokenSelect
+
+
+def softmax(scores, seen):
+    weights = np.exp(np.where(seen, scores - scores.max(initial=-np.inf, where=seen, axis=-1, keepdims=True), -np.inf))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+class Rule:
+    """One row's choice in one layer. Slots are numbered as they are committed.
+
+    Attributes:
+      alive: [K, L], False at what was evicted.
+    """
+
+    evicts = False
+
+    def __init__(self, policy, layer, kv_heads, scale):
+        self.policy, self.layer, self.scale = policy, layer, scale
+        self.alive = np.ones((kv_heads, 0), bool)
+
+    def probabilities(self, query, keys, alive):
+        """Returns what one query [N, H] attends to of keys [L, K, H]: [K, G, L], zeros at what is gone."""
+        grouped = query.reshape(len(alive), -1, query.shape[-1])
+        scores = np.einsum("KGH,LKH->KGL", grouped, keys) * self.scale
+        return softmax(scores, alive[:, None])
+
+    def limit(self, filled):
+        budget = self.policy.budget
+        if isinstance(budget, float):
+            budget = max(int(np.ceil(np.float32(filled) * np.float32(budget))), self.policy.least)
+        return budget
+
+    def window(self, limit):
+        return self.policy.window
+
+    def choose(self, query, keys):
+        """Returns the slots that are read: [K, L]."""
+        if not len(keys):
+            return self.alive
+        scores, filled, size = self.scores(query, keys), len(keys), self.policy.page_size
+        limit, slot = self.limit(filled), np.arange(filled)
+        always = (slot < self.policy.sinks) | (slot >= filled - self.window(limit))
+        if size > 1 and self.policy.newest_page:
+            always |= slot // size == (filled - 1) // size
+        chosen = np.zeros_like(self.alive)
+        for head, of_head in enumerate(scores):
+            rank = np.where(always, np.inf, of_head)
+            rank[~self.alive[head]] = -np.inf
+            pages = [rank[i : i + size].max() for i in range(0, filled, size)]
+            best = np.argsort([-page for page in pages], kind="stable")[: limit // size]
+            kept = [page for page in best if pages[page] > -np.inf]
+            chosen[head] = np.isin(slot // size, kept) & self.alive[head]
+        return chosen
+
+    def commit(self, chosen, rows, queries, keys, prompt):
+        """Learns of the entries that were kept: their probabilities [N, L after], and their queries [N, H]."""
+        new = np.ones((len(self.alive), len(keys) - self.alive.shape[1]), bool)
+        old = self.alive if chosen is None or not self.policy.evicts else self.alive & chosen
+        self.alive = np.concatenate([old, new], axis=1)
+        self.learn(rows, queries, keys, prompt)
+
+    def learn(self, rows, queries, keys, prompt):
+        pass
+
+
+class RecencyRule(Rule):
+    def scores(self, query, keys):
+        return np.broadcast_to(np.arange(len(keys), dtype=float), self.alive.shape).copy()
+
+
+class RandomRule(Rule):
+    slots = 0
+
+    def scores(self, query, keys):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.policy.seed), self.layer), len(keys))
+        drawn = jax.random.uniform(key, (len(self.alive), self.slots), jnp.float32)
+        return np.asarray(drawn, float)[:, : len(keys)]
+
+
+class OracleRule(Rule):
+    def scores(self, query, keys):
+        return self.probabilities(query, keys, self.alive).sum(1)
+
+
+class H2ORule(Rule):
+    sums = 0.0
+
+    def window(self, limit):
+        return max(int(np.floor(limit * self.policy.recent)), self.policy.grace)
+
+    def scores(self, query, keys):
+        return self.sums.copy()
+
+    def learn(self, rows, queries, keys, prompt):
+        held = self.sums if np.ndim(self.sums) else np.zeros((len(self.alive), 0))
+        held = np.pad(held, ((0, 0), (0, len(keys) - held.shape[1])))
+        for row in rows:
+            held = held * self.policy.decay + row.reshape(len(held), -1, len(keys)).sum(1)
+        self.sums = held
+
+
+class TOVARule(Rule):
+    last = None
+
+    def scores(self, query, keys):
+        return np.broadcast_to(self.last, self.alive.shape).copy()
+
+    def learn(self, rows, queries, keys, prompt):
+        self.last = rows[-1].mean(0)
+
+
+class SnapKVRule(Rule):
+    queries, votes, kept = (), None, 0
+
+    def scores(self, query, keys):
+        placed = np.arange(len(keys)) >= self.kept
+        votes = np.pad(self.votes, ((0, 0), (0, len(keys) - self.votes.shape[1])))
+        return np.where(placed, 2.0 + np.arange(len(keys)), votes)
+
+    def learn(self, rows, queries, keys, prompt):
+        policy = self.policy
+        if not prompt and not policy.rolling:
+            return
+        first = len(keys) - len(queries)
+        self.queries = [*self.queries, *((first + i, q) for i, q in enumerate(queries))][-policy.observers :]
+        self.kept = len(keys) if policy.rolling else max(len(keys) - policy.observers, 0)
+        votes = np.zeros(self.alive.shape)
+        for place, query in self.queries:
+            seen = self.alive & (np.arange(len(keys)) <= place)
+            votes += self.probabilities(query, keys, seen).mean(1) / policy.observers
+        votes[:, self.kept :] = 0
+        side = policy.pool // 2
+        near = np.stack([np.pad(votes, ((0, 0), (side, side)))[:, i : i + len(keys)] for i in range(policy.pool)])
+        self.votes = near.mean(0) if policy.pooling == "average" else near.max(0)
+
+
+class QuestRule(Rule):
+    def limit(self, filled):
+        return max(self.policy.budget, 3 * self.policy.page_size)
+
+    def scores(self, query, keys):
+        size, grouped = self.policy.page_size, query.reshape(len(self.alive), -1, query.shape[-1])
+        scores = np.zeros(self.alive.shape)
+        for i in range(0, len(keys), size):
+            low, high = keys[i : i + size].min(0)[:, None], keys[i : i + size].max(0)[:, None]
+            scores[:, i : i + size] = np.maximum(grouped * low, grouped * high).sum(-1).max(-1)[:, None]
+        return scores
+
+
+class TokenSelectRule(Rule):
+    last, middle, made = None, None, None
+
+    def scores(self, query, keys):
+        flat = query.reshape(-1)
+        cosine = -1 if self.last is None else flat @ self.last / np.linalg.norm(flat) / np.linalg.norm(self.last)
+        slot = np.arange(len(keys))
+        if cosine > self.policy.cosine:
+            scores, self.made = np.where(np.isin(slot, self.middle), 0.0, -np.inf), None
+        else:
+            scores, self.made = self.probabilities(query, keys, self.alive).sum((0, 1)), flat
+        return np.broadcast_to(scores, self.alive.shape).copy()
+
+    def choose(self, query, keys):
+        chosen, slot = super().choose(query, keys), np.arange(len(keys))
+        self.between = slot[chosen[0] & (slot >= self.policy.sinks) & (slot < len(keys) - self.policy.window)]
+        return chosen
+
+    def learn(self, rows, queries, keys, prompt):
+        if self.made is not None:
+            self.last, self.middle, self.made = self.made, self.between, None
+
+
+RULES = {
+    Recency: RecencyRule,
+    Random: RandomRule,
+    Oracle: OracleRule,
+    H2O: H2ORule,
+    TOVA: TOVARule,
+    SnapKV: SnapKVRule,
+    Quest: QuestRule,
+    TokenSelect: TokenSelectRule,
+}
+
+
+BOUND = {}
+"""Models that were bound before."""
+
+WIDE = {}
+"""Weights that were converted before, and their float64 copies."""
+
+ANGLES = 64
+"""Positions whose angles are made at once."""
+
+
+@functools.cache
+def angles(rope, width):
+    return [np.asarray(part[0], float) for part in rotation(rope, width, jnp.arange(ANGLES, dtype=jnp.int32)[None])]
+
+
+class Row:
+    """One row of a model, decoded with the masks that its rules force."""
+
+    def __init__(self, model, policy, slots):
+        self.config = model.config
+        self.model = BOUND.setdefault(id(model), model.definition.bind(model.params["target"]))
+        config = self.config
+        self.embedding = self.wide(self.model.embedding)
+        self.rules = [
+            None
+            if layer < policy.dense_layers
+            else RULES[type(policy)](policy, layer, config.num_kv_heads, config.query_scale)
+            for layer in range(config.num_layers)
+        ]
+        for rule in self.rules:
+            if isinstance(rule, RandomRule):
+                rule.slots = slots
+        empty = np.zeros((0, config.num_kv_heads, config.head_width))
+        self.keys, self.values = [empty] * config.num_layers, [empty] * config.num_layers
+
+    @property
+    def length(self):
+        return len(self.keys[0])
+
+    def wide(self, weight):
+        return WIDE.setdefault(id(weight), (weight, np.asarray(weight[...], np.float64)))[1]
+
+    def norm(self, module, x):
+        scaled = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.config.norm_epsilon)
+        return scaled * self.wide(module.scale)
+
+    def turned(self, x, position):
+        cos, sin = (part[position][:, None] for part in angles(self.config.rope, self.config.head_width))
+        first, second = np.split(x, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def read(self, tokens, depth, seen, path, *, root=0, prompt=False):
+        """Reads entries and keeps those of a path.
+
+        Args:
+          tokens: of each entry.
+          depth: of each entry behind the last committed slot.
+          seen: [T, T], which entries see which.
+          path: the entries that are kept, in order.
+          root: the entry whose query chooses.
+          prompt: the entries read all that is kept.
+
+        Returns:
+          Logits of each entry, and each layer's chosen slots [K, L], None where all are read.
+        """
+        config, x, chosen = self.config, self.embedding[tokens], []
+        heads, size = config.num_kv_heads, config.head_width
+        position, length = self.length + np.asarray(depth), self.length
+        for i, layer in enumerate(self.model.layers):
+            normed = self.norm(layer.attention_norm, x)
+            made = (normed @ self.wide(layer.attention.w_qkv)).reshape(len(tokens), heads, -1, size)
+            query = self.turned(made[:, :, :-2].reshape(len(tokens), -1, size), position)
+            key, value = self.turned(made[:, :, -2], position), made[:, :, -1]
+            rule = self.rules[i]
+            past = np.ones((heads, length), bool) if rule is None else rule.alive
+            choice = None if rule is None or prompt else rule.choose(query[root], self.keys[i])
+            chosen.append(choice)
+            visible = past if choice is None else choice
+            visible = np.broadcast_to(visible[:, None], (heads, len(tokens), length))
+            visible = np.concatenate([visible, np.broadcast_to(seen, (heads, *seen.shape))], axis=2)
+            keys = np.concatenate([self.keys[i], key])
+            scores = np.einsum("TKGH,LKH->KGTL", query.reshape(len(tokens), heads, -1, size), keys)
+            weights = softmax(scores * config.query_scale, visible[:, None])
+            mixed = np.einsum("KGTL,LKH->TKGH", weights, np.concatenate([self.values[i], value]))
+            w_o = self.wide(layer.attention.w_o).reshape(-1, config.d_model)
+            x = x + mixed.reshape(len(tokens), -1) @ w_o
+            gate, up = self.norm(layer.mlp_norm, x) @ self.wide(layer.mlp.w_gate_up)
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ self.wide(layer.mlp.w_down)
+            self.keys[i] = np.concatenate([self.keys[i], key[path]])
+            self.values[i] = np.concatenate([self.values[i], value[path]])
+            if rule is not None and len(path):
+                kept = [*range(length), *(length + np.asarray(path))]
+                rows = weights.reshape(-1, *weights.shape[2:]).swapaxes(0, 1)[path][:, :, kept]
+                rule.commit(choice, rows, query[path], self.keys[i], prompt)
+        head = self.embedding if self.model.head is None else self.wide(self.model.head)
+        return self.norm(self.model.final_norm, x) @ head.T, chosen

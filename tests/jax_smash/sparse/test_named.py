@@ -1,0 +1,51 @@
+"""Policies by name."""
+
+import pytest
+
+from jax_smash.sparse import H2O, POLICIES, Quest, StreamingLLM, TokenSelect, named_policy, told
+
+
+def test_a_name_is_the_policy_with_its_papers_settings():
+    for name, policy in POLICIES.items():
+        assert named_policy(name) == policy()
+    assert named_policy("tokenselect") == TokenSelect(sinks=128, window=512, budget=2688, cosine=0.9)
+    assert named_policy("quest").page_size == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "policy"),
+    [
+        ("h2o:grace=16,decay=0.98", {"budget": "64"}, H2O(grace=16, decay=0.98, budget=64)),
+        ("h2o:grace=16:prompt=stepwise", {"budget": 64}, H2O(grace=16, prompt="stepwise", budget=64)),
+        ("h2o", {"budget": "12.5%"}, H2O(budget=0.125)),
+        ("quest:budget=128:form=script", {"page_size": 32}, Quest(budget=128, form="script", page_size=32)),
+        ("streaming:sinks=8", {"budget": "64"}, StreamingLLM(slots=64, sinks=8)),
+    ],
+)
+def test_settings_stand_behind_a_name(text, options, policy):
+    assert named_policy(text, **options) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("best", {}, "a policy must be one of dense, h2o, .*; got 'best'"),
+        ("h2o:lazy=1", {}, "settings of h2o must be among budget, .*; got 'lazy=1'"),
+        ("h2o:grace", {}, "got 'grace'"),
+        ("snapkv:rolling=yes", {}, "rolling must be of type bool; got 'yes'"),
+        ("streaming", {"budget": "25%"}, "must be a number of slots, which it keeps; got 25%"),
+        ("dense", {"page_size": 16}, "page_size does not go with the policy dense, whose settings are none"),
+        ("h2o", {"budget": "many"}, "a budget must be a number of slots, or a share like 25%; got 'many'"),
+    ],
+)
+def test_what_cannot_be_is_refused(text, options, said):
+    with pytest.raises(ValueError, match=said):
+        named_policy(text, **options)
+
+
+def test_what_a_share_is_at_least_is_told():
+    assert told(named_policy("quest", budget="25%")) == (
+        "a budget of 25% of a text is at least 48 slots, which are always read"
+    )
+    assert told(named_policy("quest")) is None
+    assert told(StreamingLLM()) is None
