@@ -19,6 +19,21 @@ class SparseModel:
         """Takes a model that is bound to its parameters."""
         self.model, self.policy = model, policy
 
+    # Written out, for a protocol is not met by what `__getattr__` finds.
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.model.vocab_size
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Returns the input vector of each token."""
+        return self.model.embed(tokens)
+
+    def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
+        """Returns float32 logits of the token after each entry."""
+        return self.model.unembed(hidden)
+
     @property
     def longest_block(self) -> int | None:
         """The most entries that one forward may read."""

@@ -55,7 +55,9 @@ def part_of(root, base="base", **changes):
 def live_bytes():
     """Bytes of every array that this process holds, on all devices."""
     gc.collect()
-    return sum(shard.data.nbytes for x in jax.live_arrays() for shard in x.addressable_shards)
+    # Once a buffer: whoever looks at an array's shards makes arrays of them, which are live from then on.
+    shards = [shard.data for x in jax.live_arrays() for shard in x.addressable_shards]
+    return sum({x.unsafe_buffer_pointer(): x.nbytes for x in shards}.values())
 
 
 def device_bytes(tree):
