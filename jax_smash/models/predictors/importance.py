@@ -35,7 +35,7 @@ class Int8Keys:
 
 
 def int8_keys(keys: Float[Array, "B S k d"]) -> Int8Keys:
-    """Returns keys in a byte a number: round(key / scale), where 127 · scale is the largest of a key's numbers."""
+    """Returns keys in a byte a number: round(key / scale), where 127 · scale is the largest magnitude in a key."""
     wide = keys.astype(jnp.float32)
     scale = jnp.maximum(jnp.abs(wide).max(-1), jnp.float32(1e-12)) / 127
     return Int8Keys(values=jnp.round(wide / scale[..., None]).astype(jnp.int8), scale=scale)
