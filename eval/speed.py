@@ -175,6 +175,8 @@ class Settings:
             raise ValueError(f"group_lengths and micro_layers must be at least 1; got {least}")
         if self.group_lengths and self.weights != "plain":
             raise ValueError(f"group_lengths goes with plain weights; got {self.weights}")
+        if self.group_lengths and self.sparse is not None:
+            raise ValueError(f"group_lengths goes with the whole cache; got sparse {self.sparse}")
         if self.group_lengths and self.smash_mode not in (None, "blind"):
             raise ValueError(f"group_lengths goes with smash_mode blind; got {self.smash_mode}")
         for length in self.group_lengths:

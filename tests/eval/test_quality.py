@@ -144,6 +144,7 @@ def test_a_base_with_another_tokenizer_is_refused(model):
         ({"weights": ("int8",)}, Contender("tiny", "int8", "ar"), 1),
         ({"weights": ("int8",), "base": "tiny"}, Contender("tiny", "plain", "ar"), 2),
         ({"base": "other"}, Contender("other", "plain", "ar"), 2),
+        ({"sparse": ("quest", "h2o:prompt=stepwise")}, Contender("tiny", "plain", "ar"), 3),
     ],
 )
 def test_the_baseline_goes_first_and_each_weights_are_loaded_once(changes, first, count):
@@ -222,6 +223,8 @@ def test_several_values_stand_apart_by_commas_or_spaces(words):
         ({"json": None, "resume": True}, "resume goes with --json FILE"),
         ({"shots": -1}, "shots must be at least 0; got -1"),
         ({"model": "no-such-model"}, "no-such-model"),
+        ({"page_size": 16}, "kv_budget and page_size go with sparse"),
+        ({"sparse": ("quest",), "kv_budget": "40"}, "page_size must divide the budget of 40 slots; got 16"),
         ({"confidence": (0.5,)}, "confidence goes with method hamburger alone; got ar"),
         ({"methods": ("hamburger",)}, "has no HAMburger modules in .*; give --modules FOLDER"),
         ({"methods": ("hamburger",), "confidence": (0.5, 1.5)}, "confidence must be over 0 and at most 1; got 1.5"),
