@@ -236,6 +236,19 @@ def _stored_fingerprint(source: Path, config: ModelConfig) -> str:
     return seen.hexdigest()
 
 
+def stored_vectors(path: Path) -> np.ndarray:
+    """Returns a checkpoint's vectors of tokens `[V, D]`, in float32; of its other weights none is kept."""
+    found: list[np.ndarray] = []
+
+    def place(where: Any, array: Any) -> np.ndarray:
+        if tuple(where) == ("embedding",):
+            found.append(np.array(array))
+        return np.zeros(())
+
+    _read_params(path, checkpoint_config(path), jnp.float32, place)
+    return found[0]
+
+
 def grafted(model: Model, modules: SmashModules) -> Model:
     """Returns a model with HAMburger modules, which are placed on the devices of the model.
 

@@ -14,11 +14,16 @@ class Convert:
     """Write a checkpoint in another layout or dtype."""
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
+    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub. With
+    --to eagle, vllm or sglang the directory of a drafter."""
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """The directory to make; it must not exist."""
-    to: Literal["huggingface", "orbax"] = "huggingface"
-    """The layout to write."""
+    to: Literal["huggingface", "orbax", "eagle", "vllm", "sglang"] = "huggingface"
+    """The layout to write: of a model; or of an EAGLE-3 drafter, ours (eagle) or a published one (vllm, sglang)."""
+    base: str | None = None
+    """With --to eagle: the model that the drafter is for."""
+    layer_ids: Literal["told", "inputs", "outputs"] = "told"
+    """With --to eagle: what a published drafter's ids of layers mean, where they do not tell it themselves."""
     dtype: DtypeName = "auto"
     """What the weights are rounded to; auto keeps them as they are."""
 
@@ -37,6 +42,11 @@ class Convert:
 
         skip_absent_tpu()
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        if (self.to == "eagle") != (self.base is not None) or (self.base is None and self.layer_ids != "told"):
+            raise ValueError(f"base and layer-ids go with --to eagle, which needs a base; got --to {self.to}")
+        if self.to in ("eagle", "vllm", "sglang"):
+            console.print(f"wrote {self._drafter()}")
+            return
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("reading", total=None)
             path = convert(
@@ -48,3 +58,27 @@ class Convert:
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
         console.print(f"wrote {path}")
+
+    def _drafter(self) -> Path:
+        """Writes an EAGLE-3 drafter and returns its folder."""
+        from jax_smash.checkpoints.directory import new_directory
+        from jax_smash.checkpoints.eagle import load_eagle, save_eagle
+        from jax_smash.checkpoints.eagle_layout import export_eagle, import_eagle
+        from jax_smash.loading import checkpoint_config, find, stored_vectors
+
+        dtype = None if self.dtype == "auto" else self.dtype
+        if self.base is None:
+            made = load_eagle(self.source, dtype=dtype)
+            export_eagle(self.target, made, layer_ids="inputs" if self.to == "vllm" else "outputs")
+            return self.target
+        base = find(self.base)
+        made = import_eagle(
+            self.source,
+            checkpoint_config(base),
+            layer_ids=None if self.layer_ids == "told" else self.layer_ids,
+            embedding=lambda: stored_vectors(base),
+            dtype=dtype,
+        )
+        with new_directory(self.target, 0) as work:
+            save_eagle(work, made.config, made.params, base_fingerprint=made.base_fingerprint)
+        return self.target

@@ -4,6 +4,10 @@ import os
 
 from safetensors.numpy import load_file
 
+import jax_smash
+from jax_smash.checkpoints.eagle import save_eagle
+from tests.eagle import random_drafter
+
 
 def test_there_and_back_gives_the_same_bits(run, call, two_layers, tmp_path):
     result = run("convert", two_layers, "orbax", "--to", "orbax")
@@ -27,3 +31,16 @@ def test_another_dtype_and_layout_decode_all_the_same(call, model, tmp_path):
     assert texts.pop()[0] == 0
     size, whole = ((path / "model.safetensors").stat().st_size for path in (tmp_path / "half", model))
     assert size < 0.6 * whole
+
+
+def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_layers, tmp_path):
+    made = random_drafter(jax_smash.load(two_layers), tokens=range(30, 60), taps=(0, 1))
+    save_eagle(tmp_path / "ours", made.config, made.params, base_fingerprint="ab")
+    status, _, told = call("convert", "ours", "published", "--to", "vllm")
+    assert (status, told.splitlines()[-1]) == (0, "wrote published")
+    again = ("convert", "published", "again", "--to", "eagle", "--base", two_layers)
+    assert "may mean what enters" in call(*again)[2]
+    assert call(*again, "--layer-ids", "inputs")[0] == 0
+    for name in ("eagle.json", "eagle.safetensors"):
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    assert "base and layer-ids go with --to eagle" in call("convert", "published", "other", "--to", "eagle")[2]
