@@ -260,8 +260,8 @@ def _check_embedding(found: np.ndarray | None, own: Callable[[], Any] | None, fi
         return
     if own is None:
         raise ValueError(f"{file} holds embed_tokens.weight: give the target's vectors, which they must be")
-    rounded = [np.asarray(x).astype(jnp.bfloat16) for x in (found, own())]
-    if not np.array_equal(*rounded):
+    theirs, ours = (np.asarray(x).astype(jnp.bfloat16) for x in (found, own()))
+    if not np.array_equal(theirs, ours):
         raise ValueError(
             f"embed_tokens.weight in {file} must be the target's vectors; a drafter's own are not supported"
         )
