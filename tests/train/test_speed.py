@@ -6,7 +6,8 @@ import pytest
 from tests.tiny import tiny_config
 from tests.train.test_settings import FIELDS
 from train.parts.drafter.eagle import EaglePart
-from train.parts.drafter.settings import EagleSettings
+from train.parts.drafter.medusa import MedusaPart
+from train.parts.drafter.settings import EagleSettings, MedusaSettings
 from train.parts.hamburger import Hamburger
 from train.settings import load_kind
 from train.smash_settings import SmashSettings
@@ -38,6 +39,7 @@ def test_a_shape_comes_from_a_file_or_by_name():
     [
         (Hamburger, SmashSettings, {"base": "frozen", "micro_layers": 1, "micro_steps": 3}),
         (EaglePart, EagleSettings, {"head_size": 50, "test_steps": 3}),
+        (MedusaPart, MedusaSettings, {"num_heads": 2}),
     ],
 )
 def test_modules_are_measured_beside_a_frozen_base(part, kind, fields, tmp_path):
@@ -54,7 +56,7 @@ def test_modules_are_measured_beside_a_frozen_base(part, kind, fields, tmp_path)
 
 
 def test_what_cannot_be_measured_is_named(tmp_path):
-    with pytest.raises(ValueError, match="part must be one of language-model, hamburger, eagle; got 'whopper'"):
+    with pytest.raises(ValueError, match="part must be one of language-model, hamburger, eagle, medusa; got 'whopper'"):
         main(part="whopper", shape="llama-100m")
     with pytest.raises(ValueError, match="expected --config of the modules and --shape of the base; got None and"):
         main(part="hamburger", shape="llama-100m")
