@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jax_smash.checkpoints.eagle import EagleModules
+from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.config import ModelConfig
 from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
@@ -19,6 +20,7 @@ from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle import abstract_eagle
 from jax_smash.models.eagle_config import EagleConfig
+from jax_smash.models.medusa import MedusaConfig, abstract_medusa
 from jax_smash.models.transformer import abstract_params
 from jax_smash.protocols import Strategy
 from jax_smash.quantise import quantise_params
@@ -118,6 +120,12 @@ class AbstractModel:
         structure, params = abstract_eagle(config, self.dtype)
         return EagleModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
 
+    def medusa(self) -> MedusaModules:
+        """Returns Medusa's heads of the usual sizes; their parameters are shapes."""
+        config = MedusaConfig(self.config.vocab_size, self.config.d_model)
+        structure, params = abstract_medusa(config, self.dtype)
+        return MedusaModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
+
     def _shapes(self, name: str, config: ModelConfig, weights: str) -> Model:
         structure, params = abstract_params(config, self.dtype)
         params = {"target": self._stored(params, weights)}
@@ -199,6 +207,8 @@ def _made(model: AbstractModel, name: str, *, draft: DraftOptions, **options: An
         draft = dataclasses.replace(draft, draft_model=model.draft_model())
     if name == "eagle":
         draft = dataclasses.replace(draft, drafter=model.eagle())
+    if name == "medusa":
+        draft = dataclasses.replace(draft, drafter=model.medusa())
     return make_method(model.model(), name, draft=draft, **options)
 
 

@@ -31,11 +31,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "draft-model": {"draft": DraftOptions(draft_model=INT8)},
     "hamburger": {"smash": SmashOptions(mode="exact")},
     "eagle": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
+    "medusa": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
 }
 """The options of each method; a method not named here takes none."""
 
-KEPT = tuple(name for name in METHODS if name != "eagle")
-"""Methods whose tokens and shapes are kept: no trained drafter for eagle comes with the project."""
+KEPT = tuple(name for name in METHODS if name not in ("eagle", "medusa"))
+"""Methods whose tokens and shapes are kept: no trained drafter for the others comes with the project."""
 
 MODULES = {"hamburger": "auto"}
 """The modules that a method's model is loaded with. Where their folder holds a base too, the model is that base."""

@@ -49,8 +49,8 @@ class Generate:
     model: Annotated[str, tyro.conf.arg(metavar="MODEL")] = "tiny"
     """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
-    """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model, hybrid and
-    eagle draft; hamburger says several tokens at once and keeps them in one slot."""
+    """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model, hybrid,
+    eagle and medusa draft; hamburger says several tokens at once and keeps them in one slot."""
     prompt: Annotated[str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """The text to continue."""
     prompts: Annotated[

@@ -11,6 +11,7 @@ from jax_smash.methods.draft_options import OPTIONS, RANDOM, SPARSE, DraftOption
 from jax_smash.methods.drafted import INT8, REACH
 from jax_smash.methods.eagle import eagle
 from jax_smash.methods.hamburger import check_smash, fitting_modules
+from jax_smash.methods.medusa import medusa
 from jax_smash.methods.method import Method, Setup
 from jax_smash.smash.options import SmashOptions
 
@@ -92,6 +93,7 @@ METHODS: dict[str, Callable[[Setup], Method]] = {
     "hybrid": drafted.hybrid,
     "hamburger": hamburger.hamburger,
     "eagle": eagle,
+    "medusa": medusa,
 }
 
 __all__ = [

@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from jax_smash.checkpoints.eagle import EagleModules, read_eagle
+from jax_smash.checkpoints.medusa import MedusaModules, read_medusa
 from jax_smash.costs import read_costs
 from jax_smash.draft.corpus_texts import corpus_files
 from jax_smash.draft.draft_model import Draws
@@ -37,8 +39,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "draft-model": ("tree", "draft_model", "verify"),
     "hybrid": ("tree", "costs", "verify"),
     "eagle": ("tree", "drafter", "verify"),
+    "medusa": ("tree", "drafter", "verify"),
 }
 """The drafting options that each method takes; a method not named here takes none."""
+
+READERS: dict[str, Callable[[str | Path], Any]] = {"eagle": read_eagle, "medusa": read_medusa}
+"""What reads the description of a folder's drafter, by method."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +60,8 @@ class DraftOptions:
       lookup_corpus: texts to search instead of the prompt and the output, as `draft.corpus_texts` reads them.
       draft_model: a loaded model, what `load` takes, or the target itself: with int8 weights by `int8`, with its cache
         read by a policy by `sparse:` and what `sparse.named_policy` takes.
-      drafter: a folder that `checkpoints.eagle.save_eagle` wrote, a loaded drafter, or `random` for random weights.
+      drafter: a folder that `checkpoints.eagle.save_eagle` or `checkpoints.medusa.save_medusa` wrote, by the method; a
+        loaded drafter; or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
     """
@@ -65,7 +72,7 @@ class DraftOptions:
     save_warm_start: Path | None = None
     lookup_corpus: Path | None = None
     draft_model: str | Model | None = None
-    drafter: str | Path | EagleModules | None = None
+    drafter: str | Path | EagleModules | MedusaModules | None = None
     verify: str = "coupling"
     stored_probabilities: bool = False
 
@@ -105,7 +112,7 @@ def check_draft(name: str, draft: DraftOptions) -> None:
         check_place(draft.save_warm_start)
     with _about("drafter"):
         if isinstance(draft.drafter, str | Path) and str(draft.drafter) != RANDOM:
-            read_eagle(draft.drafter)
+            READERS[name](draft.drafter)
     with _about("lookup-corpus"):
         if draft.lookup_corpus is not None:
             corpus_files(draft.lookup_corpus)

@@ -48,7 +48,7 @@ def eagle(setup: Setup) -> Method:
     )
     ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
     method = drafted(NAME, setup, drafter, None, ladder=ladder)
-    return dataclasses.replace(method, params={**method.params, "drafter": _held_as(setup.model, modules.params)})
+    return dataclasses.replace(method, params={**method.params, "drafter": held_as(setup.model, modules.params)})
 
 
 def check_target(config: EagleConfig, model: Model, where: str) -> None:
@@ -100,7 +100,7 @@ def check_weights(expected: str, model: Model, where: str) -> None:
         )
 
 
-def _fitting(model: Model, given: str | Path | EagleModules | None) -> EagleModules:
+def _fitting(model: Model, given: Any) -> EagleModules:
     """Returns the drafter that the options name, after checking that it fits; nothing is loaded before."""
     dtype = activation_dtype(model.params["target"])
     if given is None:
@@ -111,6 +111,8 @@ def _fitting(model: Model, given: str | Path | EagleModules | None) -> EagleModu
         check_target(given.config, model, "the drafter")
         check_weights(given.base_fingerprint, model, "the drafter")
         return given
+    if not isinstance(given, str | Path):
+        raise ValueError(f"method {NAME} needs an EAGLE-3 drafter; got {type(given).__name__}")
     if str(given) == RANDOM:
         if model.config is None:
             raise ValueError(f"a random drafter needs a model of this package; {model.name} is none")
@@ -134,7 +136,7 @@ def _sizes(model: Model) -> tuple[int, int]:
     return vectors.shape[-1], len(taps)
 
 
-def _held_as(model: Model, params: Any) -> Any:
+def held_as(model: Model, params: Any) -> Any:
     """Returns the drafter's parameters as the target's are held: int8 or not, and on its devices."""
     if has_int8(model.params["target"]) and not has_int8(params):
         params = quantise_params(params)

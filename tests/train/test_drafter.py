@@ -16,12 +16,15 @@ import pytest
 
 import jax_smash
 from jax_smash.checkpoints.eagle import load_eagle
+from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import find
 from jax_smash.methods import RANDOM, DraftOptions
+from jax_smash.sharding import make_mesh
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, write_corpus
 from train.drafter import main
 from train.pack import pack_corpus
+from train.parts.drafter.medusa import MedusaPart
 from train.run.metrics import read_metrics
 
 CONFIG = {
@@ -161,7 +164,7 @@ def test_a_configuration_that_does_not_fit_is_refused(root, tmp_path, changes, m
 
 
 def test_an_unknown_kind_and_a_gguf_target_are_refused(root, tmp_path):
-    with pytest.raises(ValueError, match="kind must be one of eagle; got 'falcon'"):
+    with pytest.raises(ValueError, match="kind must be one of eagle, medusa; got 'falcon'"):
         main("falcon", root / "config.json", root / "packed", str(root / "base"), tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="must be a Hugging Face folder"):
@@ -173,3 +176,23 @@ def test_weights_of_the_dtype_that_is_asked_for_are_computed_with(root, tmp_path
     main("eagle", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run", mesh="fsdp=2")
     loaded = load_eagle(tmp_path / "run/drafter")
     assert {x.dtype for x in jax.tree.leaves(loaded.params)} == {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int32)}
+
+
+def test_medusas_heads_begin_as_the_targets_own_and_draft_for_it_alone(root, tmp_path):
+    fields = {name: CONFIG[name] for name in ("optimiser", "batch_size", "length", "steps")} | {"num_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    output = tmp_path / "run"
+    main("medusa", tmp_path / "config.json", root / "packed", str(root / "base"), output, mesh="data=2", log_every=2)
+    lines = [line for line in read_metrics(output / "metrics.jsonl") if "loss" in line]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    model = jax_smash.load(root / "base")
+    rows = np.asarray(model.params["target"]["head"][...])
+    part = MedusaPart.from_files(tmp_path / "config.json", root / "packed", root / "base")
+    first = part.begin(make_mesh("data=1"))["drafter"]["heads"][1]
+    np.testing.assert_array_equal(first["head"][...], rows)
+    assert not first["blocks"][0]["w"][...].any()
+    options = {"max_new_tokens": 6, "slots": 64}
+    draft = DraftOptions(drafter=output / "drafter", tree="chain-2")
+    drafted = jax_smash.generate(model, ["Once there"], method="medusa", draft=draft, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+    assert load_medusa(output / "drafter").base_fingerprint == model.fingerprint

@@ -7,13 +7,14 @@ from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions
 from tests.drafting import other_model
 from tests.eagle import random_drafter
+from tests.medusa import random_heads
 from tests.tiny import tiny_model
 
 # All of one length bucket, so that a method compiles one prefill.
 PROMPTS = ["the cat sat on the mat. the cat", "a b a b a b", "x", "to be or not to be, to be or", "mmmmmmmm", "q w"]
 CASES = [("recycling", "off"), ("recycling", "recycling-80"), ("hybrid", "auto"), ("draft-model", "chain-2")]
 CASES += [("draft-model", "siblings"), ("lookup", "chain-4"), ("suffix", "auto"), ("lookahead", "auto")]
-CASES += [("eagle", "siblings")]
+CASES += [("eagle", "siblings"), ("medusa", "siblings")]
 # Other pairs of a drafter and a way to make trees, both of which stand above.
 MORE_CASES = [
     *(("recycling", tree) for tree in ("chain-1", "chain-4", "auto")),
@@ -23,6 +24,7 @@ MORE_CASES = [
     ("suffix", "chain-4"),
     ("lookahead", "chain-4"),
     *(("eagle", tree) for tree in ("off", "auto", "recycling-80")),
+    *(("medusa", tree) for tree in ("off", "chain-4", "auto")),
 ]
 SIBLINGS = "[[0], [1], [0, 0], [1, 0]]"
 GREEDY = SamplingOptions()
@@ -50,6 +52,8 @@ def made(method, tree="auto", **options):
     if method == "eagle":
         # Of tokens that the texts hold, so that penalties and biases bear on drafts.
         options["drafter"] = random_drafter(tiny_model(stop_tokens=(10,)), tokens=range(30, 140))
+    if method == "medusa":
+        options["drafter"] = random_heads(tiny_model(stop_tokens=(10,)))
     draft = DraftOptions(tree=tree, **options)
     model, sampling = tiny_model(stop_tokens=(10,)), [GREEDY] * len(PROMPTS) + MIXED
     completions = generate(

@@ -50,18 +50,20 @@ class Chat:
       differing: proposals that are not the plain drafter's.
     """
 
-    def __init__(self, drafter, *, chunk=16, sampling=None, shift=0, rows=3, limit=14):
+    def __init__(
+        self, drafter, *, chunk=16, sampling=None, shift=0, rows=3, limit=14, method="eagle", plain=PlainEagle
+    ):
         self.model, self.drafter = target(), drafter
         sampling = sampling or [SamplingOptions()] * rows
         self.sampled = any(o.sampled for o in sampling)
         self.made = make_method(
-            self.model, "eagle", draft=DraftOptions(tree="tree.json", drafter=drafter), sampled=self.sampled
+            self.model, method, draft=DraftOptions(tree="tree.json", drafter=drafter), sampled=self.sampled
         )
         self.session = Session(
             self.model, self.made, slots=96, max_new_tokens=limit, sampling=sampling, seeds=list(range(rows))
         )
         self.session._chunk = chunk
-        self.plain = PlainEagle(self.model, drafter, shift)
+        self.plain = plain(self.model, drafter, shift)
         self.texts = [[] for _ in sampling]
         self.compared = self.differing = self.kept = self.rejected = 0
         self.levels = self.made.strategy.levels

@@ -94,7 +94,13 @@ def eagle_objective(
         vectors = model.embed(batch.targets)
         made = unrolled(drafter, features, vectors, batch.positions, batch.segments, settings.test_steps)
         aligned, seen = behind(made, batch.segments)
-        found = drafted(model, hidden, aligned, seen, batch.weights, drafter.head[...], vocabulary, chunk=chunk)
+        found = drafted(
+            model,
+            Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights),
+            lambda x: row_products(x, drafter.head[...]),
+            vocabulary,
+            chunk=chunk,
+        )
         return jnp.sum(decay * found.loss), tally(found, decay)
 
     return objective
@@ -133,13 +139,28 @@ def behind(
     return jnp.stack(aligned, axis=2), jnp.stack(seen, axis=2)
 
 
+@pytree
+class Guesses:
+    """What is guessed at each entry of the target.
+
+    Attributes:
+      hidden: the target's, after its final norm.
+      made, seen: what guesses, and whether it is there, as `behind` returns them.
+      weights: what each entry counts.
+      labels: the token to guess; None where the target's prediction is to be met.
+    """
+
+    hidden: Float[Array, "B T D"]
+    made: Float[Array, "B T S D"]
+    seen: Bool[Array, "B T S"]
+    weights: Float[Array, "B T"]
+    labels: Int[Array, "B T"] | None = None
+
+
 def drafted(
     model: Transformer,
-    hidden: Float[Array, "B T D"],
-    aligned: Float[Array, "B T S D"],
-    seen: Bool[Array, "B T S"],
-    weights: Float[Array, "B T"],
-    head: Float[Array, "X D"],
+    guesses: Guesses,
+    unembed: Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]],
     vocabulary: Vocabulary,
     *,
     chunk: int,
@@ -148,41 +169,43 @@ def drafted(
 
     Args:
       model: the target.
-      hidden: after its final norm.
-      aligned, seen: as `behind` returns them.
-      weights: what each entry counts.
-      head: the drafter's, a row a token.
-      vocabulary: tokens that the drafter can say.
+      guesses: of all entries.
+      unembed: logits of the tokens that the drafter can say.
+      vocabulary: these tokens.
       chunk: entries at once, at least one of each row.
     """
 
-    def of_piece(hidden: Array, aligned: Array, seen: Array, weights: Array) -> Drafted:
-        all_logits = jax.lax.stop_gradient(model.unembed(hidden).astype(jnp.float32))
+    def of_piece(piece: Guesses) -> Drafted:
+        all_logits = jax.lax.stop_gradient(model.unembed(piece.hidden).astype(jnp.float32))
         best = jnp.argmax(all_logits, axis=-1)
         known = jnp.asarray(vocabulary.known)[best]
-        target = all_logits if vocabulary.whole else all_logits[..., vocabulary.tokens]
-        p = jax.nn.softmax(target, axis=-1)
-        logits = row_products(aligned, head)
-        loss = jax.nn.logsumexp(logits, axis=-1) - jnp.einsum("BTX,BTSX->BTS", p, logits)
-        tried = weights[..., None] * seen.astype(jnp.float32)
+        logits = unembed(piece.made)
+
+        def logit_of(token: Int[Array, "B C"]) -> Float[Array, "B C S 1"]:
+            row = jnp.asarray(vocabulary.row)[token][..., None, None]
+            return jnp.take_along_axis(logits, jnp.broadcast_to(row, (*logits.shape[:3], 1)), axis=-1)
+
+        if piece.labels is None:
+            p = jax.nn.softmax(all_logits if vocabulary.whole else all_logits[..., vocabulary.tokens], axis=-1)
+            expected = jnp.einsum("BTX,BTSX->BTS", p, logits)
+        else:
+            expected = logit_of(piece.labels)[..., 0]
+        loss = jax.nn.logsumexp(logits, axis=-1) - expected
+        tried = piece.weights[..., None] * piece.seen.astype(jnp.float32)
         counted = tried * known[..., None].astype(jnp.float32)
-        row = jnp.asarray(vocabulary.row)[best][..., None, None]
-        of_best = jnp.take_along_axis(logits, jnp.broadcast_to(row, (*logits.shape[:3], 1)), axis=-1)
-        rank = jnp.sum(logits > of_best, axis=-1, dtype=jnp.int32)
+        rank = jnp.sum(logits > logit_of(best), axis=-1, dtype=jnp.int32)
         within = rank[..., None] < jnp.arange(1, RANKS + 1, dtype=jnp.int32)[None, None, None]
         hits = within.astype(jnp.float32) * counted[..., None]
         loss, count, hits, tried = (jnp.sum(x, axis=(0, 1)) for x in (loss * counted, counted, hits, tried))
         return Drafted(loss=loss, count=count, hits=hits, tried=tried)
 
-    pieces = [_pieces(x, chunk) for x in (hidden, aligned, seen, weights)]
-
     @jax.checkpoint
-    def add(sums: Drafted, piece: tuple[Array, ...]) -> tuple[Drafted, None]:
-        return jax.tree.map(jnp.add, sums, of_piece(*piece)), None
+    def add(sums: Drafted, piece: Guesses) -> tuple[Drafted, None]:
+        return jax.tree.map(jnp.add, sums, of_piece(piece)), None
 
-    steps = jnp.zeros(aligned.shape[2], jnp.float32)
+    steps = jnp.zeros(guesses.made.shape[2], jnp.float32)
     nothing = Drafted(loss=steps, count=steps, hits=jnp.zeros((len(steps), RANKS), jnp.float32), tried=steps)
-    return jax.lax.scan(add, nothing, tuple(pieces))[0]
+    return jax.lax.scan(add, nothing, jax.tree.map(lambda x: _pieces(x, chunk), guesses))[0]
 
 
 def tally(found: Drafted, shares: Float[np.ndarray, "S"]) -> Tally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jax_smash.models.eagle_config import EagleConfig
+from jax_smash.models.medusa import MedusaConfig
 from train.run.settings import Settings
 from train.tokenizer import END
 
@@ -77,4 +78,38 @@ class EagleSettings(DrafterSettings):
             feeds_normed=self.feeds_normed,
             residual_normed=self.residual_normed,
             **changes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaSettings(DrafterSettings):
+    """What decides the weights of Medusa's heads.
+
+    Attributes:
+      num_heads, blocks: as of `MedusaConfig`.
+      own_head: `own_rows` of `MedusaConfig`.
+      head_decay: what a head counts beside the one before it.
+    """
+
+    num_heads: int = 4
+    blocks: int = 1
+    own_head: bool = True
+    head_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.head_decay <= 1:
+            raise ValueError(f"head_decay must be above 0 and at most 1; got {self.head_decay}")
+        if self.medusa.num_heads >= self.length:
+            raise ValueError(f"num_heads must be less than the row's {self.length}; got {self.num_heads}")
+
+    @property
+    def medusa(self) -> MedusaConfig:
+        """The heads' sizes."""
+        return MedusaConfig(
+            self.model.vocab_size,
+            self.model.d_model,
+            num_heads=self.num_heads,
+            blocks=self.blocks,
+            own_rows=self.own_head,
         )

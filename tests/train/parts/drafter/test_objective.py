@@ -2,8 +2,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_smash.models.projection import row_products
 from tests.tiny import tiny_model
-from train.parts.drafter.objective import RANKS, Vocabulary, behind, drafted, tally
+from train.parts.drafter.objective import RANKS, Guesses, Vocabulary, behind, drafted, tally
 
 STEPS = 2
 
@@ -21,6 +22,12 @@ def setting(seed):
     return target, hidden, made, segments, weights, rng.normal(size=(40, d)).astype(np.float32), tokens
 
 
+def worth(target, hidden, made, seen, weights, head, vocabulary, *, chunk, labels=None):
+    """Returns what `drafted` makes of arrays."""
+    given = Guesses(hidden=jnp.asarray(hidden), made=made, seen=seen, weights=jnp.asarray(weights), labels=labels)
+    return drafted(target, given, lambda x: row_products(x, jnp.asarray(head)), vocabulary, chunk=chunk)
+
+
 def softmax(x):
     e = np.exp(x - x.max())
     return e / e.sum()
@@ -31,8 +38,7 @@ def test_a_guess_is_compared_with_what_the_target_says_of_the_tokens_that_the_dr
     target, hidden, made, segments, weights, head, tokens = setting(seed)
     aligned, seen = behind(jnp.asarray(made), jnp.asarray(segments))
     vocabulary = Vocabulary(tokens, target.vocab_size)
-    arrays = (jnp.asarray(x) for x in (hidden, aligned, seen, weights, head))
-    found = drafted(target, *arrays, vocabulary, chunk=4)
+    found = worth(target, hidden, aligned, seen, weights, head, vocabulary, chunk=4)
     logits = np.asarray(target.unembed(jnp.asarray(hidden)), np.float64)
     loss, count, tried = np.zeros((3, STEPS))
     hits = np.zeros((STEPS, RANKS))
@@ -58,9 +64,26 @@ def test_a_guess_is_compared_with_what_the_target_says_of_the_tokens_that_the_dr
 def test_what_is_told_are_shares_of_the_entries_that_were_drafted():
     target, hidden, made, segments, weights, head, tokens = setting(0)
     aligned, seen = behind(jnp.asarray(made), jnp.asarray(segments))
-    arrays = [jnp.asarray(x) for x in (hidden, aligned, seen, weights, head)]
-    found = drafted(target, *arrays, Vocabulary(tokens, target.vocab_size), chunk=99)
+    found = worth(target, hidden, aligned, seen, weights, head, Vocabulary(tokens, target.vocab_size), chunk=99)
     told = tally(found, np.array([1.0, 0.5], np.float32))
     np.testing.assert_allclose(told.count, found.count[0] + 0.5 * found.count[1])
     hits, tried = told.means["top2_1"]
     assert (hits, tried) == (found.hits[0, 1], found.tried[0])
+
+
+def test_with_labels_the_loss_is_the_cross_entropy_of_these_tokens():
+    target, hidden, made, segments, weights, _, _ = setting(1)
+    aligned, seen = behind(jnp.asarray(made), jnp.asarray(segments))
+    rng = np.random.default_rng(5)
+    head = rng.normal(size=(target.vocab_size, hidden.shape[-1])).astype(np.float32)
+    labels = rng.integers(0, target.vocab_size, segments.shape).astype(np.int32)
+    whole = Vocabulary(np.arange(target.vocab_size), target.vocab_size)
+    found = worth(target, hidden, aligned, seen, weights, head, whole, chunk=5, labels=jnp.asarray(labels))
+    loss = np.zeros(STEPS)
+    for step, row, place in np.ndindex(STEPS, *segments.shape):
+        entry = place - step - 1
+        if entry >= 0 and segments[row, entry] == segments[row, place] > 0 and weights[row, place]:
+            guess = softmax(head.astype(np.float64) @ made[step, row, entry])
+            loss[step] -= np.log(guess[labels[row, place]])
+    np.testing.assert_allclose(found.loss, loss, rtol=1e-4)
+    np.testing.assert_array_equal(found.count, found.tried)
