@@ -35,19 +35,6 @@ class SparseModel:
         return self.model.unembed(hidden)
 
     @property
-    def vocab_size(self) -> int:
-        """V, of the model itself."""
-        return self.model.vocab_size
-
-    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Returns the input vector of each token, as the model itself does."""
-        return self.model.embed(tokens)
-
-    def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
-        """Returns float32 logits of the token after each entry, as the model itself does."""
-        return self.model.unembed(hidden)
-
-    @property
     def longest_block(self) -> int | None:
         """The most entries that one forward may read."""
         return self.policy.longest_block

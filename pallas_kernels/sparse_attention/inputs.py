@@ -28,12 +28,9 @@ class Pages(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Options(tree.Options):
-    """The numbers of one call, fixed when it is compiled.
+    """The numbers of one call, fixed when it is compiled: those of tree attention, and the size of a page.
 
     Attributes:
-      scale: multiplies the scores.
-      window: an entry sees positions later than its own minus this; 0 for no window.
-      softcap: scores become cap · tanh(score / cap); 0 for none.
       page_size: slots of a page, Z.
     """
 
