@@ -1,6 +1,7 @@
 """The same weights and prompts in transformers, the reference that most users know."""
 
 import dataclasses
+import inspect
 import os
 import tempfile
 import time
@@ -156,6 +157,8 @@ class Transformers:
             mask = inputs.mask if inputs.ragged else None
             position = inputs.mask.cumsum(1) - 1
             options = {"use_cache": True, "logits_to_keep": 1}
+            # Its name until transformers 5.23, and since.
+            cache = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
             out = self.model(inputs.tokens, attention_mask=mask, position_ids=position.clamp(min=0), **options)
             tokens = [out.logits[:, -1].argmax(-1, keepdim=True)]
             first, position = self._now(), position[:, -1:]
@@ -167,7 +170,7 @@ class Transformers:
                     tokens[-1],
                     attention_mask=mask,
                     position_ids=position,
-                    past_key_values=out.past_key_values,
+                    **{cache: getattr(out, cache)},
                     **options,
                 )
                 tokens.append(out.logits[:, -1].argmax(-1, keepdim=True))
