@@ -23,6 +23,8 @@ from jax_smash.models.families import FAMILIES, from_hf, llama
 from jax_smash.models.transformer import abstract_params
 from jax_smash.objectives import summed_cross_entropy
 from jax_smash.protocols import Needs
+from jax_smash.sparse import sparsified
+from jax_smash.sparse.selecting import Selecting
 from pallas_kernels.tree_attention import reference
 from pallas_kernels.tree_attention.cases import TESTS, make
 from tests.checkpoints import LLAMA, write_checkpoint
@@ -68,6 +70,27 @@ def test_a_drafter_is_its_class_and_two_entries(monkeypatch):
     again = generate(model, PROMPTS, max_new_tokens=24, method="again", draft=DraftOptions(tree="chain-4"))
     assert [c.token_ids for c in again] == [c.token_ids for c in plain]
     assert sum(c.target_forwards for c in again) < sum(c.target_forwards for c in plain)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Even(Selecting):
+    """A policy that reads slots of even numbers first."""
+
+    def select(self, view, query):
+        slot = jnp.arange(view.layer.keys.shape[2], dtype=jnp.int32)
+        score = jnp.where(slot % 2 == 0, 1.0, 0.0)
+        return self.best(view, jnp.broadcast_to(score[None, None], view.layer.keys.shape[:3]))
+
+
+def test_a_sparse_policy_is_its_class():
+    model = tiny_model(layer_kinds=("full", "full"), stop_tokens=(10,))
+
+    def tokens(budget):
+        return [c.token_ids for c in generate(sparsified(model, Even(budget=budget)), PROMPTS, max_new_tokens=24)]
+
+    plain = [c.token_ids for c in generate(model, PROMPTS, max_new_tokens=24)]
+    assert tokens(256) == plain
+    assert tokens(8) != plain
 
 
 def test_a_family_is_its_entry(monkeypatch, tmp_path):
