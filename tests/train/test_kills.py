@@ -1,4 +1,5 @@
 import json
+import math
 import random
 import shutil
 import signal
@@ -14,7 +15,7 @@ from train.base import main
 from train.run.checkpoint import only_run
 
 CONFIG = FIELDS | {"model": MODEL | {"num_layers": 1, "d_model": 128, "mlp_width": 256}, "length": 32}
-SHORT, LONG, LOG_EVERY = 10, 60, 3
+SHORT, LONG, LOG_EVERY = 10, 80, 3
 DEVICES, MESH = 8, "data=2"
 """Of the tests' own process and of every other one, that all compile the same programs."""
 
@@ -79,13 +80,13 @@ def killed_often(begin, output, total, kills):
     for number in range(kills):
         # No pipe that nobody reads: XLA writes more than one holds where it finds compiled programs, and waits.
         process = begin(output, total, "--resume", errors=subprocess.DEVNULL)
-        if number % 5 == 4:  # Anywhere, starting up included.
-            time.sleep(rng.uniform(0, 10))
-        else:  # A step or a few after the checkpoint that it began from; most of a step is saving.
-            target = newest(output) + rng.randint(1, 2)
-            while newest(output) < target and process.poll() is None:
-                time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.05))
+        # A step or a few after the checkpoint that it began from; most of a step is saving. Every fifth time anywhere
+        # before that, starting up included.
+        target, longest = newest(output) + rng.randint(1, 2), rng.uniform(0, 10) if number % 5 == 4 else math.inf
+        began = time.monotonic()
+        while newest(output) < target and process.poll() is None and time.monotonic() < began + longest:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
         process.wait()
         steps.append(newest(output))
