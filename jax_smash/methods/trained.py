@@ -1,0 +1,120 @@
+"""What methods with a trained drafter share: which drafter the options name, and whether it fits the target."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_smash.cache import Block
+from jax_smash.loading import Model, weights_fingerprint
+from jax_smash.methods.draft_options import RANDOM
+from jax_smash.quantise import activation_dtype, has_int8, quantise_params
+from jax_smash.sharding import mesh_of, place
+
+
+def fitting(
+    model: Model,
+    given: Any,
+    *,
+    method: str,
+    kind: type,
+    read: Callable[[str | Path], Any],
+    load: Callable[..., Any],
+    random: Callable[..., Any],
+    check: Callable[[Any, Model, str], None],
+) -> Any:
+    """Returns the drafter that the options name, after checking that it fits; nothing is loaded before.
+
+    Args:
+      model: the target at hand.
+      given: a folder, a loaded drafter, `RANDOM`, or None.
+      method: its name.
+      kind: the class of loaded drafters.
+      read: returns what a folder says: its configuration, and the fingerprint of the target's weights.
+      load: returns the drafter in a folder.
+      random: returns one with random weights for a configuration of a target.
+      check: refuses a target that a configuration is not for.
+
+    Raises:
+      ValueError: no drafter is named, or one of another kind or for another target.
+    """
+    dtype = activation_dtype(model.params["target"])
+    if given is None:
+        raise ValueError(
+            f"method {method} needs a drafter: a folder that holds one, or {RANDOM} to measure what it costs"
+        )
+    if isinstance(given, str | Path) and str(given) == RANDOM:
+        if model.config is None:
+            raise ValueError(f"a random drafter needs a model of this package; {model.name} is none")
+        return random(model.config, dtype=dtype)
+    in_folder = isinstance(given, str | Path)
+    if not in_folder and not isinstance(given, kind):
+        raise ValueError(f"method {method} needs {kind.__name__} as its drafter; got {type(given).__name__}")
+    described, where = (read(given), f"the drafter in {given}") if in_folder else (given, "the drafter")
+    check(described.config, model, where)
+    check_trained_for(described.base_fingerprint, model, where)
+    return load(given, dtype=dtype) if in_folder else given
+
+
+def check_sizes(sizes: Mapping[str, tuple[int, int]], model: Model, where: str) -> None:
+    """Refuses a target of another size than the drafter was made for.
+
+    Args:
+      sizes: what the drafter wants and what the target has, by name.
+      model: the target at hand.
+      where: the drafter is, named in errors.
+
+    Raises:
+      ValueError: a size differs.
+    """
+    for name, (wanted, found) in sizes.items():
+        if wanted != found:
+            raise ValueError(f"{where} is for a target with a {name} of {wanted}; {model.name} has one of {found}")
+
+
+def check_trained_for(expected: str, model: Model, where: str) -> None:
+    """Refuses another target than the one that the drafter was trained for, of the same shape though it is.
+
+    Args:
+      expected: fingerprint of the weights that it was trained for; empty where nobody told.
+      model: the target at hand.
+      where: the drafter is, named in errors.
+
+    Raises:
+      ValueError: the target's weights are others, or do not tell which they are.
+    """
+    if not expected:
+        return
+    if (found := weights_fingerprint(model)) is None:
+        raise ValueError(
+            f"{where} goes with the weights alone that it was trained for, and {model.name} does not tell what its "
+            "rounded ones were made from: load them in another dtype"
+        )
+    if found != expected:
+        raise ValueError(
+            f"{where} was trained for a target whose weights have fingerprint {expected[:16]}…; "
+            f"those of {model.name} have {found[:16]}…"
+        )
+
+
+def width_and_taps(model: Model) -> tuple[int, int]:
+    """Returns the width of a model, and how many taps its forward gives. Nothing is computed."""
+
+    def forward(params: Any) -> tuple[Any, Any]:
+        bound, token = model.definition.bind(params), jnp.zeros((1, 1), jnp.int32)
+        vectors = bound.embed(token)
+        out = bound.forward(vectors, token, bound.init_cache(1, 1, 1), Block.causal(jnp.ones((1, 1), bool)))
+        return vectors, out.taps
+
+    vectors, taps = jax.eval_shape(forward, model.params["target"])
+    return vectors.shape[-1], len(taps)
+
+
+def held_as(model: Model, params: Any) -> Any:
+    """Returns the drafter's parameters as the target's are held: int8 or not, and on its devices."""
+    if has_int8(model.params["target"]) and not has_int8(params):
+        params = quantise_params(params)
+    mesh = mesh_of(model.params)
+    return params if mesh is None else place(params, mesh)
