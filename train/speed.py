@@ -4,7 +4,7 @@ python -m train.speed --config train/configs/tiny.json --batch-size 24 --length 
 python -m train.speed --shape llama-100m --dtype bfloat16 --batch-size 32 --length 1024
 python -m train.speed --part hamburger --config train/configs/tiny-hamburger.json --shape llama-100m
 python -m train.speed --part eagle --config train/configs/smollm2-eagle.json --shape llama-100m
-python -m train.speed --part butler --config train/configs/smollm2-butler-grouped.json --shape llama-100m
+python -m train.speed --part butler --config train/configs/smollm2-butler.json --shape llama-100m
 """
 
 from __future__ import annotations

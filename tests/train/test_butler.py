@@ -24,7 +24,7 @@ from train.run.start import loaded_params, stored_weights
 
 RAW = {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1}
 CONFIG = {
-    "predictor": {"kind": "grouped", "every": 2, "hidden": 16, "width": 6},
+    "predictors": {"small": {"kind": "grouped", "every": 2, "hidden": 16, "width": 6}},
     "optimiser": {"warmup": 1, "learning_rate": 0.01, "weight_decay": 0.0},
     "batch_size": 8,
     "length": 32,
@@ -70,11 +70,11 @@ def test_the_export_loads_beside_its_base_and_no_other(root, whole):
     folder, printed = whole
     assert printed.splitlines()[-1] == f"exported to {folder / 'butler'}"
     config, mark = read_config(root / "base")[0], mark_of(root / "base")
-    found = load_butler(folder / "butler", config, mark)
+    found = load_butler(folder / "butler" / "small", config, mark)
     assert {leaf.dtype for leaf in jax.tree.leaves(found.params)} == {jnp.dtype(jnp.bfloat16)}
     assert (found.config.kind, found.config.hidden, found.base_fingerprint) == ("grouped", 16, mark)
     with pytest.raises(ValueError, match="was trained with a base whose weights have fingerprint"):
-        load_butler(folder / "butler", config, mark_of(root / "other"))
+        load_butler(folder / "butler" / "small", config, mark_of(root / "other"))
 
 
 def test_the_run_says_how_it_went(whole):
@@ -84,25 +84,42 @@ def test_the_run_says_how_it_went(whole):
     assert [line["step"] for line in held_out] == [3, 6]
     for line in held_out:
         assert {*line["held_out"]} == {"stories", "chats"}
-        assert {*line["held_out_means"]} == {"recall", "recent_recall"}
+        assert {*line["held_out_means"]} == {"small loss", "small recall", "small recent_recall"}
         assert all(0 < value < 1 for value in line["held_out_means"].values())
 
 
 def test_the_card_says_what_was_made_of_what(root, whole):
     card = (whole[0] / "butler" / "README.md").read_text()
     line = read_metrics(whole[0] / "metrics.jsonl")[-1]
+    assert "## `small`" in card
     assert "| Form | `grouped`: " in card
     assert f"fingerprint of its weights {mark_of(root / 'base')}" in card
     assert "Sentences about foxes" in card
-    assert f"the last entries, as many, hold {line['held_out_means']['recent_recall']:.3f}" in card
+    assert f"the last entries, as many, hold {line['held_out_means']['small recent_recall']:.3f}" in card
     assert "| Steps | 6 of 6 planned, 8 rows of 32 tokens each |" in card
 
 
 def test_a_run_that_was_cut_off_ends_with_the_same_weights(root, whole, tmp_path):
     for options in ({"until": 2}, {"until": 4, "resume": True}, {"resume": True}):
         said(root, tmp_path / "parts", **RUN, **options)
-    files = [folder / "butler" / "butler.safetensors" for folder in (whole[0], tmp_path / "parts")]
+    files = [folder / "butler" / "small" / "butler.safetensors" for folder in (whole[0], tmp_path / "parts")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_predictors_of_one_run_are_those_of_runs_of_their_own(root, tmp_path):
+    gate = {"kind": "gate", "page": 4, "width": 6}
+    both = {"small": CONFIG["predictors"]["small"], "gate": gate}
+    alone = {name: {name: fields} for name, fields in both.items()}
+    # Unclipped: the norm is that of all gradients.
+    changed = CONFIG | {"query_stride": 2, "optimiser": CONFIG["optimiser"] | {"clip": 1e9}}
+    losses = {}
+    for name, predictors in {"both": both, **alone}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(changed | {"predictors": predictors}))
+        main(tmp_path / f"{name}.json", root / "packed", root / "base", tmp_path / name, **RUN, until=3)
+        losses[name] = read_metrics(tmp_path / name / "metrics.jsonl")[-1]["held_out_means"]
+    for name in alone:
+        for found in ("loss", "recall"):
+            assert losses["both"][f"{name} {found}"] == pytest.approx(losses[name][f"{name} {found}"], rel=1e-3)
 
 
 def test_a_divided_base_trains_the_same_predictor(root, whole, tmp_path):
@@ -138,13 +155,19 @@ BAD = {
     "tokenizer": ({}, "was packed with the tokenizer of hash"),
     "no-tokenizer": ({}, "tokenizer.json is missing"),
     "attach": (
-        {"predictor": {"kind": "per_head", "attach": 9}},
+        {"predictors": {"a": {"kind": "per_head", "attach": 9}}},
         "attach must be from 0 to the base's last layer 1; got 9",
     ),
-    "page": ({"predictor": {"kind": "gate", "page": 12}}, "page must divide the rows' length 32; got 12"),
-    "form": ({"predictor": {"kind": "oracle"}}, "must be of one of the forms per_head, grouped, gate; got 'oracle'"),
-    "no-form": ({"predictor": [1]}, r"predictor must be an object; got \[1\]"),
-    "field": ({"predictors": 3}, "unknown field 'predictors'"),
+    "page": ({"predictors": {"a": {"kind": "gate", "page": 12}}}, "page must divide the rows' length 32; got 12"),
+    "form": (
+        {"predictors": {"a": {"kind": "oracle"}}},
+        "must be of one of the forms per_head, grouped, gate; got 'oracle'",
+    ),
+    "no-form": ({"predictors": {"a": [1]}}, r"predictor a must be an object; got \[1\]"),
+    "none": ({"predictors": {}}, "predictors must be an object with one at least; got {}"),
+    "name": ({"predictors": {"../a": {"kind": "gate"}}}, "name must be of letters, digits, '-' and '_'; got '../a'"),
+    "stride": ({"query_stride": 5}, "query_stride must divide the rows' length 32; got 5"),
+    "field": ({"predictor": 3}, "unknown field 'predictor'"),
 }
 
 

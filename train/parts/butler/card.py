@@ -1,9 +1,11 @@
-"""The card that goes with a trained predictor."""
+"""The card that goes with trained predictors."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
+from jax_smash.models.predictors import PredictorConfig
 from train.parts.butler.settings import ButlerSettings
 from train.parts.part import Ended
 from train.run.provenance import made_by
@@ -14,16 +16,15 @@ library_name: jax_smash
 pipeline_tag: text-generation
 language: en
 ---
-# A predictor of attention: which entries of a cache its base will attend to
+# Predictors of attention: which entries of a cache their base will attend to
 
-{about} For a base of the {family} family with {layers} layers and width {width}. The base stays as it is, and is not
-in this folder.
+For a base of the {family} family with {layers} layers and width {width}. The base stays as it is, and is not in this
+folder.
+{predictors}
+## What they were made for
 
 | | |
 |---|---|
-| Form | `{kind}`: {sizes} |
-| Parameters | {parameters:,} |
-| Layers before the first that is predicted | {dense} |
 | Base | fingerprint of its weights {base_fingerprint} |
 | Tokenizer | SHA-256 {tokenizer_sha256} |
 
@@ -34,16 +35,31 @@ in this folder.
 | Base's files | SHA-256 {base_sha256} |
 | Tokens trained on | {tokens:,} |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} tokens each |
+| Learned from | one query in {query_stride} of a row |
 | Loss | {loss_of} |
-| Held-out loss of these weights | {loss:.4f} |
+| Held-out loss of all predictors | {loss:.4f} |
 | By source | {by_source} |
-| Held-out recall | {recall} |
+| Held-out queries | one in {measured} of a row |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
 {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
 | Precision | {precision} products, float32 weights, stored in bfloat16 |
 | Seed | {seed} |
 | Code | {code} |
 {sources}"""
+
+PREDICTOR = """
+## `{name}`
+
+{about}
+
+| | |
+|---|---|
+| Form | `{kind}`: {sizes} |
+| Parameters | {parameters:,} |
+| Layers before the first that is predicted | {dense} |
+| Held-out loss of these weights | {loss:.4f} |
+| Held-out recall | {recall} |
+"""
 
 ABOUT = {
     "per_head": "Scores every entry for each query head of each layer, from one residual of the base.",
@@ -57,27 +73,22 @@ LOSSES = {
 }
 
 
-def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: int, base_fingerprint: str) -> str:
+def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: Mapping[str, int], base_fingerprint: str) -> str:
     """Returns the card as Markdown.
 
     Args:
       settings: of the run.
       ended: how the run ended.
-      parameters: of the predictor.
+      parameters: how many each predictor has.
       base_fingerprint: of the base's weights.
     """
-    model, config, optimiser = settings.model, settings.config, settings.optimiser
-    base = {"d_model", "num_layers", "num_heads", "num_kv_heads", "head_width"}
-    own = [field.name for field in dataclasses.fields(config) if field.name not in base]
+    model, optimiser = settings.model, settings.optimiser
+    sections = (_section(name, config, parameters[name], settings, ended) for name, config in settings.configs.items())
     return TEMPLATE.format(
-        about=ABOUT[config.kind],
         family=model.family.capitalize(),
         layers=model.num_layers,
         width=model.d_model,
-        kind=config.kind,
-        sizes=", ".join(f"{name} {getattr(config, name):g}" for name in own),
-        parameters=parameters,
-        dense=config.first_layer,
+        predictors="".join(sections),
         base_fingerprint=base_fingerprint,
         tokenizer_sha256=settings.tokenizer_sha256,
         base_sha256=settings.init_sha256,
@@ -86,10 +97,11 @@ def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: int, base
         steps=settings.steps,
         batch_size=settings.batch_size,
         length=settings.length,
+        query_stride=settings.query_stride,
+        measured=settings.evaluated().query_stride,
         loss_of=LOSSES[settings.loss],
         loss=ended.losses[0],
         by_source=", ".join(f"{name} {loss:.3f}" for name, loss in ended.losses[1].items()),
-        recall=_recall(settings, ended),
         optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
         precision=settings.dtype,
         seed=settings.seed,
@@ -100,10 +112,20 @@ def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: int, base
     )
 
 
-def _recall(settings: ButlerSettings, ended: Ended) -> str:
-    what = "pages" if settings.config.page_size > 1 else "entries"
-    found, control = (ended.means.get(name, 0.0) for name in ("recall", "recent_recall"))
-    return (
-        f"{found:.3f} of the {settings.recall_share:.0%} of {what} that a head attends to most, sinks left out, from "
-        f"position {settings.recall_from} on; the last {what}, as many, hold {control:.3f}"
+def _section(name: str, config: PredictorConfig, parameters: int, settings: ButlerSettings, ended: Ended) -> str:
+    """Returns what the card says of one predictor."""
+    base = {"d_model", "num_layers", "num_heads", "num_kv_heads", "head_width"}
+    own = [field.name for field in dataclasses.fields(config) if field.name not in base]
+    what = "pages" if config.page_size > 1 else "entries"
+    found, control = (ended.means.get(f"{name} {of}", 0.0) for of in ("recall", "recent_recall"))
+    return PREDICTOR.format(
+        name=name,
+        about=ABOUT[config.kind],
+        kind=config.kind,
+        sizes=", ".join(f"{field} {getattr(config, field):g}" for field in own),
+        parameters=parameters,
+        dense=config.first_layer,
+        loss=ended.means.get(f"{name} loss", 0.0),
+        recall=f"{found:.3f} of the {settings.recall_share:.0%} of {what} that a head attends to most, sinks left out, "
+        f"from position {settings.recall_from} on; the last {what}, as many, hold {control:.3f}",
     )

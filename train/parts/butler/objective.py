@@ -1,19 +1,20 @@
-"""What a predictor of attention is trained on: the attention of a frozen base, made again some queries at a time."""
+"""What predictors of attention are trained on: the attention of a frozen base, made again some queries at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jax_smash.cache import Block
 from jax_smash.config import ModelConfig
 from jax_smash.models.attended import Attended, attended
 from jax_smash.models.depth import tapped_without_cache
-from jax_smash.models.predictors import Importance, Predictor, importance
+from jax_smash.models.predictors import Importance, Predictor, PredictorConfig, importance
 from jax_smash.models.rope import longest
 from jax_smash.models.transformer import Transformer
 from jax_smash.shapes import round_up
@@ -25,9 +26,6 @@ from train.run.step import Objective, Tally
 
 QUERIES = 128
 """Queries of a row whose scores are in memory at once: of one layer, forward and backward."""
-
-MEASURED = 8
-"""Recall is measured of one query in so many."""
 
 
 class Sums(NamedTuple):
@@ -46,9 +44,9 @@ class Sums(NamedTuple):
 
 
 def butler_objective(
-    base: nnx.GraphDef, predictor: nnx.GraphDef, settings: ButlerSettings, *, with_recall: bool = False
+    base: nnx.GraphDef, predictors: Mapping[str, nnx.GraphDef], settings: ButlerSettings, *, with_recall: bool = False
 ) -> Objective:
-    """Returns how far a predictor is from a base's attention, over packed rows; gradients reach the predictor alone.
+    """Returns how far predictors are from a base's attention, over packed rows; gradients reach the predictors alone.
 
     With the loss `divergence`: Σ p · (log p − log q) nats, p the base's attention of a head to what an entry sees and q
     the softmax of the predicted scores; mean over entries, heads and predicted layers. Its gradient is that of the
@@ -63,31 +61,43 @@ def butler_objective(
 
     Args:
       base: structure of the base.
-      predictor: structure of the predictor.
+      predictors: structure of each predictor by name.
       settings: of the run.
       with_recall: also measure `recall` of what the base attends to most, and `recent_recall`, of the last entries.
+
+    The loss is the mean over what all predictors count. Each one's own is measured by its name: `NAME loss`, and so are
+    `NAME recall` and `NAME recent_recall`.
     """
 
     def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
         model: Transformer = nnx.merge(base, params["base"])
         own = jax.tree.map(lambda x: x.astype(jnp.dtype(settings.dtype)), params[ROLE])
-        module: Predictor = nnx.merge(predictor, own)
         block = Block.causal(batch.segments > 0, batch.segments)
         inputs, position = model.embed(batch.tokens), batch.positions
         _, taps = tapped_without_cache(model, inputs, position, block, scan=settings.scan)
         heads = attended(model, taps, position, longest(position, block.valid))
-        made = module.read(taps, heads, position, block)
-        found = attention_loss(heads, made, batch, settings, with_recall)
-        means = {}
-        if with_recall:
-            means = {"recall": (found.recall, found.queries), "recent_recall": (found.recent, found.queries)}
-        return found.loss, Tally(count=found.count, means=means)
+        total, count, means = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), {}
+        for name, graphdef in predictors.items():
+            module: Predictor = nnx.merge(graphdef, own[name])
+            made = module.read(taps, heads, position, block)
+            found = attention_loss(heads, made, batch, settings, settings.configs[name], with_recall)
+            total, count = total + found.loss, count + found.count
+            means[f"{name} loss"] = (found.loss, found.count)
+            if with_recall:
+                means[f"{name} recall"] = (found.recall, found.queries)
+                means[f"{name} recent_recall"] = (found.recent, found.queries)
+        return total, Tally(count=count, means=means)
 
     return objective
 
 
 def attention_loss(
-    heads: Attended, made: Importance, batch: Batch, settings: ButlerSettings, with_recall: bool
+    heads: Attended,
+    made: Importance,
+    batch: Batch,
+    settings: ButlerSettings,
+    config: PredictorConfig,
+    with_recall: bool,
 ) -> Sums:
     """Returns the sums of all predicted layers, divided by their number.
 
@@ -96,14 +106,15 @@ def attention_loss(
       made: by the predictor.
       batch: rows.
       settings: of the run.
+      config: of the predictor.
       with_recall: recall is measured too; else it is 0.
     """
-    model, first = settings.model, settings.config.first_layer
+    model, first = settings.model, config.first_layer
     windows = [model.window_of(kind) or model.max_positions + settings.length for kind in model.layer_kinds]
     layers = heads.queries, heads.keys, made.queries, made.keys, jnp.asarray(windows, jnp.int32)
 
     def add(sums: Sums, layer: Any) -> tuple[Sums, None]:
-        of_layer = _over_queries(*layer, batch, settings, with_recall)
+        of_layer = _over_queries(*layer, batch, settings, config, with_recall)
         return Sums(*(a + b for a, b in zip(sums, of_layer, strict=True))), None
 
     predicted = jax.tree.map(lambda x: x[first:], layers)
@@ -119,40 +130,48 @@ def _over_queries(
     window: Int[Array, ""],
     batch: Batch,
     settings: ButlerSettings,
+    config: PredictorConfig,
     with_recall: bool,
 ) -> Sums:
     """Returns the sums of one layer, a piece of its queries after the other."""
-    length, ahead = queries.shape[1], settings.config.look_ahead
-    step = min(QUERIES, length)
-    entry = jnp.arange(length, dtype=jnp.int32)
+    length, ahead = queries.shape[1], config.look_ahead
+    count = length // settings.query_stride
+    step = min(QUERIES, count)
+    # Other entries in other rows, by what a row holds.
+    begin = jax.lax.rem(batch.tokens.sum(1, dtype=jnp.int32), jnp.int32(settings.query_stride))
+    entry = begin[:, None] + jnp.arange(count, dtype=jnp.int32)[None] * settings.query_stride
     # The entry whose attention a query predicts; behind the row there is none.
     later = jnp.minimum(entry + ahead, length - 1)
-    same = (batch.segments[:, later] == batch.segments) & (entry + ahead < length)[None]
-    segments = jnp.where(same, batch.segments, 0)
+    own = _at(batch.segments, entry)
+    segments = jnp.where((_at(batch.segments, later) == own) & (entry + ahead < length), own, 0)
 
     def pieces(x: Array) -> Array:
         """Cuts rows into pieces, with zeros behind the last."""
-        x = jnp.pad(x, ((0, 0), (0, round_up(length, step) - length)) + ((0, 0),) * (x.ndim - 2))
+        x = jnp.pad(x, ((0, 0), (0, round_up(count, step) - count)) + ((0, 0),) * (x.ndim - 2))
         return x.reshape(x.shape[0], -1, step, *x.shape[2:]).swapaxes(0, 1)
 
     @jax.checkpoint
     def add(sums: Sums, piece: Any) -> tuple[Sums, None]:
         query, ask, segment, position, entry = piece
-        seen = _seen(entry[0], position, segment, window, batch, ahead)
+        seen = _seen(entry, position, segment, window, batch, ahead)
         scores = _teacher_scores(query, keys, settings.model)
-        lesson = targets_of(settings.config.page_size).lesson(scores, seen)
+        lesson = targets_of(config.page_size).lesson(scores, seen)
         told = importance(ask, kept)
         loss, count = _loss(lesson, told.reshape(lesson.logits.shape), settings)
-        measured = _recall(lesson, told, seen, settings) if with_recall else (jnp.zeros((), jnp.float32),) * 3
+        measured = _recall(lesson, told, seen, settings, config) if with_recall else (jnp.zeros((), jnp.float32),) * 3
         return Sums(*(a + b for a, b in zip(sums, (loss, count, *measured), strict=True))), None
 
-    of_later = queries[:, later] if ahead else queries
-    of_pieces = of_later, asked, segments, batch.positions, entry[None]
+    of_pieces = _at(queries, later), _at(asked, entry), segments, _at(batch.positions, entry), entry
     return jax.lax.scan(add, _no_sums(), tuple(map(pieces, of_pieces)))[0]
 
 
+def _at(x: Shaped[Array, "B T ..."], entry: Int[Array, "B Q"]) -> Shaped[Array, "B Q ..."]:
+    """Returns some entries of each row."""
+    return jax.vmap(lambda row, index: row[index])(x, entry)
+
+
 def _seen(
-    entry: Int[Array, "Q"],
+    entry: Int[Array, "B Q"],
     position: Int[Array, "B Q"],
     segment: Int[Array, "B Q"],
     window: Int[Array, ""],
@@ -161,8 +180,8 @@ def _seen(
 ) -> Seen:
     """Returns which entries some queries see: of their own document and window, and none after themselves."""
     key = jnp.arange(batch.segments.shape[1], dtype=jnp.int32)[None]
-    near = (key <= entry[:, None]) & (key > entry[:, None] + ahead - window)
-    visible = near[None] & (batch.segments[:, None] == segment[:, :, None]) & (segment > 0)[:, :, None]
+    near = (key[None] <= entry[:, :, None]) & (key[None] > entry[:, :, None] + ahead - window)
+    visible = near & (batch.segments[:, None] == segment[:, :, None]) & (segment > 0)[:, :, None]
     return Seen(
         entry=entry,
         position=position,
@@ -197,20 +216,18 @@ def _loss(lesson: Lesson, told: Float[Array, "B K G Q S"], settings: ButlerSetti
 
 
 def _recall(
-    lesson: Lesson, told: Float[Array, "B k G Q S"], seen: Seen, settings: ButlerSettings
+    lesson: Lesson, told: Float[Array, "B k G Q S"], seen: Seen, settings: ButlerSettings, config: PredictorConfig
 ) -> tuple[Array, Array, Array]:
-    """Returns sums over some of the queries: recall, recall of the last entries or pages, and their number."""
-    every = slice(None, None, MEASURED)
-    candidates = targets_of(settings.config.page_size).candidates(lesson, seen)[:, every]
-    truth, scores = lesson.logits[:, :, :, every], told[:, :, :, every].max(2, keepdims=True)
+    """Returns sums over queries: recall, recall of the last entries or pages, and their number."""
+    candidates = targets_of(config.page_size).candidates(lesson, seen)
+    truth, scores = lesson.logits, told.max(2, keepdims=True)
     if told.shape[1] != truth.shape[1]:  # A key for each query head, which has a set of its own.
         truth = truth.reshape(truth.shape[0], told.shape[1], 1, *truth.shape[3:])
     late = jnp.arange(truth.shape[-1], dtype=jnp.float32)[None, None, None, None]
     recent = jnp.broadcast_to(late, (truth.shape[0], 1, 1, *truth.shape[3:]))
     share = settings.recall_share
     (found, any_), (control, _) = (recall(truth, x, candidates, share) for x in (scores, recent))
-    late_enough = (seen.position[:, every] >= settings.recall_from).astype(jnp.float32)
-    counted = any_ * late_enough * lesson.counted[:, every]
+    counted = any_ * (seen.position >= settings.recall_from).astype(jnp.float32) * lesson.counted
     return (found * counted).sum(), (control * counted).sum(), counted.sum()
 
 

@@ -1,4 +1,4 @@
-"""A predictor of attention, trained beside a frozen base."""
+"""Predictors of attention, trained beside a frozen base."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOKENIZER = "tokenizer.json"
 
 @dataclasses.dataclass(frozen=True)
 class Butler(Part):
-    """A predictor of which entries of a cache a base attends to.
+    """Predictors of which entries of a cache a base attends to.
 
     Attributes:
       settings: of the run.
@@ -55,7 +55,7 @@ class Butler(Part):
 
     @classmethod
     def from_files(cls, config: Path, packed: Path, base: Path, **changes: Any) -> Butler:
-        """Returns the predictor that a training file describes, beside a base.
+        """Returns the predictors that a training file describes, beside a base.
 
         Args:
           config: the file.
@@ -80,22 +80,24 @@ class Butler(Part):
         return self.packed.index["sources_sha256"]
 
     @property
-    def graphdefs(self) -> tuple[nnx.GraphDef, nnx.GraphDef]:
-        """Structures of base and predictor."""
-        return abstract_params(self.settings.model)[0], abstract_predictor(self.settings.config)[0]
+    def graphdefs(self) -> tuple[nnx.GraphDef, dict[str, nnx.GraphDef]]:
+        """Structures of the base, and of each predictor by name."""
+        predictors = {name: abstract_predictor(config)[0] for name, config in self.settings.configs.items()}
+        return abstract_params(self.settings.model)[0], predictors
 
     def check(self, loop: Loop) -> None:
         """Refuses nothing."""
 
     def shapes(self) -> Shapes:
-        """Returns those of predictor and base; where no files are given, the base is bfloat16."""
+        """Returns those of predictors and base; where no files are given, the base is bfloat16."""
         dtype = jnp.bfloat16 if self.base is None else self.base.dtype
-        trained = {ROLE: abstract_predictor(self.settings.config)[1]}
-        return Shapes(trained, {"base": abstract_params(self.settings.model, dtype)[1]})
+        trained = {name: abstract_predictor(config)[1] for name, config in self.settings.configs.items()}
+        return Shapes({ROLE: trained}, {"base": abstract_params(self.settings.model, dtype)[1]})
 
     def begin(self, mesh: Mesh) -> dict[str, Any]:
-        """Returns a random predictor."""
-        return place({ROLE: random_predictor(self.settings.config, self.settings.seed)[1]}, mesh)
+        """Returns random predictors."""
+        configs, seed = self.settings.configs, self.settings.seed
+        return place({ROLE: {name: random_predictor(config, seed)[1] for name, config in configs.items()}}, mesh)
 
     def frozen(self, mesh: Mesh) -> Frozen:
         """Returns the base, in the dtype of its files."""
@@ -103,16 +105,16 @@ class Butler(Part):
         return Frozen(params={"base": params}, fingerprints={"base": mark}, sources={"base": self.base.folder})
 
     def optimiser(self) -> optax.GradientTransformation:
-        """Returns the optimiser of the predictor."""
+        """Returns the optimiser of the predictors."""
         return self.settings.transformation()
 
     def objective(self) -> Objective:
-        """Returns how far the predictor is from the base's attention."""
+        """Returns how far the predictors are from the base's attention."""
         return butler_objective(*self.graphdefs, self.settings)
 
     def evaluated(self) -> Objective:
-        """Returns the same with recall."""
-        return butler_objective(*self.graphdefs, self.settings, with_recall=True)
+        """Returns the same with recall, of some of a row's queries."""
+        return butler_objective(*self.graphdefs, self.settings.evaluated(), with_recall=True)
 
     def measured(self) -> Objective:
         """Returns the same in float32."""
@@ -144,15 +146,16 @@ class Butler(Part):
         return LanguageModel(self.settings).random_batch(seed)
 
     def stored(self, trained: dict[str, Any], frozen: Frozen | None) -> dict[str, Any]:
-        """Returns the predictor, rounded to bfloat16."""
+        """Returns the predictors, rounded to bfloat16."""
         return jax.tree.map(lambda x: x.astype(jnp.bfloat16), trained)
 
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
-        """Writes the predictor, bound to the base's weights."""
+        """Writes each predictor to a folder of its name, bound to the base's weights."""
         mark = frozen.fingerprints["base"]
-        save_butler(folder, self.settings.config, stored[ROLE], base_fingerprint=mark)
+        for name, config in self.settings.configs.items():
+            save_butler(folder / name, config, stored[ROLE][name], base_fingerprint=mark)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card."""
-        parameters = sum(x.size for x in jax.tree.leaves(stored))
+        parameters = {name: sum(x.size for x in jax.tree.leaves(params)) for name, params in stored[ROLE].items()}
         return butler_card(self.settings, ended, parameters=parameters, base_fingerprint=frozen.fingerprints["base"])

@@ -1,9 +1,11 @@
-"""The settings of a run that trains a predictor of a base's attention."""
+"""The settings of a run that trains predictors of a base's attention."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 from typing import Any
 
 import optax
@@ -15,7 +17,13 @@ LOSSES = ("divergence", "logits")
 """What is learned: the teacher's distribution over what an entry sees, or its scores before the softmax."""
 
 ROLE = "butler"
-"""Of the predictor's parameters."""
+"""Of the predictors' parameters."""
+
+MEASURED = 8
+"""Held-out rows are measured by one query in so many."""
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""What a predictor, and its folder, may be called."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +31,18 @@ class ButlerSettings(Settings):
     """What decides the weights that a run on given packed rows ends with.
 
     Attributes:
-      predictor: `kind` of the form, and fields of its configuration in which it differs from the usual.
+      predictors: of each, by a name of one's choice, the `kind` of its form and fields of its configuration in which it
+        differs from the usual. All are trained in one run, so that the base's forward is paid for once.
       loss: one of `LOSSES`; a gate's pages have no scores of their own to learn, only a distribution.
+      query_stride: one query in so many of a row is learned from; which, differs from row to row.
       recall_from: position from which held-out recall counts queries.
       recall_share: of what a query sees, how much is kept for that.
       tokenizer_sha256: of the base's `tokenizer.json`.
     """
 
-    predictor: dict[str, Any] = dataclasses.field(default_factory=lambda: {"kind": "per_head"})
+    predictors: dict[str, dict[str, Any]] = dataclasses.field(default_factory=lambda: {"butler": {"kind": "per_head"}})
     loss: str = "divergence"
+    query_stride: int = 1
     recall_from: int = 256
     recall_share: float = 0.5
     tokenizer_sha256: str = ""
@@ -47,7 +58,13 @@ class ButlerSettings(Settings):
                 f"recall_from must be at least 0, recall_share between 0 and 1; "
                 f"got {self.recall_from} and {self.recall_share}"
             )
-        page, ahead = self.config.page_size, self.config.look_ahead
+        if self.query_stride < 1 or self.length % self.query_stride:
+            raise ValueError(f"query_stride must divide the rows' length {self.length}; got {self.query_stride}")
+        for config in self.configs.values():
+            self._check_lengths(config)
+
+    def _check_lengths(self, config: PredictorConfig) -> None:
+        page, ahead = config.page_size, config.look_ahead
         if page > 1 and self.loss == "logits":
             raise ValueError("loss must be divergence for a gate of pages; got 'logits'")
         if self.length % page:
@@ -58,19 +75,29 @@ class ButlerSettings(Settings):
             raise ValueError(f"look_ahead must be less than the rows' length {self.length}; got {ahead}")
 
     @functools.cached_property
-    def config(self) -> PredictorConfig:
-        """The predictor's form and sizes."""
-        if not isinstance(self.predictor, dict):
-            raise ValueError(f"predictor must be an object; got {self.predictor!r}")
-        fields = dict(self.predictor)
-        return predictor_for(fields.pop("kind", None), self.model, **fields)
+    def configs(self) -> dict[str, PredictorConfig]:
+        """Each predictor's form and sizes, by name."""
+        if not isinstance(self.predictors, dict) or not self.predictors:
+            raise ValueError(f"predictors must be an object with one at least; got {self.predictors!r}")
+        return {name: self._config(name, fields) for name, fields in self.predictors.items()}
+
+    def _config(self, name: str, fields: Any) -> PredictorConfig:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"a predictor's name must be of letters, digits, '-' and '_'; got {name!r}")
+        if not isinstance(fields, dict):
+            raise ValueError(f"predictor {name} must be an object; got {fields!r}")
+        return predictor_for(fields.get("kind"), self.model, **{k: v for k, v in fields.items() if k != "kind"})
 
     def measured(self) -> ButlerSettings:
         """Returns the settings under which exported weights are measured: in float32."""
-        return dataclasses.replace(self, dtype="float32")
+        return dataclasses.replace(self.evaluated(), dtype="float32")
+
+    def evaluated(self) -> ButlerSettings:
+        """Returns the settings under which held-out rows are measured: by one query in `MEASURED`."""
+        return dataclasses.replace(self, query_stride=math.gcd(self.length, MEASURED))
 
     def transformation(self) -> optax.GradientTransformation:
-        """Returns the optimiser of the predictor.
+        """Returns the optimiser of the predictors.
 
         Raises:
           ValueError: the run is no longer than its warm-up.

@@ -29,7 +29,7 @@ class Seen:
       query_segments: of each query.
     """
 
-    entry: Int[Array, "Q"]
+    entry: Int[Array, "B Q"]
     position: Int[Array, "B Q"]
     visible: Bool[Array, "B Q T"]
     key_position: Int[Array, "B T"]
@@ -105,8 +105,8 @@ class PageTargets:
         by_page = seen.segments.reshape(seen.segments.shape[0], -1, self.page)
         whole = (by_page == by_page[:, :, :1]).all(-1) & (by_page[:, :, 0] > 0)
         same = by_page[:, None, :, 0] == seen.query_segments[:, :, None]
-        before = jnp.arange(by_page.shape[1], dtype=jnp.int32)[None] < (seen.entry // self.page)[:, None]
-        return whole[:, None] & same & before[None]
+        before = jnp.arange(by_page.shape[1], dtype=jnp.int32)[None, None] < (seen.entry // self.page)[:, :, None]
+        return whole[:, None] & same & before
 
 
 def targets_of(page: int) -> Targets:

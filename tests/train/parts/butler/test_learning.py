@@ -17,7 +17,7 @@ from train.parts.butler.objective import butler_objective
 from train.parts.butler.settings import ButlerSettings
 from train.run.optimiser import Optimiser
 
-LENGTH, ROWS, BATCHES, STEPS = 64, 4, 8, 40
+LENGTH, ROWS, BATCHES, STEPS = 64, 4, 8, 60
 SIZES = {
     "per_head": {"width": 8, "hidden": 64},
     "grouped": {"width": 8, "hidden": 64},
@@ -53,18 +53,18 @@ def test_a_short_run_beats_recency_and_scores_out_of_order(kind, loss, monkeypat
         batch_size=ROWS,
         length=LENGTH,
         steps=STEPS,
-        predictor={"kind": kind, **SIZES[kind]},
+        predictors={"a": {"kind": kind, **SIZES[kind]}},
         loss=loss,
         recall_from=16,
     )
-    graphdef, params = random_predictor(settings.config, 0)
-    structures = model.definition.graphdef, graphdef
+    graphdef, params = random_predictor(settings.configs["a"], 0)
+    structures = model.definition.graphdef, {"a": graphdef}
     objective, optimiser = butler_objective(*structures, settings), settings.optimiser.build(STEPS)
     frozen = {"base": model.params["target"]}
 
     @jax.jit
     def step(params, state, batch):
-        gradient, tally = jax.grad(lambda p: objective({**frozen, "butler": p}, batch), has_aux=True)(params)
+        gradient, tally = jax.grad(lambda p: objective({**frozen, "butler": {"a": p}}, batch), has_aux=True)(params)
         gradient = jax.tree.map(lambda g: g / tally.count, gradient)
         with jax.numpy_dtype_promotion("standard"):
             updates, state = optimiser.update(gradient, state, params)
@@ -79,7 +79,7 @@ def test_a_short_run_beats_recency_and_scores_out_of_order(kind, loss, monkeypat
     assert last["recall"] > last["recent_recall"] + 0.02
     assert last["recall"] > first["recall"]
     # The same scores, each for another entry: chance.
-    order = np.random.default_rng(0).permutation(LENGTH // settings.config.page_size)
+    order = np.random.default_rng(0).permutation(LENGTH // settings.configs["a"].page_size)
     monkeypatch.setattr(objectives, "importance", lambda q, k: importance(q, k)[..., order])
     shuffled, _ = measured(structures, settings, params, frozen, rows[-1])
     assert last["recall"] > shuffled["recall"] + 0.1
@@ -91,8 +91,9 @@ def measured(structures, settings, params, frozen, batch):
     objective = jax.jit(butler_objective(*structures, settings, with_recall=True))
 
     def evaluate(params):
-        total, tally = objective({**frozen, "butler": params}, batch)
-        means = {name: float(value / of) for name, (value, of) in tally.means.items()}
-        return means | {"loss": float(total / tally.count)}
+        total, tally = objective({**frozen, "butler": {"a": params}}, batch)
+        means = {name.removeprefix("a "): float(value / of) for name, (value, of) in tally.means.items()}
+        assert means["loss"] == pytest.approx(float(total / tally.count))
+        return means
 
     return evaluate(params), evaluate

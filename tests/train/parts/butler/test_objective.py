@@ -33,7 +33,7 @@ def settings_of(kind, **changes):
         batch_size=3,
         length=fields.pop("length", LENGTH),
         steps=9,
-        predictor=predictor,
+        predictors={"a": predictor},
         **fields,
     )
 
@@ -55,8 +55,8 @@ def rows():
 def parts(settings, seed=3):
     """Returns both structures and both parameters."""
     model = base_model()
-    graphdef, params = random_predictor(settings.config, seed)
-    return (model.definition.graphdef, graphdef), {"base": model.params["target"], "butler": params}
+    graphdef, params = random_predictor(settings.configs["a"], seed)
+    return (model.definition.graphdef, {"a": graphdef}), {"base": model.params["target"], "butler": {"a": params}}
 
 
 @functools.cache
@@ -77,9 +77,9 @@ def softmax(x):
 
 def reference(settings, params):
     """Returns loss, count, recall, recall of the last and what these count, query by query and head by head."""
-    batch, config, model = rows(), settings.config, settings.model
+    batch, config, model = rows(), settings.configs["a"], settings.model
     taps, heads, positions, block = read_rows()
-    module = NnxModel(abstract_predictor(config)[0]).bind(params["butler"])
+    module = NnxModel(abstract_predictor(config)[0]).bind(params["butler"]["a"])
     made = jax.tree.map(lambda x: np.asarray(x, np.float64), module.read(taps, heads, positions, block))
     queries, keys = (np.asarray(x, np.float64) for x in (heads.queries, heads.keys))
     group, page, ahead = model.num_heads // model.num_kv_heads, config.page_size, config.look_ahead
@@ -90,6 +90,8 @@ def reference(settings, params):
             segment = batch.segments[row]
             for t in range(LENGTH):
                 later = t + ahead
+                if t % settings.query_stride != batch.tokens[row].sum() % settings.query_stride:
+                    continue
                 if not segment[t] or later >= LENGTH or segment[later] != segment[t]:
                     continue
                 seen = [j for j in range(t + 1) if segment[j] == segment[t] and j > later - window]
@@ -132,7 +134,7 @@ def reference(settings, params):
                     count += 1
                 k = int(len(chosen) * settings.recall_share)
                 position = batch.positions[row, t]
-                if t % 8 == 0 and k and position >= settings.recall_from:
+                if k and position >= settings.recall_from:
 
                     def top(x, chosen=chosen, k=k):
                         return {chosen[i] for i in np.argsort(-x[chosen], kind="stable")[:k]}
@@ -152,6 +154,8 @@ CASES = [
     ("grouped", {"loss": "logits", "predictor": {"look_ahead": 1}}),
     ("gate", {}),
     ("gate", {"predictor": {"look_ahead": 1, "share": 1}}),
+    ("grouped", {"query_stride": 3}),
+    ("gate", {"query_stride": 2}),
 ]
 
 
@@ -161,7 +165,7 @@ def test_loss_and_recall_are_those_of_a_plain_program(kind, changes, monkeypatch
     settings = settings_of(kind, **changes)
     graphdefs, params = parts(settings)
     total, tally = jax.jit(butler_objective(*graphdefs, settings, with_recall=True))(params, rows())
-    (recall, of), (recent, _) = tally.means["recall"], tally.means["recent_recall"]
+    (recall, of), (recent, _) = tally.means["a recall"], tally.means["a recent_recall"]
     expected = reference(settings, params)
     np.testing.assert_allclose([total, tally.count, recall, recent, of], expected, rtol=2e-4, atol=1e-5)
     assert expected[0] > 0
@@ -217,8 +221,8 @@ def _temporaries(kind, length):
     model = dataclasses.replace(base_model().config, max_positions=2048)
     settings = dataclasses.replace(settings_of(kind), model=model, length=length, batch_size=1)
     if kind == "gate":
-        settings = dataclasses.replace(settings, predictor={"kind": "gate", "page": 64, "width": 6})
-    n, k, size = model.num_heads, model.num_kv_heads, settings.config.page_size
+        settings = dataclasses.replace(settings, predictors={"a": {"kind": "gate", "page": 64, "width": 6}})
+    n, k, size = model.num_heads, model.num_kv_heads, settings.configs["a"].page_size
     heads = {"per_head": (n, n), "grouped": (n, k), "gate": (k, k)}[kind]
 
     def floats(length, heads, width):
@@ -231,7 +235,9 @@ def _temporaries(kind, length):
 
     def gradient(made, heads, batch):
         def loss(made):
-            return attention_loss(Attended(**heads), Importance(**made), batch, settings, False).loss
+            return attention_loss(
+                Attended(**heads), Importance(**made), batch, settings, settings.configs["a"], False
+            ).loss
 
         return jax.grad(loss)(made)
 
@@ -247,6 +253,7 @@ def _temporaries(kind, length):
         ("grouped", {"loss": "hinge"}, "loss must be one of divergence, logits; got 'hinge'"),
         ("grouped", {"recall_share": 1.0}, "recall_share between 0 and 1; got 2 and 1.0"),
         ("grouped", {"predictor": {"look_ahead": 24}}, "look_ahead must be less than the rows' length 24; got 24"),
+        ("grouped", {"query_stride": 5}, "query_stride must divide the rows' length 24; got 5"),
         ("per_head", {"predictor": {"attach": 3}}, "attach must be from 0 to the base's last layer 2; got 3"),
         ("per_head", {"own_rows": 1}, "own_rows are settings of train.base alone"),
     ],
