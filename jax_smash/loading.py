@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -236,16 +236,22 @@ def _stored_fingerprint(source: Path, config: ModelConfig) -> str:
     return seen.hexdigest()
 
 
-def stored_vectors(path: Path) -> np.ndarray:
-    """Returns a checkpoint's vectors of tokens `[V, D]`, in float32; of its other weights none is kept."""
-    found: list[np.ndarray] = []
+def stored_vectors(path: Path, of: Literal["embedding", "head"] = "embedding") -> np.ndarray:
+    """Returns a checkpoint's vectors of tokens `[V, D]`, in float32; of its other weights none is kept.
+
+    Args:
+      path: of the checkpoint.
+      of: the vectors that stand for tokens at the input, or the rows of the head, which may be the same.
+    """
+    config, found = checkpoint_config(path), []
+    name = "embedding" if config.tied_head else of
 
     def place(where: Any, array: Any) -> np.ndarray:
-        if tuple(where) == ("embedding",):
+        if tuple(where) == (name,):
             found.append(np.array(array))
         return np.zeros(())
 
-    _read_params(path, checkpoint_config(path), jnp.float32, place)
+    _read_params(path, config, jnp.float32, place)
     return found[0]
 
 

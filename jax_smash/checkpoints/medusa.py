@@ -94,7 +94,7 @@ def save_medusa(folder: str | Path, config: MedusaConfig, params: nnx.State, *, 
     """
     check_plain(params)
     tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
-    check_fit("memory", _shapes(config), {name: array.shape for name, array in tensors.items()})
+    check_fit("memory", shapes_of(config), {name: array.shape for name, array in tensors.items()})
     check_savable(tensors)
     folder = Path(folder).expanduser().resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def load_medusa(folder: str | Path, *, dtype: Any = None) -> MedusaModules:
     file = Path(folder).expanduser().resolve() / WEIGHTS
     with opened(file, digest, CONFIG) as stored:
         names = list(stored.keys())
-        check_fit(file, _shapes(config), {name: tuple(stored.get_slice(name).get_shape()) for name in names})
+        check_fit(file, shapes_of(config), {name: tuple(stored.get_slice(name).get_shape()) for name in names})
         tensors = {name: stored.get_tensor(name) for name in names}
     made_of = dtype_of(file, tensors, dtype)
     check_finite(file, tensors)
@@ -157,5 +157,6 @@ def read_medusa(folder: str | Path) -> MedusaDescription:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: MedusaConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every parameter by its dotted name."""
     return {dotted(path): tuple(v.shape) for path, v in nnx.to_flat_state(abstract_medusa(config)[1])}

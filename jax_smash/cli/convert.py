@@ -15,13 +15,14 @@ class Convert:
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub. With
-    --to eagle, vllm or sglang the directory of a drafter."""
+    another --to than huggingface and orbax the directory of a drafter."""
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """The directory to make; it must not exist."""
-    to: Literal["huggingface", "orbax", "eagle", "vllm", "sglang"] = "huggingface"
-    """The layout to write: of a model; or of an EAGLE-3 drafter, ours (eagle) or a published one (vllm, sglang)."""
+    to: Literal["huggingface", "orbax", "eagle", "medusa", "vllm", "sglang", "authors"] = "huggingface"
+    """The layout to write: of a model; of a published drafter, ours (eagle, medusa); of ours, a published one (vllm,
+    sglang for EAGLE-3, authors for Medusa)."""
     base: str | None = None
-    """With --to eagle: the model that the drafter is for."""
+    """With --to eagle, medusa or authors: the model that the drafter is for."""
     layer_ids: Literal["told", "inputs", "outputs"] = "told"
     """With --to eagle: what a published drafter's ids of layers mean, where they do not tell it themselves."""
     dtype: DtypeName = "auto"
@@ -42,10 +43,16 @@ class Convert:
 
         skip_absent_tpu()
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        if (self.to == "eagle") != (self.base is not None) or (self.base is None and self.layer_ids != "told"):
-            raise ValueError(f"base and layer-ids go with --to eagle, which needs a base; got --to {self.to}")
-        if self.to in ("eagle", "vllm", "sglang"):
-            console.print(f"wrote {self._drafter()}")
+        if self.to == "eagle" and self.base is None:
+            raise ValueError("base and layer-ids go with --to eagle, which needs a base; got none")
+        if self.to != "eagle" and self.layer_ids != "told":
+            raise ValueError(f"layer-ids go with --to eagle; got --to {self.to}")
+        if self.to in ("medusa", "authors") and self.base is None:
+            raise ValueError(f"--to {self.to} needs the base that the heads are for; got none")
+        if self.to in ("huggingface", "orbax", "sglang") and self.base is not None:
+            raise ValueError(f"base goes with --to eagle, medusa, authors or vllm; got --to {self.to}")
+        if self.to not in ("huggingface", "orbax"):
+            console.print(f"wrote {self._heads() if self._of_medusa() else self._drafter()}")
             return
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("reading", total=None)
@@ -58,6 +65,31 @@ class Convert:
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
         console.print(f"wrote {path}")
+
+    def _of_medusa(self) -> bool:
+        from jax_smash.checkpoints.medusa import CONFIG
+
+        return self.to in ("medusa", "authors") or (self.to == "vllm" and (Path(self.source) / CONFIG).is_file())
+
+    def _heads(self) -> Path:
+        """Writes Medusa's heads and returns their folder."""
+        from jax_smash.checkpoints.directory import new_directory
+        from jax_smash.checkpoints.medusa import load_medusa, save_medusa
+        from jax_smash.checkpoints.medusa_layout import Layout, export_medusa, import_medusa
+        from jax_smash.loading import checkpoint_config, find, stored_vectors
+
+        dtype = None if self.dtype == "auto" else self.dtype
+        base = None if self.base is None else find(self.base)
+        rows = None if base is None else lambda: stored_vectors(base, "head")
+        if self.to == "medusa" and base is not None:
+            made = import_medusa(self.source, checkpoint_config(base), rows=rows, dtype=dtype)
+            with new_directory(self.target, 0) as work:
+                save_medusa(work, made.config, made.params, base_fingerprint=made.base_fingerprint)
+        else:
+            made = load_medusa(self.source, dtype=dtype)
+            layout: Layout = "vllm" if self.to == "vllm" else "authors"
+            export_medusa(self.target, made, layout, rows=rows, base=self.base or "")
+        return self.target
 
     def _drafter(self) -> Path:
         """Writes an EAGLE-3 drafter and returns its folder."""

@@ -6,6 +6,7 @@ from safetensors.numpy import load_file
 
 import jax_smash
 from jax_smash.checkpoints.eagle import save_eagle
+from jax_smash.checkpoints.medusa import random_heads, save_medusa
 from tests.eagle import random_drafter
 
 
@@ -44,3 +45,16 @@ def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_l
     for name in ("eagle.json", "eagle.safetensors"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert "base and layer-ids go with --to eagle" in call("convert", "published", "other", "--to", "eagle")[2]
+
+
+def test_heads_go_to_the_published_layouts_and_back_bit_for_bit(call, two_layers, tmp_path):
+    made = random_heads(jax_smash.load(two_layers).config)
+    save_medusa(tmp_path / "ours", made.config, made.params, base_fingerprint="ab")
+    for layout, options in (("vllm", ()), ("authors", ("--base", two_layers))):
+        status, _, told = call("convert", "ours", layout, "--to", layout, *options)
+        assert (status, told.splitlines()[-1]) == (0, f"wrote {layout}")
+        assert call("convert", layout, f"{layout}-again", "--to", "medusa", "--base", two_layers)[0] == 0
+        for name in ("medusa.json", "medusa.safetensors"):
+            assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / f"{layout}-again" / name).read_bytes()
+    assert "--to authors needs the base" in call("convert", "ours", "other", "--to", "authors")[2]
+    assert "base goes with --to" in call("convert", "ours", "other", "--to", "sglang", "--base", two_layers)[2]
