@@ -43,6 +43,21 @@ class LayerPlan:
 
 
 @pytree
+class ChosenPages:
+    """The pages that a step reads. Page i of Z slots holds slots i · Z to i · Z + Z - 1; Z divides the cache's slots.
+
+    Attributes:
+      table: page numbers, the best first: a set for each KV head, or one that all of them share.
+      counts: how many of each set are read; those behind mean nothing.
+      size: slots of a page, Z.
+    """
+
+    table: Int[Array, "B Sets P"]
+    counts: Int[Array, "B Sets"]
+    size: int = static()
+
+
+@pytree
 class Selection:
     """The slots that a step reads.
 
@@ -50,11 +65,14 @@ class Selection:
       slots: of each KV head, the best first.
       valid: False where fewer than C are read.
       extra: what the policy wants to know of its choice when the step is committed.
+      pages: the same choice as whole pages, page by page; None where single slots were chosen. Of its slots all are
+        read that are filled and not evicted.
     """
 
     slots: Int[Array, "B K C"]
     valid: Bool[Array, "B K C"]
     extra: Any = None
+    pages: ChosenPages | None = None
 
 
 @pytree
@@ -223,6 +241,20 @@ def _alive_after(view: SelectedLayer, step: Step) -> Bool[Array, "B K S"] | None
     read = jnp.zeros_like(view.alive).at[row[:, None, None], head[None, :, None], chosen.slots].max(chosen.valid)
     new = jnp.arange(slots, dtype=jnp.int32)[None, None] >= step.filled[:, None, None]
     return jnp.where((step.write.count > 0)[:, None, None], view.alive & (read | new), view.alive)
+
+
+def take_pages(array: Shaped[Array, "B _ S *entry"], pages: ChosenPages) -> Shaped[Array, "B _ C *entry"]:
+    """Returns the entries of the pages of each KV head, page by page; behind the count, those of any page.
+
+    Args:
+      array: of each KV head, or of one for all of them.
+      pages: likewise.
+    """
+    rows, heads, slots, *entry = array.shape
+    by_page = array.reshape(rows, heads, slots // pages.size, pages.size, *entry)
+    table = pages.table.reshape(*pages.table.shape, *(1,) * (len(entry) + 1))
+    found = jnp.take_along_axis(by_page, table, axis=2, mode="promise_in_bounds")
+    return found.reshape(rows, found.shape[1], -1, *entry)
 
 
 def take_slots(array: Shaped[Array, "B K S H"], slots: Int[Array, "B K C"]) -> Shaped[Array, "B K C H"]:

@@ -37,6 +37,15 @@ class Options(tree.Options):
     page_size: int = MOST_PAGE
 
 
+def unfit(page_size: int, slots: int) -> str | None:
+    """Returns why pages of this size cannot be read of a cache with so many slots; None where they can."""
+    if LEAST_PAGE <= page_size <= MOST_PAGE and not page_size & (page_size - 1) and not slots % page_size:
+        return None
+    return (
+        f"page_size must be a power of two from {LEAST_PAGE} to {MOST_PAGE} that divides {slots} slots; got {page_size}"
+    )
+
+
 def check(inputs: Inputs, pages: Pages, options: Options) -> None:
     """Refuses arrays that do not belong together.
 
@@ -45,11 +54,9 @@ def check(inputs: Inputs, pages: Pages, options: Options) -> None:
       TypeError: an array has another type than it must.
     """
     tree.check(inputs, options)
-    size, (batch, kv_heads, slots) = options.page_size, inputs.keys.shape[:3]
-    if not LEAST_PAGE <= size <= MOST_PAGE or size & (size - 1) or slots % size:
-        raise ValueError(
-            f"page_size must be a power of two from {LEAST_PAGE} to {MOST_PAGE} that divides {slots} slots; got {size}"
-        )
+    batch, kv_heads, slots = inputs.keys.shape[:3]
+    if why := unfit(options.page_size, slots):
+        raise ValueError(why)
     shape = pages.table.shape
     if len(shape) != 3 or shape[0] != batch or shape[1] not in (1, kv_heads) or not shape[2]:
         raise ValueError(f"table must be ({batch}, {kv_heads} or 1, pages); got {shape}")
