@@ -1,6 +1,7 @@
 """A cache of which a policy chooses, at every step, the slots that are read."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax_smash.cache.block import Noted
-from jax_smash.cache.store import EMPTY, KVCache, LayerCache
+from jax_smash.cache.store import EMPTY, HEADS, ROWS, KVCache, LayerCache
 from jax_smash.cache.write import Write, pick
 from jax_smash.pytree import pytree, replace, static
 
@@ -197,6 +198,20 @@ class SelectedCache:
     def slots(self) -> int:
         """Capacity in slots."""
         return self.cache.slots
+
+    def placed(self, put: Callable[..., Any]) -> "SelectedCache":
+        """Returns the cache with every array where a mesh holds it; see `decode.state.lay_out`.
+
+        What a policy keeps of each KV head lies with the keys, and everything else with the rows.
+        """
+
+        def axes(leaf: Any) -> tuple[str, ...]:
+            heads = self.cache.keys[0].shape[1]
+            return HEADS if leaf.ndim > 2 and leaf.shape[1] == heads else ROWS
+
+        cache = jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), self.cache)
+        kept = jax.tree.map(lambda leaf: put(leaf, *axes(leaf)), (self.alive, self.channels))
+        return replace(self, cache=cache, alive=kept[0], channels=kept[1])
 
     def layer(self, layer: int) -> LayerCache | SelectedLayer:
         """Returns what one layer's attention reads, or chooses from."""
