@@ -45,16 +45,22 @@ def attend_by_head(
 
 
 def gather_pages(
-    keys: Float[Array, "B K S H"], values: Float[Array, "B K S H"], position: Int[Array, "B _ S"], pages: ChosenPages
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    pages: ChosenPages,
+    position: Int[Array, "B K S"] | None = None,
 ) -> Gathered:
     """Returns the slots of chosen pages, page by page.
 
     Args:
       keys, values: of the cache.
-      position: of its slots, of each KV head or of all.
       pages: a set for each KV head, or one for all.
+      position: of each KV head's slots. None where all that are filled are read, by entries behind them: then their
+        positions are told as 0.
     """
-    read = jnp.arange(pages.table.shape[2], dtype=jnp.int32)[None, None] < pages.counts[:, :, None]
-    there = jnp.where(jnp.repeat(read, pages.size, axis=2), take_pages(position, pages), jnp.int32(EMPTY))
-    found = take_pages(keys, pages), take_pages(values, pages)
-    return *found, jnp.broadcast_to(there, (*keys.shape[:2], there.shape[2]))
+    slot = jnp.arange(pages.table.shape[2] * pages.size, dtype=jnp.int32)[None, None]
+    if position is None:
+        there = jnp.where(slot < pages.filled[:, :, None], 0, jnp.int32(EMPTY))
+    else:
+        there = jnp.where(slot < pages.counts[:, :, None] * pages.size, take_pages(position, pages), jnp.int32(EMPTY))
+    return take_pages(keys, pages), take_pages(values, pages), jnp.broadcast_to(there, (*keys.shape[:2], slot.size))

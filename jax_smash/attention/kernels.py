@@ -74,7 +74,7 @@ def refusal_of_pages(
     if why := refusal(kernel, *new) or sparse.unfit(pages.size, cache.keys.shape[2]):
         return why
     options = sparse.Options(scale=1.0, page_size=pages.size)
-    return sparse.KERNELS[kernel].unsupported(_inputs(*new), sparse.Pages(pages.table, pages.counts), options)
+    return sparse.KERNELS[kernel].unsupported(_inputs(*new), _pages(pages), options)
 
 
 def attend_pages(
@@ -98,7 +98,11 @@ def attend_pages(
         return sparse.sparse_attention(part, chosen, **vars(options), implementation=kernel, interpret=interpret)
 
     inputs = _inputs(query, key, value, position, cache, block)
-    return _by_device(attend_part, inputs, sparse.Pages(pages.table, pages.counts))
+    return _by_device(attend_part, inputs, _pages(pages))
+
+
+def _pages(pages: ChosenPages) -> sparse.Pages:
+    return sparse.Pages(pages.table, pages.counts, pages.filled)
 
 
 def _by_device(

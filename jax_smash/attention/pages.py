@@ -22,13 +22,13 @@ def attend_pages(
     softcap: float = 0.0,
     implementation: str | None = None,
 ) -> Float[Array, "B Q N H"]:
-    """Returns attention of each entry over the slots before it of its KV head's pages, and the entries it may see.
+    """Returns attention of each entry over the filled slots of its KV head's pages, and the entries that it may see.
 
     Equivalent formula: softmax(cap(scale · q kᵀ) + mask) v over the concatenation of pages and block, in float32.
 
     Args:
       query, key, value, position, block, scale, softcap: as of `attend`.
-      cache: what the layer has committed.
+      cache: what the layer has committed; every entry is behind all of it.
       pages: which of its pages are read.
       implementation: as of `attend`. `xla` gathers the pages first, which writes and reads them once more.
 
@@ -57,5 +57,5 @@ def _gathered(
     scale: float,
     softcap: float,
 ) -> Float[Array, "B Q N H"]:
-    gathered = gather_pages(cache.keys, cache.values, cache.position[:, None], pages)
+    gathered = gather_pages(cache.keys, cache.values, pages)
     return attend_by_head(query, key, value, position, gathered, block, scale=scale, softcap=softcap)

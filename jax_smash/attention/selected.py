@@ -66,7 +66,7 @@ def _gathered(view: SelectedLayer, chosen: Selection) -> Gathered:
     """Returns the chosen slots, in the order of the choice."""
     layer, position = view.layer, view.positions()
     if chosen.pages is not None:
-        return gather_pages(layer.keys, layer.values, position, chosen.pages)
+        return gather_pages(layer.keys, layer.values, chosen.pages, position)
     keys, values = (take_slots(array, chosen.slots) for array in (layer.keys, layer.values))
     there = jnp.take_along_axis(position, chosen.slots, axis=2)
     return keys, values, jnp.where(chosen.valid, there, jnp.int32(EMPTY))

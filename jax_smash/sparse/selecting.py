@@ -250,19 +250,23 @@ def _whole_pages(
 ) -> Selection:
     """Returns a choice of pages, and of the slots in them."""
     rows, heads, slots, _ = view.layer.keys.shape
+    count = valid.sum(2, dtype=jnp.int32)[:, :, None]
+    # The newest page changes places with the last that is read.
+    newest = (view.filled[:, None, None] - 1) // size
+    last = jnp.arange(found.shape[2], dtype=jnp.int32)[None, None] == count - 1
+    here = (found == newest) & valid
+    found = jnp.where(here, jnp.where(last, found, 0).sum(2, keepdims=True), found)
+    found = jnp.where(last & here.any(2, keepdims=True), newest, found)
+    empty = jnp.where(here.any(2), (newest[:, :, 0] + 1) * size - view.filled[:, None], 0)
     within = jnp.arange(size, dtype=jnp.int32)[None, None, None]
     chosen = (found[..., None] * size + within).reshape(rows, found.shape[1], -1)
     chosen = jnp.broadcast_to(chosen, (rows, heads, chosen.shape[2]))
     kept = jnp.minimum(chosen, slots - 1)
     readable = jnp.take_along_axis(_readable(view), kept, axis=2) & (chosen < slots)
-    return Selection(
-        slots=kept,
-        valid=jnp.repeat(valid, size, axis=2) & readable,
-        # Smaller pages, and those that end behind the cache, are gathered slot by slot.
-        pages=None
-        if size % TILE or slots % size
-        else ChosenPages(table=found, counts=valid.sum(2, dtype=jnp.int32), size=size),
-    )
+    # Smaller pages, and those that end behind the cache, are gathered slot by slot.
+    whole = size % TILE == 0 and slots % size == 0
+    pages = ChosenPages(table=found, counts=count[:, :, 0], filled=count[:, :, 0] * size - empty, size=size)
+    return Selection(slots=kept, valid=jnp.repeat(valid, size, axis=2) & readable, pages=pages if whole else None)
 
 
 def _held(shares: tuple[float, ...], config: ModelConfig) -> tuple[float, ...]:

@@ -57,13 +57,20 @@ def chosen(policy, query, cache):
     return view, policy.select(view, query[:, 0])
 
 
+def some_pages(table, counts, filled, size=SIZE):
+    """Returns pages that are chosen by hand."""
+    table, counts, filled = (jnp.asarray(x, jnp.int32) for x in (table, counts, filled))
+    return ChosenPages(table=table, counts=counts, filled=filled, size=size)
+
+
 @pytest.mark.parametrize(("tree", "width"), [(False, 1), (False, 5), (True, 5)])
 def test_pages_that_a_kernel_reads_from_the_cache_give_what_gathered_pages_give(tree, width):
     query, key, value, position, cache, block = arrays(tree=tree, width=width)
     view, selection = chosen(Quest(budget=64, page_size=SIZE), query, cache)
     pages = selection.pages
     assert pages.counts.tolist() == [[4] * K, [3] * K, [1] * K]
-    assert pages.table[0, :, 0].tolist() == [FILLED[0] // SIZE] * K, "the newest page is always read"
+    assert pages.table[0, :, 3].tolist() == [FILLED[0] // SIZE] * K, "the newest page is read last"
+    assert pages.filled.tolist() == [[3 * SIZE + FILLED[0] % SIZE] * K, [FILLED[1]] * K, [FILLED[2]] * K]
     assert pages.table[0, 0].tolist() != pages.table[0, 1].tolist(), "each KV head must have a set of its own"
     given = (query, key, value, position, cache, pages, block)
     assert kernels.refusal_of_pages("tpu", *given) is None
@@ -78,9 +85,8 @@ def test_pages_that_a_kernel_reads_from_the_cache_give_what_gathered_pages_give(
 
 def test_one_set_for_all_heads_is_the_same_set_for_each():
     *new, cache, block = arrays(tree=True)
-    table, counts = jnp.asarray([[[7, 2, 5]], [[2, 0, 1]], [[0, 9, 9]]], jnp.int32), jnp.asarray([[3], [2], [1]])
-    shared = ChosenPages(table=table, counts=counts.astype(jnp.int32), size=SIZE)
-    each = replace(shared, table=jnp.tile(table, (1, K, 1)), counts=jnp.tile(shared.counts, (1, K)))
+    shared = some_pages([[[2, 5, 7]], [[0, 2, 1]], [[0, 9, 9]]], [[3], [2], [1]], [[41], [21], [5]])
+    each = jax.tree.map(lambda x: jnp.repeat(x, K, axis=1), shared)
     expected = attend_pages(*new, cache, each, block, scale=0.3)
     np.testing.assert_array_equal(attend_pages(*new, cache, shared, block, scale=0.3), expected)
     by_kernel = kernels.attend_pages("tpu", *new, cache, shared, block, scale=0.3, softcap=0.0, interpret=True)
@@ -111,9 +117,7 @@ def test_what_the_kernel_cannot_read_is_said(change, why):
     width = change.get("width", H)
     query, key, value = query[:, -change.get("asked", 5) :, :, :width], key[..., :width], value[..., :width]
     cache = replace(cache, keys=cache.keys[..., :width], values=cache.values[..., :width])
-    pages = ChosenPages(
-        table=jnp.zeros((B, 1, 2), jnp.int32), counts=jnp.ones((B, 1), jnp.int32), size=change.get("size", SIZE)
-    )
+    pages = some_pages([[[0, 0]]] * B, [[1]] * B, [[5]] * B, change.get("size", SIZE))
     given = (query, key, value, position, cache, pages, block)
     with pytest.raises(ValueError, match=f"attention by the tpu kernel cannot run: .*{why}"):
         attend_pages(*given, scale=0.3, implementation="tpu")
@@ -126,7 +130,7 @@ def test_what_the_kernel_cannot_read_is_said(change, why):
 def test_a_tpu_runs_the_kernel_and_gathers_nothing(implementation):
     sharding = jax.sharding.SingleDeviceSharding(devices("v5e:1x1")[0])
     *new, cache, block = arrays(tree=True, dtype=jnp.bfloat16)
-    pages = ChosenPages(table=jnp.zeros((B, K, 4), jnp.int32), counts=jnp.ones((B, K), jnp.int32), size=SIZE)
+    pages = some_pages(np.zeros((B, K, 4)), np.ones((B, K)), np.ones((B, K)))
     given = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (*new, cache, pages, block)
     )
@@ -139,7 +143,7 @@ def test_a_tpu_runs_the_kernel_and_gathers_nothing(implementation):
 
 def test_a_gpu_is_given_the_kernel():
     *new, cache, block = arrays(tree=True, dtype=jnp.bfloat16)
-    pages = ChosenPages(table=jnp.zeros((B, K, 4), jnp.int32), counts=jnp.ones((B, K), jnp.int32), size=SIZE)
+    pages = some_pages(np.zeros((B, K, 4)), np.ones((B, K)), np.ones((B, K)))
     given = (*new, cache, pages, block)
     if (why := kernels.refusal_of_pages("gpu", *given)) is not None:
         assert "jax 0.12" in why
