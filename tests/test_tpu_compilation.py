@@ -137,9 +137,9 @@ def test_a_sparse_step_moves_little_more_than_weights_budget_and_scorer(where, h
     assert [x for x in row["copies"] if x["reason"] != "logits"] == []
     assert (row["unknown_loops"], row["uncounted_kernels"]) == ([], [])
     if mesh:
-        # Choosing takes nothing from other devices: what is exchanged is what dense decoding exchanges.
-        kinds = [(one["kind"], one["count"]) for one in row["collectives"]]
-        assert sorted(kinds) == [("all-gather", 1), ("all-reduce", 2 * 2 + 1)]
+        # Choosing takes nothing from other devices: embeddings and two products a layer are added up, logits put together.
+        assert sum(one["count"] for one in row["collectives"]) == 1 + 2 * 2 + 1
+        assert sum(one["megabytes"] for one in row["collectives"]) < 6
 
 
 @pytest.mark.slow

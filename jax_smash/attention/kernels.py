@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from jax_smash.cache import Block, ChosenPages, LayerCache
 from jax_smash.sharding import on_each_device
 from pallas_kernels import sparse_attention as sparse
+from pallas_kernels.sparse_attention import api
 from pallas_kernels.tree_attention import Inputs, Options, causal_words, gpu, tree_attention
 
 
@@ -71,10 +72,10 @@ def refusal_of_pages(
 ) -> str | None:
     """Returns why a kernel, `tpu` or `gpu`, cannot run these arrays and read these pages; None where it can."""
     new = (query, key, value, position, cache, block)
-    if why := refusal(kernel, *new) or sparse.unfit(pages.size, cache.keys.shape[2]):
+    if (why := refusal(kernel, *new)) is not None:
         return why
     options = sparse.Options(scale=1.0, page_size=pages.size)
-    return sparse.KERNELS[kernel].unsupported(_inputs(*new), _pages(pages), options)
+    return api.refusal(kernel, _inputs(*new), _pages(pages), options)
 
 
 def attend_pages(
