@@ -137,7 +137,7 @@ def test_a_sparse_step_moves_little_more_than_weights_budget_and_scorer(where, h
     assert [x for x in row["copies"] if x["reason"] != "logits"] == []
     assert (row["unknown_loops"], row["uncounted_kernels"]) == ([], [])
     if mesh:
-        # Choosing takes nothing from other devices: embeddings and two products a layer are added up, logits put together.
+        # Choosing takes nothing from other devices: embeddings and two products a layer are added up, logits joined.
         assert sum(one["count"] for one in row["collectives"]) == 1 + 2 * 2 + 1
         assert sum(one["megabytes"] for one in row["collectives"]) < 6
 

@@ -75,5 +75,5 @@ def replace_plan(plan, **changes):
 
 @pytest.mark.parametrize(("size", "slots"), [(1, 128), (8, 128), (16, 120)])
 def test_slots_and_pages_that_are_no_whole_tiles_are_chosen_as_slots(size, slots):
-    policy = Recency(budget=16, page_size=size)
+    policy = Recency(budget=32, page_size=size)
     assert policy.best(view(policy, slots), scores(K, -(-slots // size))).pages is None
