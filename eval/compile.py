@@ -2,6 +2,7 @@
 
     python -m eval.compile --shape llama-3.1-8b --chip v6e:1x1 --batch-size 8 --slots 4096 --json memory.json
     python -m eval.compile --shape llama-3.2-1b --method recycling --tree recycling-80 --batch-size 8 --extrapolate
+    python -m eval.compile --shape llama-3.1-8b --chip v5p:1x1x1 --slots 131072 --sparse quest --kv-budget 2048
 
 The programs are compiled for the chip, down to its instructions, and nothing is allocated or run: a machine without the
 chip and without the memory will do. Programs run on one device of the topology, or with `--mesh` on as many as it has;
@@ -34,8 +35,10 @@ from jax_smash.decode.programs import compile_lowered
 from jax_smash.methods import INT8, REACH, DraftOptions, SmashOptions, check_draft, check_method, check_smash
 from jax_smash.plan import prefill_chunk, tree_bytes
 from jax_smash.platform import tracing_for
+from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices, make_mesh, mesh_of, on_mesh
+from jax_smash.sparse import named_policy
 
 PROGRAMS = ("prefill", "start", "decode")
 
@@ -51,6 +54,9 @@ class Settings:
       tree: that it drafts; auto where the method has one of its own.
       draft_model: of method draft-model: a shape, or int8 for the target itself with int8 weights.
       smash_mode: of method hamburger.
+      sparse: policy that chooses what a step reads of the cache, as in quest or quest:dense_layers=0.
+      kv_budget: slots that it reads, or a share of the text as in 25%.
+      page_size: consecutive slots that it chooses together.
       programs: which to compile, of prefill, start and decode.
       num_layers: keep only this many layers.
       extrapolate: compile models of 2 and 4 layers only, and continue their figures in a straight line.
@@ -75,6 +81,9 @@ class Settings:
     tree: str = "auto"
     draft_model: str | None = None
     smash_mode: str | None = None
+    sparse: str | None = None
+    kv_budget: str | None = None
+    page_size: int | None = None
     programs: Names = PROGRAMS
     num_layers: int | None = None
     extrapolate: bool = False
@@ -121,6 +130,8 @@ class Settings:
             raise ValueError(f"tree auto of method {self.method} is sized for the device at hand: name a tree")
         if (self.draft_model is None) is (self.method == "draft-model"):
             raise ValueError(f"draft_model is for method draft-model, and it needs one; got method {self.method}")
+        if (policy := self.policy) is not None:
+            policy.check(AbstractModel(self.config()).model())
         if self.extrapolate and self.num_layers is not None:
             raise ValueError(f"extrapolate chooses the layers itself; got num_layers {self.num_layers}")
 
@@ -141,6 +152,20 @@ class Settings:
     def smash(self) -> SmashOptions:
         """Options of decoding with HAMburger."""
         return SmashOptions(mode=self.smash_mode)
+
+    @property
+    def policy(self) -> SparsePolicy | None:
+        """The policy of the cache; None where all of it is read.
+
+        Raises:
+          ValueError: there is no such policy, or options of one are given without it.
+        """
+        if self.sparse is not None:
+            return named_policy(self.sparse, budget=self.kv_budget, page_size=self.page_size)
+        for name in ("kv_budget", "page_size"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name} is for a policy of the cache (sparse), and there is none; got {value}")
+        return None
 
     def config(self) -> ModelConfig:
         """Returns the shape, with as many layers as are asked for.
@@ -178,8 +203,9 @@ class Settings:
         drafter: Any = self.draft_model
         if drafter not in (None, INT8):
             drafter = shape_config(drafter)
+        modules = self.method == "hamburger"
         model = AbstractModel(
-            self.config(), drafter, jnp.dtype(self.dtype), self.weights, modules=self.method == "hamburger"
+            self.config(), drafter, jnp.dtype(self.dtype), self.weights, modules=modules, policy=self.policy
         )
         return abstract(
             model,
@@ -210,7 +236,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 def _measured(settings: Settings) -> dict[str, Any]:
     arguments, config = settings.arguments(), settings.config()
-    cache, sheet = arguments.state.rows.cache, settings.sheet()
+    cache, sheet = arguments.cache, settings.sheet()
     return {
         "chip": {
             "topology": settings.chip,
@@ -229,6 +255,7 @@ def _measured(settings: Settings) -> dict[str, Any]:
             "cache_bytes": tree_bytes((cache.keys, cache.values)),
             "cache_bytes_a_device": share_bytes((cache.keys, cache.values)),
             "prefill_chunk": settings.chunk(),
+            "channel_bytes_a_device": share_bytes(arguments.channels),
         },
         "rows": rows(settings),
     } | ({"tree_times": tree_times(settings, rows)} if settings.tree_sizes else {})

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.sparse_attention import Options, Pages, sparse_attention
@@ -31,6 +32,17 @@ def attended(inputs: Inputs, pages: Pages, case: Case, implementation: str | Non
     assert out.shape == inputs.query.shape
     assert out.dtype == inputs.query.dtype
     return np.asarray(out).astype(np.float32)
+
+
+def ending_in_the_newest_page(case: Case) -> tuple[Inputs, Pages]:
+    """Returns the arrays of a case whose cache is filled in order, with a page of each set and the newest behind it."""
+    inputs, pages = make(case)
+    size, held = case.page_size, np.asarray(case.held)
+    newest = np.broadcast_to(((held - 1) // size)[:, None], pages.counts.shape)
+    first = np.arange(newest.size).reshape(newest.shape) % np.maximum(newest, 1)
+    table, counts = np.stack([first, newest], axis=2), np.full(newest.shape, 2)
+    filled = size + np.broadcast_to(((held - 1) % size + 1)[:, None], newest.shape)
+    return inputs, Pages(*(jnp.asarray(x, jnp.int32) for x in (table, counts, filled)))
 
 
 @functools.cache

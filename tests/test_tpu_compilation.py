@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 
 import jax
@@ -103,6 +104,42 @@ def test_a_tree_of_eighty_entries_a_row_moves_little_more_than_weights_and_cache
     assert row["copies"] == []
     assert row["unknown_loops"] == []
     assert row["uncounted_kernels"] == []
+
+
+CHIP, CHIPS_OF_FOUR = ("v5p:1x1x1", None), ("v6e:2x2", "tp=4")
+MANY, LONG = (32768, 8), (131072, 1)
+"""Slots of a row, and rows."""
+
+
+@pytest.mark.parametrize(
+    ("where", "held", "page_size"),
+    [
+        (CHIP, MANY, 16),
+        (CHIPS_OF_FOUR, LONG, 64),
+        *(
+            pytest.param(where, held, page_size, marks=pytest.mark.slow)
+            for where, held, page_size in itertools.product((CHIP, CHIPS_OF_FOUR), (MANY, LONG), (16, 64))
+            if (where, held, page_size) not in ((CHIP, MANY, 16), (CHIPS_OF_FOUR, LONG, 64))
+        ),
+    ],
+)
+def test_a_sparse_step_moves_little_more_than_weights_budget_and_scorer(where, held, page_size):
+    (chip, mesh), (slots, batch) = where, held
+    options = {"programs": ("decode",), "num_layers": 2, "prefill_chunk": 16, "slots": slots, "batch_size": batch}
+    policy = {"sparse": "quest:dense_layers=0", "kv_budget": "2048", "page_size": page_size}
+    report = measured("llama-3.1-8b", chip, mesh=mesh, **options, **policy)
+    check(report)
+    (row,) = report["rows"]
+    head = 128256 * 4096 * 2 // (4 if mesh else 1)
+    least = row["ideal_bytes"] - head
+    assert row["body_bytes"] + row["held_bytes"] - head < 1.2 * least
+    # Neither keys and values nor bounds are copied or gathered: a kernel reads pages where they lie.
+    assert [x for x in row["copies"] if x["reason"] != "logits"] == []
+    assert (row["unknown_loops"], row["uncounted_kernels"]) == ([], [])
+    if mesh:
+        # Choosing takes nothing from other devices: embeddings and two products a layer are added up, logits joined.
+        assert sum(one["count"] for one in row["collectives"]) == 1 + 2 * 2 + 1
+        assert sum(one["megabytes"] for one in row["collectives"]) < 6
 
 
 @pytest.mark.slow

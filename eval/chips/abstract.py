@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from jax_smash.cache import KVCache, SelectedCache
 from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.checkpoints.smasher import SmashModules
@@ -22,13 +23,14 @@ from jax_smash.models.eagle import abstract_eagle
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.medusa import MedusaConfig, abstract_medusa
 from jax_smash.models.transformer import abstract_params
-from jax_smash.protocols import Strategy
+from jax_smash.protocols import SparsePolicy, Strategy
 from jax_smash.quantise import quantise_params
 from jax_smash.sampling import SamplingOptions, processors_for
 from jax_smash.shapes import bucket
 from jax_smash.sharding import axes_sharding, param_shardings
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
+from jax_smash.sparse import sparsified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +63,31 @@ class Abstract:
         }
 
     @property
+    def cache(self) -> KVCache:
+        """The target's keys and values."""
+        held = self.state.rows.cache
+        return held.cache if isinstance(held, SelectedCache) else held
+
+    @property
+    def channels(self) -> tuple[Any, ...]:
+        """What a policy keeps of each layer to choose slots; None of a layer that is read whole."""
+        held = self.state.rows.cache
+        return held.channels if isinstance(held, SelectedCache) else (None,) * len(held.keys)
+
+    @property
     def cache_shapes(self) -> set[tuple[int, ...]]:
         """Shapes of the arrays of keys and values, as each device holds them."""
-        return {share(array) for array in (*self.state.rows.cache.keys, *self.state.rows.cache.values)}
+        return {share(array) for array in (*self.cache.keys, *self.cache.values)}
 
     @property
     def weight_shapes(self) -> set[tuple[int, ...]]:
         """Shapes of the weights that are matrices, as each device holds them."""
         return {share(array) for array in jax.tree.leaves(self.params) if array.ndim > 1}
+
+    @property
+    def channel_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of what a policy keeps of a layer and is no vector, as each device holds it."""
+        return {share(array) for array in jax.tree.leaves(self.channels) if array.ndim > 1}
 
     @property
     def drafter_shapes(self) -> set[tuple[int, ...]]:
@@ -88,6 +107,7 @@ class AbstractModel:
       dtype: of the weights.
       weights: `plain` or `int8`.
       modules: it has HAMburger's modules, of the sizes that `SmashConfig.for_base` gives.
+      policy: of its cache; None reads all of it.
     """
 
     config: ModelConfig
@@ -95,10 +115,12 @@ class AbstractModel:
     dtype: Any = jnp.bfloat16
     weights: str = "plain"
     modules: bool = False
+    policy: SparsePolicy | None = None
 
     def model(self) -> Model:
         """Returns the model; its parameters are shapes."""
         model = self._shapes("target", self.config, self.weights)
+        model = model if self.policy is None else sparsified(model, self.policy)
         if not self.modules:
             return model
         sizes = SmashConfig.for_base(self.config)

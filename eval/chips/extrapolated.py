@@ -61,7 +61,7 @@ def _whole(
     for name in (name for name in GROWING if name in row):
         row[name] = straight(few[name], more[name], layers)
     ideal = least[row["program"]]
-    row["ideal_bytes"] = ideal.bytes
+    row["ideal_bytes"], row["least"] = ideal.bytes, ideal.parts()
     row["traffic"] = (row["body_bytes"] + row["held_bytes"]) / ideal.bytes
     row["copies"] = _copies(few["copies"], more["copies"], layers)
     row["fits"] = memory is None or row["total_mb"] * 1e6 < memory

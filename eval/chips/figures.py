@@ -87,6 +87,7 @@ def program_figures(
         "body_bytes": size,
         "held_bytes": held,
         "ideal_bytes": least.bytes,
+        "least": least.parts(),
         "traffic": (size + held) / least.bytes,
         "copies": [x.row() for x in relayouts(program, body if loop else None, reasons)],
         "cache_copies": len(copies(everything, arguments.cache_shapes)),
@@ -124,6 +125,7 @@ def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tupl
         "cache in another layout": arguments.cache_shapes,
         "logits": {(batch, width, config.vocab_size) for width in widths},
         "drafter's state": arguments.drafter_shapes,
+        "what slots are chosen by": arguments.channel_shapes,
         "queries regrouped by head": {(batch, width, *heads) for width in widths},
         "queries, keys and values regrouped by head": {(batch, width, *shape) for width in widths for shape in made},
     }

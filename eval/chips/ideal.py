@@ -1,13 +1,16 @@
 """The least that a program must do, from the configuration alone: bytes to move, operations to make."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from eval.chips.abstract import Abstract, share, share_bytes
 from eval.chips.data_sheets import Chip
+from jax_smash.cache import LayerPlan, SelectedCache
 from jax_smash.config import ModelConfig
+from jax_smash.plan import tree_bytes
 from jax_smash.protocols import Strategy
 
 
@@ -18,17 +21,23 @@ class Ideal:
     Attributes:
       weights, cache, written: bytes of weights and cache, each read once, and of new entries of the cache.
       operations: of matrix products, an addition and a multiplication each.
+      scorer: bytes of what a policy chooses slots by, read once.
     """
 
     weights: int
     cache: int = 0
     written: int = 0
     operations: int = 0
+    scorer: int = 0
 
     @property
     def bytes(self) -> int:
         """All bytes."""
-        return self.weights + self.cache + self.written
+        return self.weights + self.cache + self.scorer + self.written
+
+    def parts(self) -> dict[str, int]:
+        """Returns the bytes by what they are of."""
+        return {"weights": self.weights, "cache": self.cache, "scorer": self.scorer, "written": self.written}
 
     def ms(self, chip: Chip, kind: str) -> float:
         """Returns the roofline: the longer of bytes over bandwidth and operations over the peak.
@@ -43,15 +52,16 @@ class Ideal:
 def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     """Returns the least that one of the decoding programs does.
 
-    A step reads every weight and every slot of the cache once, and writes the entries that it can accept. A draft model
-    is read for each level of the tree; other modules are read once. Embeddings that are looked up are left out.
+    A step reads every weight and every slot of the cache once, and writes the entries that it can accept. Under a
+    policy it reads the budget of slots, and what they are chosen by. A draft model is read for each level of the tree;
+    other modules are read once. Embeddings that are looked up are left out.
 
     Args:
       name: prefill, start or decode.
       config: the target's sizes.
       arguments: of the program.
     """
-    target, cache = arguments.params["target"], arguments.state.rows.cache
+    target, cache = arguments.params["target"], arguments.cache
     batch, chunk = arguments.chunk.tokens.shape
     head = target["head" if "head" in target else "embedding"]
     if name == "start":
@@ -61,19 +71,50 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     width, kept = (chunk, chunk) if name == "prefill" else (arguments.nodes, arguments.strategy.block)
     weights = share_bytes(layers) + (share_bytes(head) if logits else 0)
     products = _elements(layers) + (_elements(head) if logits else 0)
+    slots = _slots_read(name, arguments)
     return Ideal(
         weights=weights + _beside(name, arguments),
-        cache=share_bytes(held),
+        cache=sum(n * share_bytes((k, v)) // k.shape[2] for n, k, v in zip(slots, *held, strict=True)),
+        scorer=_scorer(name, config, arguments),
         written=sum(share_bytes(x) // x.shape[2] * kept for x in jax.tree.leaves(held)),
-        operations=2 * batch * width * products + _attention(held, config, width),
+        operations=2 * batch * width * products + _attention(slots, cache.keys, config, width),
     )
 
 
-def _attention(held: Any, config: ModelConfig, width: int) -> int:
+def _slots_read(name: str, arguments: Abstract) -> list[int]:
+    """Returns how many slots a program reads of each layer's cache: all of them, or a policy's budget."""
+    held = arguments.state.rows.cache
+    slots = [keys.shape[2] for keys in arguments.cache.keys]
+    if name != "decode" or not isinstance(held, SelectedCache):
+        return slots
+    return [n if plan is None else _of_heads(plan) for n, plan in zip(slots, held.plans, strict=True)]
+
+
+def _of_heads(plan: LayerPlan) -> int:
+    """Returns the slots that a layer's KV heads read on average."""
+    shares = plan.by_head or (1.0,)
+    return int(plan.slots * sum(shares) / len(shares))
+
+
+def _scorer(name: str, config: ModelConfig, arguments: Abstract) -> int:
+    """Returns the bytes that a device reads to choose slots, in all layers."""
+    held = arguments.state.rows.cache
+    if name != "decode" or not isinstance(held, SelectedCache):
+        return 0
+    total = 0
+    for keys, plan in zip(held.cache.keys, held.plans, strict=True):
+        if plan is not None:
+            rows, slots = keys.shape[0], keys.shape[2]
+            by_row = held.policy.scorer_bytes(config, slots, keys.dtype.itemsize)
+            total += rows * by_row * share_bytes(keys) // tree_bytes(keys)
+    return total
+
+
+def _attention(slots: Sequence[int], keys: Sequence[Any], config: ModelConfig, width: int) -> int:
     """Returns the operations of scores and of their mixtures, of new entries with the cache and with each other."""
     group = config.num_heads // config.held_kv_heads
-    entries = (share(x) for x in jax.tree.leaves(held))
-    return sum(2 * width * group * rows * heads * (slots + width) * size for rows, heads, slots, size in entries)
+    sizes = ((n, *share(x)) for n, x in zip(slots, keys, strict=True))
+    return sum(4 * width * group * rows * heads * (n + width) * size for n, rows, heads, _, size in sizes)
 
 
 def _learns_prompt(strategy: Strategy) -> bool:

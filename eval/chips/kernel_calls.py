@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from eval.chips.kernel_bytes import Blocks, kernel_bytes
 from eval.chips.program import Instruction, Program
 from eval.chips.traffic import Traffic
+from pallas_kernels.sparse_attention import tables
 
 Key = tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]]
 """Name, shape of the first result, and shapes of the operands of rank 4, their axes sorted."""
@@ -35,8 +36,33 @@ class Kernel:
     operations: int
 
 
-CALLS: dict[Key, tuple[dict[str, Any], list[jax.ShapeDtypeStruct]]] = {}
-"""Options and operands of the calls that were recorded. JAX traces a call once for all programs of its shapes."""
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call that was recorded.
+
+    Attributes:
+      kernel: that is called.
+      options: of `pallas_call`.
+      operands: shapes of what it is given, scalars first.
+    """
+
+    kernel: Callable[..., None]
+    options: dict[str, Any]
+    operands: list[jax.ShapeDtypeStruct]
+
+    @property
+    def spec(self) -> Any:
+        """Grid and blocks."""
+        return self.options["grid_spec"]
+
+    @property
+    def own(self) -> int:
+        """Tiles of the block's own entries, which are read beside blocks of the cache."""
+        return self.operands[self.spec.num_scalar_prefetch + 3].shape[1]
+
+
+CALLS: dict[Key, Call] = {}
+"""The calls that were recorded. JAX traces a call once for all programs of its shapes."""
 
 
 @contextlib.contextmanager
@@ -49,7 +75,7 @@ def recorded() -> Iterator[None]:
 
         def called(*operands: Any) -> Any:
             key = _key(options["name"], options["out_shape"].shape, [x.shape for x in operands])
-            CALLS[key] = options, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+            CALLS[key] = Call(kernel, options, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands])
             return made(*operands)
 
         return called
@@ -67,22 +93,50 @@ def known_kernels(program: Program) -> dict[str, Kernel]:
     for computation, lines in program.computations.items():
         named = program.named(computation)
         for x in lines:
-            if '"tpu_custom_call"' in x.rest and (key := _key_of(x, named)) in CALLS and key[0] in FULL:
+            if '"tpu_custom_call"' in x.rest and (key := _key_of(x, named)) in CALLS and key[0] in MOST:
                 operands = [named[name].arrays[0] for name in x.operands if name in named]
                 in_main = tuple(not array.space for array in (*operands, x.arrays[0]))
-                found[x.name] = _full(key, in_main[-len(CALLS[key][1]) - 1 :])
+                found[x.name] = _full(key, in_main[-len(CALLS[key].operands) - 1 :])
     return found
 
 
-def _full_tree_attention(operands: Sequence[Any], steps: int) -> tuple[int, list[jax.Array]]:
-    """Returns the steps of tree attention's last axis and its scalars, where every block of the cache is needed."""
-    rows, blocks = operands[0].shape
+@dataclasses.dataclass(frozen=True)
+class Most:
+    """What a call does at the most, where its grid or index maps read numbers.
+
+    Attributes:
+      steps: of the last axis of the grid.
+      scalars: what it reads beforehand.
+      copied: bytes that the kernel copies by itself, from operands without blocks.
+    """
+
+    steps: int
+    scalars: list[jax.Array]
+    copied: int = 0
+
+
+def _most_of_tree_attention(call: Call) -> Most:
+    """Every block of the cache is needed."""
+    rows, blocks = call.operands[0].shape
     order = jnp.broadcast_to(jnp.arange(blocks, dtype=jnp.int32), (rows, blocks))
-    return max(steps, blocks), [order, jnp.full((rows,), blocks, jnp.int32)]
+    return Most(max(call.own, blocks), [order, jnp.full((rows,), blocks, jnp.int32)])
 
 
-FULL = {"tree_attention": _full_tree_attention}
-"""Of each kernel whose grid or index maps read numbers, what these are at the most."""
+def _most_of_sparse_attention(call: Call) -> Most:
+    """Every place of the page tables has a page."""
+    counts, table, *_, keys, _ = call.operands[2:]
+    rows, kv_heads, size = keys.shape[0], keys.shape[1], call.kernel.keywords["options"].page_size  # type: ignore[attr-defined]
+    most, block = table.size // counts.size, call.spec.in_specs[-3].block_shape[-1]
+    full = jnp.full((rows, counts.size // rows), most, jnp.int32)
+    total, head, block_of = tables.steps(full, kv_heads, block // size, most, call.own)
+    pages = int(call.spec.grid[0]) * rows * kv_heads * most
+    page_bytes = size * keys.size // (rows * kv_heads * max(keys.shape[2:])) * keys.dtype.itemsize
+    scalars = [head, block_of, full.reshape(-1), jnp.zeros(table.shape, jnp.int32)]
+    return Most(int(total), scalars, 2 * pages * page_bytes)
+
+
+MOST = {"tree_attention": _most_of_tree_attention, "sparse_attention": _most_of_sparse_attention}
+"""Kernels whose calls are understood."""
 
 
 @functools.cache
@@ -93,17 +147,16 @@ def _full(key: Key, in_main: tuple[bool, ...]) -> Kernel:
       key: of the call.
       in_main: whether each operand, and the result, is in main memory. What is in fast memory moves nothing.
     """
-    options, operands = CALLS[key]
-    spec = options["grid_spec"]
+    call = CALLS[key]
+    spec, options, operands = call.spec, call.options, call.operands
     count = spec.num_scalar_prefetch
-    # The blocks of the cache are read beside tiles of the block's own entries.
-    own = operands[count + 3].shape[1]
-    steps, scalars = FULL[options["name"]](operands, own)
-    grid = (*(int(n) for n in spec.grid[:-1]), steps)
-    reads = [Blocks.of(s, x) for s, x in zip(spec.in_specs, operands[count:], strict=True)]
-    reads = [blocks for blocks, main in zip(reads, in_main[count:-1], strict=True) if main]
+    most = MOST[options["name"]](call)
+    grid = (*(int(n) for n in spec.grid[:-1]), most.steps)
+    given = zip(spec.in_specs, operands[count:], in_main[count:-1], strict=True)
+    reads = [Blocks.of(s, x) for s, x, main in given if main and s.block_shape is not None]
     writes = [Blocks.of(spec.out_specs, options["out_shape"])] if in_main[-1] else []
-    moved = kernel_bytes(grid, reads, writes, scalars)
+    moved = kernel_bytes(grid, reads, writes, most.scalars)
+    moved = dataclasses.replace(moved, read=moved.read + most.copied)
     return Kernel(traffic=moved, operations=int(options["cost_estimate"].flops))
 
 

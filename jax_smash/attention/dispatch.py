@@ -1,6 +1,8 @@
 """Attention as models call it: by a kernel where there is one, else by XLA's own operations."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -46,24 +48,54 @@ def attend(
     Raises:
       ValueError: there is no such implementation, or the kernel that is named cannot run here.
     """
-    if implementation not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}")
     arrays = (query, key, value, position, cache, block)
     xla = functools.partial(formula.attend, scale=scale, window=window, softcap=softcap, far_query=far_query)
-    if implementation == "xla" or (implementation is None and target_platform() == "cpu"):
+    if takes_xla(implementation):
         return xla(*arrays)
     from jax_smash.attention import kernels  # Importing Pallas takes most of a second.
 
-    attention = functools.partial(kernels.attend, scale=scale, window=window, softcap=softcap)
+    by_kernel = functools.partial(kernels.attend, scale=scale, window=window, softcap=softcap)
+    return by_platform(arrays, xla, by_kernel, kernels.refusal, implementation)
+
+
+def takes_xla(implementation: str | None) -> bool:
+    """Whether no kernel is looked for: XLA's operations are asked for, or the platform is a CPU.
+
+    Raises:
+      ValueError: there is no such implementation.
+    """
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}")
+    return implementation == "xla" or (implementation is None and target_platform() == "cpu")
+
+
+def by_platform(
+    arrays: tuple[Any, ...],
+    xla: Callable[..., Float[Array, "B Q N H"]],
+    by_kernel: Callable[..., Float[Array, "B Q N H"]],
+    refusal: Callable[..., str | None],
+    implementation: str | None,
+) -> Float[Array, "B Q N H"]:
+    """Returns attention by the kernel that is named, or by that of the platform, and by XLA where there is none.
+
+    Args:
+      arrays: what is attended with.
+      xla: takes the arrays.
+      by_kernel: takes a kernel's name, `tpu` or `gpu`, and the arrays.
+      refusal: takes the same, and returns why the kernel cannot run them; None where it can.
+      implementation: `tpu`, `gpu`, or None.
+
+    Raises:
+      ValueError: the kernel that is named cannot run here.
+    """
     if implementation is not None:
-        if (why := kernels.refusal(implementation, *arrays)) or (why := _elsewhere(implementation)):
+        if (why := refusal(implementation, *arrays)) or (why := _elsewhere(implementation)):
             raise ValueError(f"attention by the {implementation} kernel cannot run: {why}")
-        assert cache is not None
-        return attention(implementation, query, key, value, position, cache, block)
+        return by_kernel(implementation, *arrays)
     found = {
-        platform: functools.partial(attention, kernel)
+        platform: functools.partial(by_kernel, kernel)
         for platform, kernel in {"tpu": "tpu", "cuda": "gpu"}.items()
-        if not kernels.refusal(kernel, *arrays)
+        if not refusal(kernel, *arrays)
     }
     return jax.lax.platform_dependent(*arrays, default=xla, **found) if found else xla(*arrays)
 

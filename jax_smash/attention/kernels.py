@@ -1,10 +1,15 @@
-"""What `pallas_kernels.tree_attention` is given, and where it cannot run."""
+"""What `pallas_kernels.tree_attention` and `sparse_attention` are given, and where they cannot run."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block, LayerCache
+from jax_smash.cache import Block, ChosenPages, LayerCache
 from jax_smash.sharding import on_each_device
+from pallas_kernels import sparse_attention as sparse
+from pallas_kernels.sparse_attention import api
 from pallas_kernels.tree_attention import Inputs, Options, causal_words, gpu, tree_attention
 
 
@@ -47,20 +52,83 @@ def attend(
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
     """Does what `attention.attend` says by a kernel, each device for its own rows and KV heads."""
-    inputs = _inputs(query, key, value, position, cache, block)
+    options = Options(scale=scale, window=window, softcap=softcap)
 
-    def share(query: Array, own: tuple[Array, ...], rows: tuple[Array, ...], cached: tuple[Array, ...]) -> Array:
+    def attend_part(part: Inputs, _: None) -> Float[Array, "B T N H"]:
+        return tree_attention(part, **vars(options), implementation=kernel, interpret=interpret)
+
+    return _by_device(attend_part, _inputs(query, key, value, position, cache, block), None)
+
+
+def refusal_of_pages(
+    kernel: str,
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    cache: LayerCache,
+    pages: ChosenPages,
+    block: Block,
+) -> str | None:
+    """Returns why a kernel, `tpu` or `gpu`, cannot run these arrays and read these pages; None where it can."""
+    new = (query, key, value, position, cache, block)
+    if (why := refusal(kernel, *new)) is not None:
+        return why
+    options = sparse.Options(scale=1.0, page_size=pages.size)
+    return api.refusal(kernel, _inputs(*new), _pages(pages), options)
+
+
+def attend_pages(
+    kernel: str,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    cache: LayerCache,
+    pages: ChosenPages,
+    block: Block,
+    *,
+    scale: float,
+    softcap: float,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Does what `attention.attend_pages` says by a kernel, each device for its own rows and KV heads."""
+    options = sparse.Options(scale=scale, softcap=softcap, page_size=pages.size)
+
+    def attend_part(part: Inputs, chosen: sparse.Pages) -> Float[Array, "B T N H"]:
+        return sparse.sparse_attention(part, chosen, **vars(options), implementation=kernel, interpret=interpret)
+
+    inputs = _inputs(query, key, value, position, cache, block)
+    return _by_device(attend_part, inputs, _pages(pages))
+
+
+def _pages(pages: ChosenPages) -> sparse.Pages:
+    return sparse.Pages(pages.table, pages.counts, pages.filled)
+
+
+def _by_device(
+    attend_part: Callable[[Inputs, Any], Float[Array, "B T N H"]], inputs: Inputs, chosen: Any
+) -> Float[Array, "B T N H"]:
+    """Returns what a kernel makes of its inputs and of what is chosen, each device for its own rows and KV heads."""
+
+    def share(
+        query: Array, own: tuple[Array, ...], rows: tuple[Array, ...], cached: tuple[Array, ...], chosen: Any
+    ) -> Array:
         by_entry = query.reshape(*query.shape[:2], -1, query.shape[4])
         (key, value), (keys, values), (position, valid, ancestors, slot_position) = own, cached, rows
         part = Inputs(by_entry, key, value, position, valid, ancestors, keys, values, slot_position)
-        options = Options(scale=scale, window=window, softcap=softcap)
-        return tree_attention(part, **vars(options), implementation=kernel, interpret=interpret).reshape(query.shape)
+        return attend_part(part, chosen).reshape(query.shape)
 
+    query = inputs.query
     heads, slots = ("batch", None, "kv_heads"), ("batch", "kv_heads")
-    by_head = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
-    rows = (inputs.position, inputs.valid, inputs.ancestors, inputs.slot_position)
+    by_head = query.reshape(*query.shape[:2], inputs.key.shape[2], -1, query.shape[3])
     out = on_each_device(
-        share, (by_head, heads), ((key, value), heads), (rows, ("batch",)), ((cache.keys, cache.values), slots)
+        share,
+        (by_head, heads),
+        ((inputs.key, inputs.value), heads),
+        ((inputs.position, inputs.valid, inputs.ancestors, inputs.slot_position), ("batch",)),
+        ((inputs.keys, inputs.values), slots),
+        (chosen, slots),
     )
     return out.reshape(query.shape)
 

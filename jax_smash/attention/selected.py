@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jax_smash.attention.by_head import Gathered, attend_by_head, gather_pages
 from jax_smash.attention.dispatch import attend
 from jax_smash.attention.formula import MASKED, SCORES_AT_ONCE
-from jax_smash.cache import EMPTY, Block, LayerCache, Note, SelectedLayer
+from jax_smash.attention.pages import attend_pages
+from jax_smash.cache import EMPTY, Block, Note, SelectedLayer, Selection
 from jax_smash.cache.selected import take_slots
 from jax_smash.pytree import replace
 
@@ -44,19 +46,30 @@ def attend_selected(
     if block.prompt:
         if view.alive is None:
             return attend(*new, view.layer, block, **scoring), Note(query=kept)
-        out = _attend_by_head(*new, view.layer.keys, view.layer.values, view.positions(), block, **scoring)
+        out = attend_by_head(*new, (view.layer.keys, view.layer.values, view.positions()), block, **scoring)
         return out, Note(query=kept)
     first = jnp.argmax(block.valid[:, -query.shape[1] :], axis=1).astype(jnp.int32)
     asking = jnp.take_along_axis(query, first[:, None, None, None], axis=1)[:, 0]
     chosen = policy.select(view, asking)
-    keys, values = (take_slots(array, chosen.slots) for array in (view.layer.keys, view.layer.values))
-    held = jnp.broadcast_to(view.layer.position[:, None], view.layer.keys.shape[:3])
-    there = jnp.where(chosen.valid, jnp.take_along_axis(held, chosen.slots, axis=2), jnp.int32(EMPTY))
-    if not policy.records:
-        out = _attend_by_head(*new, keys, values, there, block, **scoring)
+    if chosen.pages is not None and view.alive is None and not policy.records:
+        out = attend_pages(*new, view.layer, chosen.pages, block, **scoring)
         return out, Note(selection=chosen if policy.remembers else None, query=kept)
-    out, past, own = _attend_and_record(*new, keys, values, there, block, **scoring)
+    gathered = _gathered(view, chosen)
+    if not policy.records:
+        out = attend_by_head(*new, gathered, block, **scoring)
+        return out, Note(selection=chosen if policy.remembers else None, query=kept)
+    out, past, own = _attend_and_record(*new, *gathered, block, **scoring)
     return out, Note(selection=chosen, query=kept, past=past, own=own)
+
+
+def _gathered(view: SelectedLayer, chosen: Selection) -> Gathered:
+    """Returns the chosen slots, in the order of the choice."""
+    layer, position = view.layer, view.positions()
+    if chosen.pages is not None:
+        return gather_pages(layer.keys, layer.values, chosen.pages, position)
+    keys, values = (take_slots(array, chosen.slots) for array in (layer.keys, layer.values))
+    there = jnp.take_along_axis(position, chosen.slots, axis=2)
+    return keys, values, jnp.where(chosen.valid, there, jnp.int32(EMPTY))
 
 
 def slot_probabilities(
@@ -110,39 +123,6 @@ def _capped(scores: Array, scale: float, softcap: float) -> Array:
 def _by_kv_head(query: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B T K G H"]:
     rows, width, heads, size = query.shape
     return query.reshape(rows, width, kv_heads, heads // kv_heads, size)
-
-
-def _attend_by_head(
-    query: Float[Array, "B Q N H"],
-    key: Float[Array, "B T K H"],
-    value: Float[Array, "B T K H"],
-    position: Int[Array, "B T"],
-    keys: Float[Array, "B K C H"],
-    values: Float[Array, "B K C H"],
-    there: Int[Array, "B K C"],
-    block: Block,
-    *,
-    scale: float,
-    softcap: float,
-) -> Float[Array, "B Q N H"]:
-    """Attends to slots that differ from one KV head to another: as if each KV head were a row."""
-    (rows, width, heads, size), kv_heads = query.shape, key.shape[2]
-
-    def by_row(x: Array) -> Array:
-        return x.swapaxes(1, 2).reshape(rows * kv_heads, x.shape[1], -1, size)
-
-    def each(x: Array) -> Array:
-        return jnp.repeat(x, kv_heads, axis=0)
-
-    cache = LayerCache(
-        keys=keys.reshape(rows * kv_heads, 1, -1, size),
-        values=values.reshape(rows * kv_heads, 1, -1, size),
-        position=there.reshape(rows * kv_heads, -1),
-    )
-    grouped = _by_kv_head(query, kv_heads)
-    new = (by_row(grouped), by_row(key[:, :, :, None]), by_row(value[:, :, :, None]), each(position))
-    out = attend(*new, cache, jax.tree.map(each, block), scale=scale, softcap=softcap)
-    return out.reshape(rows, kv_heads, width, -1, size).swapaxes(1, 2).reshape(rows, width, heads, size)
 
 
 def _attend_and_record(

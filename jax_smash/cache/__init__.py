@@ -1,7 +1,16 @@
 """What a model keeps of a text: blocks of new entries, the cache, its one write."""
 
 from jax_smash.cache.block import Block, BlockKV, Earlier, KeyValue, Noted, SideBySide
-from jax_smash.cache.selected import AfterReading, LayerPlan, Note, SelectedCache, SelectedLayer, Selection, Step
+from jax_smash.cache.selected import (
+    AfterReading,
+    ChosenPages,
+    LayerPlan,
+    Note,
+    SelectedCache,
+    SelectedLayer,
+    Selection,
+    Step,
+)
 from jax_smash.cache.store import EMPTY, KVCache, LayerCache, Sinks, init_cache
 from jax_smash.cache.write import Write, after
 
@@ -10,6 +19,7 @@ __all__ = [
     "AfterReading",
     "Block",
     "BlockKV",
+    "ChosenPages",
     "Earlier",
     "KVCache",
     "KeyValue",

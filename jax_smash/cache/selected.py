@@ -1,6 +1,7 @@
 """A cache of which a policy chooses, at every step, the slots that are read."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax_smash.cache.block import Noted
-from jax_smash.cache.store import EMPTY, KVCache, LayerCache
+from jax_smash.cache.store import EMPTY, HEADS, ROWS, KVCache, LayerCache
 from jax_smash.cache.write import Write, pick
 from jax_smash.pytree import pytree, replace, static
 
@@ -43,18 +44,38 @@ class LayerPlan:
 
 
 @pytree
+class ChosenPages:
+    """The pages that a step reads. Page i of Z slots holds slots i · Z to i · Z + Z - 1; Z divides the cache's slots.
+
+    Attributes:
+      table: page numbers, the best first and the newest last: a set for each KV head, or one that all of them share.
+      counts: how many of each set are read; those behind mean nothing.
+      filled: how many slots of each set are filled: the first ones, for only the newest page may have empty slots.
+      size: slots of a page, Z.
+    """
+
+    table: Int[Array, "B Sets P"]
+    counts: Int[Array, "B Sets"]
+    filled: Int[Array, "B Sets"]
+    size: int = static()
+
+
+@pytree
 class Selection:
     """The slots that a step reads.
 
     Attributes:
-      slots: of each KV head, the best first.
+      slots: of each KV head, the best first; of pages the newest last.
       valid: False where fewer than C are read.
       extra: what the policy wants to know of its choice when the step is committed.
+      pages: the same choice as whole pages, page by page; None where single slots were chosen. Of its slots all are
+        read that are filled and not evicted.
     """
 
     slots: Int[Array, "B K C"]
     valid: Bool[Array, "B K C"]
     extra: Any = None
+    pages: ChosenPages | None = None
 
 
 @pytree
@@ -180,6 +201,20 @@ class SelectedCache:
         """Capacity in slots."""
         return self.cache.slots
 
+    def placed(self, put: Callable[..., Any]) -> "SelectedCache":
+        """Returns the cache with every array where a mesh holds it; see `decode.state.lay_out`.
+
+        What a policy keeps of each KV head lies with the keys, and everything else with the rows.
+        """
+
+        def axes(leaf: Any) -> tuple[str, ...]:
+            heads = self.cache.keys[0].shape[1]
+            return HEADS if leaf.ndim > 2 and leaf.shape[1] == heads else ROWS
+
+        cache = jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), self.cache)
+        kept = jax.tree.map(lambda leaf: put(leaf, *axes(leaf)), (self.alive, self.channels))
+        return replace(self, cache=cache, alive=kept[0], channels=kept[1])
+
     def layer(self, layer: int) -> LayerCache | SelectedLayer:
         """Returns what one layer's attention reads, or chooses from."""
         plan, view = self.plans[layer], self.cache.layer(layer)
@@ -223,6 +258,20 @@ def _alive_after(view: SelectedLayer, step: Step) -> Bool[Array, "B K S"] | None
     read = jnp.zeros_like(view.alive).at[row[:, None, None], head[None, :, None], chosen.slots].max(chosen.valid)
     new = jnp.arange(slots, dtype=jnp.int32)[None, None] >= step.filled[:, None, None]
     return jnp.where((step.write.count > 0)[:, None, None], view.alive & (read | new), view.alive)
+
+
+def take_pages(array: Shaped[Array, "B _ S *entry"], pages: ChosenPages) -> Shaped[Array, "B _ C *entry"]:
+    """Returns the entries of the pages of each KV head, page by page; behind the count, those of any page.
+
+    Args:
+      array: of each KV head, or of one for all of them.
+      pages: likewise.
+    """
+    rows, heads, slots, *entry = array.shape
+    by_page = array.reshape(rows, heads, slots // pages.size, pages.size, *entry)
+    table = pages.table.reshape(*pages.table.shape, *(1,) * (len(entry) + 1))
+    found = jnp.take_along_axis(by_page, table, axis=2, mode="promise_in_bounds")
+    return found.reshape(rows, found.shape[1], -1, *entry)
 
 
 def take_slots(array: Shaped[Array, "B K S H"], slots: Int[Array, "B K C"]) -> Shaped[Array, "B K C H"]:

@@ -132,11 +132,11 @@ def _write_by_row(
 
     def write_row(row: Int[Array, ""], arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(
-            _pin(_write_window(array, new, row, slot_length[row], count[row], margin=margin, start=start))
+            pin(_write_window(array, new, row, slot_length[row], count[row], margin=margin, start=start))
             for array, new, margin, start in zip(arrays, padded, margins, starts, strict=True)
         )
 
-    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(slot_length.shape[0]), write_row, tuple(map(_pin, arrays)))
+    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(slot_length.shape[0]), write_row, tuple(map(pin, arrays)))
 
 
 @functools.partial(jax.jit, static_argnames=("margin", "start"))  # As above.
@@ -168,7 +168,7 @@ def _write_window(
     return array
 
 
-def _pin(array: Shaped[Array, "B K S H"]) -> Shaped[Array, "B K S H"]:
+def pin(array: Shaped[Array, "B K S H"]) -> Shaped[Array, "B K S H"]:
     """Keeps an array in the layout that a TPU gives it where a program begins and ends: the one that pads less."""
     _, _, slots, width = array.shape
     slots_last = round_up(width, 8) * round_up(slots, 128) < round_up(slots, 8) * round_up(width, 128)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.automaton import TokenAutomaton
-from jax_smash.cache import BlockKV, KVCache, Write, after
+from jax_smash.cache import BlockKV, KVCache, SelectedCache, Write, after
 from jax_smash.draft.context import Context
 from jax_smash.finish import LENGTH, NOT_A_NUMBER, RUNNING, STOP_STRING, STOP_TOKEN
 from jax_smash.protocols import LogitsProcessor
@@ -218,13 +218,15 @@ def lay_out(state: State, put: Callable[..., Any]) -> State:
     """
 
     def put_node(node: Any) -> Any:
+        if isinstance(node, SelectedCache):
+            return node.placed(put)
         if isinstance(node, KVCache):
             return jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), node)
         return put(node, "batch")
 
     if isinstance(state, DecodeState):
         return replace(state, rows=lay_out(state.rows, put), shared=jax.tree.map(put, state.shared))
-    return jax.tree.map(put_node, state, is_leaf=lambda x: isinstance(x, KVCache))
+    return jax.tree.map(put_node, state, is_leaf=lambda x: isinstance(x, (KVCache, SelectedCache)))
 
 
 @jax.jit

@@ -40,7 +40,7 @@ class Recency(Selecting):
     def select(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Selection:
         """Prefers later slots."""
         slot = jnp.arange(view.layer.keys.shape[2], dtype=jnp.float32)
-        return self.best(view, jnp.broadcast_to(slot[None, None], view.layer.keys.shape[:3]))
+        return self.best(view, jnp.broadcast_to(slot[None, None], (view.layer.keys.shape[0], 1, slot.size)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

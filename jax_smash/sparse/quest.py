@@ -1,14 +1,20 @@
 """Quest: pages whose keys may answer the query, by the least and the greatest of each of their numbers."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import SelectedLayer, Selection, Step
+from jax_smash.cache.store import HEADS, ROWS
+from jax_smash.cache.write import pin
 from jax_smash.config import ModelConfig
 from jax_smash.pytree import pytree
+from jax_smash.sharding import on_each_device
 from jax_smash.sparse.selecting import Selecting
 
 LEAST_PAGES = 3
@@ -79,12 +85,47 @@ class Quest(Selecting):
 
     def committed(self, view: SelectedLayer, step: Step) -> Any:
         """Widens the bounds of the pages that new keys are in."""
-        bounds, pages = view.channels, view.channels.low.shape[2]
-        page = jnp.where(step.kept, step.slot(view.layer.keys.shape[2]) // self.page_size, pages)
-        row = jnp.arange(page.shape[0], dtype=jnp.int32)[:, None]
+        bounds, size = view.channels, self.page_size
         keys = step.of(step.keys).astype(bounds.low.dtype)
-        # The advanced indices stand apart, so their axes come first: [B, P, K, H], as the keys are.
+        rows, width, heads, _ = keys.shape
+        pages = bounds.low.shape[2]
+        touched = min(-(-(width - 1) // size) + 1, pages)
+        first = jnp.minimum(step.filled // size, pages - touched)
+        # Of each slot of these pages, which of the new entries it holds.
+        slot = first[:, None] * size + jnp.arange(touched * size, dtype=jnp.int32)[None]
+        entry = slot - step.filled[:, None]
+        new = ((entry >= 0) & (entry < step.write.count[:, None]))[:, :, None, None]
+        found = jnp.take_along_axis(keys, jnp.clip(entry, 0, width - 1)[:, :, None, None], axis=1)
+
+        def of_pages(empty: float) -> Float[Array, "B touched Z K H"]:
+            filled = jnp.where(new, found, jnp.asarray(empty, keys.dtype))
+            return filled.reshape(rows, touched, size, heads, -1)
+
+        fresh = PageBounds(low=of_pages(jnp.inf).min(2).swapaxes(1, 2), high=of_pages(-jnp.inf).max(2).swapaxes(1, 2))
+        return on_each_device(_widened, (bounds, HEADS), (fresh, HEADS), (first, ROWS))
+
+
+def _widened(bounds: PageBounds, fresh: PageBounds, first: Int[Array, "B"]) -> PageBounds:
+    """Returns bounds that also hold for new keys, of which each row has the bounds by page from a first page on."""
+    widen = functools.partial(_widened_by_row, form=lambda array: array)
+    for_tpu = functools.partial(_widened_by_row, form=pin)
+    return jax.lax.platform_dependent(bounds, fresh, first, tpu=for_tpu, default=widen)
+
+
+def _widened_by_row(
+    bounds: PageBounds, fresh: PageBounds, first: Int[Array, "B"], *, form: Callable[[Array], Array]
+) -> PageBounds:
+    """Widens a window of pages a row, in one loop, so that no array is written anew. It keeps arrays in a form."""
+    zero = jnp.zeros((), jnp.int32)
+
+    def edge(held: Array, new: Array, row: Array, widen: Callable[[Array, Array], Array]) -> Array:
+        start, new = (row, zero, first[row], zero), jax.lax.dynamic_index_in_dim(new, row)
+        wider = widen(jax.lax.dynamic_slice(held, start, new.shape), new)
+        return form(jax.lax.dynamic_update_slice(held, wider, start))
+
+    def widen_row(row: Array, held: PageBounds) -> PageBounds:
         return PageBounds(
-            low=bounds.low.at[row, :, page].min(keys, mode="drop"),
-            high=bounds.high.at[row, :, page].max(keys, mode="drop"),
+            low=edge(held.low, fresh.low, row, jnp.minimum), high=edge(held.high, fresh.high, row, jnp.maximum)
         )
+
+    return jax.lax.fori_loop(zero, jnp.int32(first.shape[0]), widen_row, jax.tree.map(form, bounds))

@@ -7,10 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jax_smash.cache import LayerPlan, SelectedCache, SelectedLayer, Selection, Step
+from jax_smash.cache import ChosenPages, LayerPlan, SelectedCache, SelectedLayer, Selection, Step
 from jax_smash.config import ModelConfig
+
+TILE = 16
+"""Slots of which a page must be a multiple to be read as a whole: rows of a tile of bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,42 +193,80 @@ class Selecting(abc.ABC):
         """Returns how many of the last entries are always read, of a KV head that may read so many slots."""
         return jnp.full_like(limit, self.window)
 
-    def best(self, view: SelectedLayer, score: Float[Array, "B K X"]) -> Selection:
+    def best(self, view: SelectedLayer, score: Float[Array, "B _ X"]) -> Selection:
         """Returns the slots with the highest scores, behind those that are always read.
 
         Args:
           view: the layer.
-          score: of each slot, or of each page; −∞ is never chosen. Of equal ones the first is taken.
+          score: of each slot, or of each page; −∞ is never chosen. Of equal ones the first is taken. Of each KV head,
+            or of one for all, which then share a set.
         """
         rows, heads, slots, _ = view.layer.keys.shape
         size, limit = self.page_size, view.plan.limit(view.filled, heads)
-        slot = jnp.arange(slots, dtype=jnp.int32)[None, None]
-        filled = view.filled[:, None, None]
-        there = slot < filled
-        if view.alive is not None:
-            there &= view.alive
-        always = (slot < self.sinks) | (slot >= filled - self.last(limit)[:, :, None])
-        if size > 1 and self.newest_page:
-            always |= slot >= (filled - 1) // size * size
-        pages = -(-slots // size)
-        if score.shape[2] != slots:
-            score = jnp.repeat(score, size, axis=2)[:, :, :slots]
-        rank = jnp.where(there & jnp.isfinite(score), score, -jnp.inf)
-        rank = jnp.where(there & always, jnp.inf, rank)
-        if size > 1:
-            rank = jnp.pad(rank, ((0, 0), (0, 0), (0, pages * size - slots)), constant_values=-jnp.inf)
-            rank = rank.reshape(rows, heads, pages, size).max(-1)
-        value, found = jax.lax.top_k(rank, min(view.plan.slots // size, pages))
-        within = jnp.arange(value.shape[2], dtype=jnp.int32)[None, None] < limit[:, :, None] // size
+        if view.alive is not None or view.plan.by_head is not None:
+            score = jnp.broadcast_to(score, (rows, heads, score.shape[2]))
+        sets = score.shape[1]
+        there, rank = _readable(view), jnp.where(jnp.isfinite(score), score, -jnp.inf)
+        if size > 1 and score.shape[2] == slots:
+            rank = _by_page(jnp.where(there, rank, -jnp.inf), size, -jnp.inf).max(-1)
+        held = there if size == 1 else _by_page(there, size, False).any(-1)
+        rank = jnp.where(held, rank, -jnp.inf)
+        rank = jnp.where(held & self._always(view.filled, limit[:, :sets], rank.shape[2]), jnp.inf, rank)
+        value, found = jax.lax.top_k(rank, min(view.plan.slots // size, rank.shape[2]))
+        within = jnp.arange(value.shape[2], dtype=jnp.int32)[None, None] < limit[:, :sets, None] // size
         valid = (value > -jnp.inf) & within
-        if size == 1:
-            return Selection(slots=found, valid=valid)
-        chosen = (found[..., None] * size + jnp.arange(size, dtype=jnp.int32)[None, None, None]).reshape(
-            rows, heads, -1
-        )
-        kept = jnp.minimum(chosen, slots - 1)
-        readable = jnp.take_along_axis(jnp.broadcast_to(there, (rows, heads, slots)), kept, axis=2)
-        return Selection(slots=kept, valid=jnp.repeat(valid, size, axis=2) & readable & (chosen < slots))
+        if size > 1:
+            return _whole_pages(view, found, valid, size)
+        shape = (rows, heads, found.shape[2])
+        return Selection(slots=jnp.broadcast_to(found, shape), valid=jnp.broadcast_to(valid, shape))
+
+    def _always(self, filled: Int[Array, "B"], limit: Int[Array, "B Sets"], pages: int) -> Bool[Array, "B Sets P"]:
+        """Returns which pages have a slot that is always read; a page may be a slot."""
+        size, end = self.page_size, filled[:, None]
+        first = jnp.arange(pages, dtype=jnp.int32)[None, None] * size
+        latest = end - self.last(limit)
+        if size > 1 and self.newest_page:
+            latest = jnp.minimum(latest, (end - 1) // size * size)
+        # A page ends where the next one begins, also if all behind the last entry is empty.
+        return (first < self.sinks) | ((first + size > latest[:, :, None]) & (latest < end)[:, :, None])
+
+
+def _readable(view: SelectedLayer) -> Bool[Array, "B _ S"]:
+    """Returns which slots may be read: of all KV heads, or of each where they evict."""
+    slot = jnp.arange(view.layer.keys.shape[2], dtype=jnp.int32)[None, None]
+    filled = slot < view.filled[:, None, None]
+    return filled if view.alive is None else filled & view.alive
+
+
+def _by_page(of_slots: Shaped[Array, "B _ S"], size: int, fill: Any) -> Shaped[Array, "B _ P Z"]:
+    """Returns what is known of slots page by page, the last page filled up."""
+    short = -of_slots.shape[2] % size
+    padded = jnp.pad(of_slots, ((0, 0), (0, 0), (0, short)), constant_values=fill)
+    return padded.reshape(*of_slots.shape[:2], -1, size)
+
+
+def _whole_pages(
+    view: SelectedLayer, found: Int[Array, "B Sets P"], valid: Bool[Array, "B Sets P"], size: int
+) -> Selection:
+    """Returns a choice of pages, and of the slots in them."""
+    rows, heads, slots, _ = view.layer.keys.shape
+    count = valid.sum(2, dtype=jnp.int32)[:, :, None]
+    # The newest page changes places with the last that is read.
+    newest = (view.filled[:, None, None] - 1) // size
+    last = jnp.arange(found.shape[2], dtype=jnp.int32)[None, None] == count - 1
+    here = (found == newest) & valid
+    found = jnp.where(here, jnp.where(last, found, 0).sum(2, keepdims=True), found)
+    found = jnp.where(last & here.any(2, keepdims=True), newest, found)
+    empty = jnp.where(here.any(2), (newest[:, :, 0] + 1) * size - view.filled[:, None], 0)
+    within = jnp.arange(size, dtype=jnp.int32)[None, None, None]
+    chosen = (found[..., None] * size + within).reshape(rows, found.shape[1], -1)
+    chosen = jnp.broadcast_to(chosen, (rows, heads, chosen.shape[2]))
+    kept = jnp.minimum(chosen, slots - 1)
+    readable = jnp.take_along_axis(_readable(view), kept, axis=2) & (chosen < slots)
+    # Smaller pages, and those that end behind the cache, are gathered slot by slot.
+    whole = size % TILE == 0 and slots % size == 0
+    pages = ChosenPages(table=found, counts=count[:, :, 0], filled=count[:, :, 0] * size - empty, size=size)
+    return Selection(slots=kept, valid=jnp.repeat(valid, size, axis=2) & readable, pages=pages if whole else None)
 
 
 def _held(shares: tuple[float, ...], config: ModelConfig) -> tuple[float, ...]:

@@ -94,7 +94,7 @@ class TokenSelect(Selecting):
         score = jax.lax.cond(alike.all(), lambda: jnp.zeros((shape[0], shape[2]), jnp.float32), votes)
         again = jnp.where(last.chosen, 0.0, -jnp.inf)
         score = jnp.where(alike[:, None], again, score)
-        found = self.best(view, jnp.broadcast_to(score[:, None], shape))
+        found = self.best(view, score[:, None])
         chosen = jnp.zeros((shape[0], shape[2]), bool)
         row = jnp.arange(shape[0], dtype=jnp.int32)[:, None]
         chosen = chosen.at[row, found.slots[:, 0]].max(found.valid[:, 0])

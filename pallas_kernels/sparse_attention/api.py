@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Float
 
 from pallas_kernels.sparse_attention import gpu, reference, tpu, xla
-from pallas_kernels.sparse_attention.inputs import MOST_PAGE, Options, Pages, check
+from pallas_kernels.sparse_attention.inputs import MOST_PAGE, Options, Pages, check, unfit
 from pallas_kernels.tree_attention.inputs import Inputs
 
 NAMES = ("kernel", "xla", "reference", "tpu", "gpu")
@@ -74,6 +74,12 @@ def kernel_here(inputs: Inputs, pages: Pages, *, page_size: int) -> str | None:
     options = Options(scale=1.0, page_size=page_size)
     runs = platform in KERNELS and not KERNELS[platform].unsupported(inputs, pages, options)
     return platform if runs else None
+
+
+def refusal(kernel: str, inputs: Inputs, pages: Pages, options: Options) -> str | None:
+    """Returns why a kernel, `tpu` or `gpu`, cannot run inputs that belong together; None where it can."""
+    why = unfit(options.page_size, inputs.keys.shape[2])
+    return why or KERNELS[kernel].unsupported(inputs, pages, options)
 
 
 KERNELS = {"tpu": tpu, "gpu": gpu}

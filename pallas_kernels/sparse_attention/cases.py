@@ -41,6 +41,7 @@ class Case(tree.Case):
 
 TESTS = (
     Case("one entry", 1, 512, (300,), page_size=16, most=5, head_width=128),
+    Case("entries beside a page that is not full", 5, 256, (250, 70), page_size=32, most=2, head_width=128),
     Case("one page", 1, 64, (60,), page_size=64, most=1, head_width=128),
     Case("ragged rows", 7, 512, (500, 3), page_size=32, most=4, chosen=(4, 1, 0, 2), head_width=128),
     Case("no page at all", 6, 128, (100, 0), page_size=16, most=3, chosen=(0, 0, 0, 0), head_width=128),

@@ -20,10 +20,14 @@ class Pages(NamedTuple):
       table: page numbers in any order, none of them twice; the newest page last by convention. A set for each KV head,
         or one that all KV heads share (the second axis is then 1). Behind its count it may hold anything.
       counts: how many pages of each set are read; at most P.
+      filled: what a caller may know of the slots of each set, counted page by page: that the first so many hold what
+        every valid entry sees, and that the others are empty. Then no positions of slots are looked up. None where the
+        caller does not know; there must be no window.
     """
 
     table: Int[Array, "B Sets P"]
     counts: Int[Array, "B Sets"]
+    filled: Int[Array, "B Sets"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,15 @@ class Options(tree.Options):
     page_size: int = MOST_PAGE
 
 
+def unfit(page_size: int, slots: int) -> str | None:
+    """Returns why pages of this size cannot be read of a cache with so many slots; None where they can."""
+    if LEAST_PAGE <= page_size <= MOST_PAGE and not page_size & (page_size - 1) and not slots % page_size:
+        return None
+    return (
+        f"page_size must be a power of two from {LEAST_PAGE} to {MOST_PAGE} that divides {slots} slots; got {page_size}"
+    )
+
+
 def check(inputs: Inputs, pages: Pages, options: Options) -> None:
     """Refuses arrays that do not belong together.
 
@@ -45,16 +58,18 @@ def check(inputs: Inputs, pages: Pages, options: Options) -> None:
       TypeError: an array has another type than it must.
     """
     tree.check(inputs, options)
-    size, (batch, kv_heads, slots) = options.page_size, inputs.keys.shape[:3]
-    if not LEAST_PAGE <= size <= MOST_PAGE or size & (size - 1) or slots % size:
-        raise ValueError(
-            f"page_size must be a power of two from {LEAST_PAGE} to {MOST_PAGE} that divides {slots} slots; got {size}"
-        )
+    batch, kv_heads, slots = inputs.keys.shape[:3]
+    if why := unfit(options.page_size, slots):
+        raise ValueError(why)
     shape = pages.table.shape
     if len(shape) != 3 or shape[0] != batch or shape[1] not in (1, kv_heads) or not shape[2]:
         raise ValueError(f"table must be ({batch}, {kv_heads} or 1, pages); got {shape}")
-    if pages.counts.shape != shape[:2]:
-        raise ValueError(f"counts must be {shape[:2]} beside a table of {shape}; got {pages.counts.shape}")
-    for name, array in pages._asdict().items():
+    given = {name: array for name, array in pages._asdict().items() if array is not None}
+    for name in ("counts", "filled"):
+        if name in given and given[name].shape != shape[:2]:
+            raise ValueError(f"{name} must be {shape[:2]} beside a table of {shape}; got {given[name].shape}")
+    if pages.filled is not None and options.window:
+        raise ValueError(f"filled must be None with a window, which compares positions; got window {options.window}")
+    for name, array in given.items():
         if array.dtype != jnp.int32:
             raise TypeError(f"{name} must be int32; got {array.dtype}")

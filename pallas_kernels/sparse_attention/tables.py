@@ -15,12 +15,18 @@ def whole(pages: Pages, slots: int, page_size: int) -> Pages:
     """Returns the pages with counts of at most P, numbers of pages that there are, and page 0 behind the count."""
     count = jnp.clip(pages.counts, 0, pages.table.shape[2])
     read = jnp.arange(pages.table.shape[2], dtype=jnp.int32)[None, None] < count[:, :, None]
-    return Pages(jnp.where(read, jnp.clip(pages.table, 0, slots // page_size - 1), 0), count)
+    return pages._replace(table=jnp.where(read, jnp.clip(pages.table, 0, slots // page_size - 1), 0), counts=count)
 
 
 def chosen_positions(inputs: Inputs, pages: Pages, page_size: int, slots: int) -> Int[Array, "B Sets C"]:
-    """Returns the positions of the chosen slots page by page, filled up to so many; `HIDDEN` behind the count."""
+    """Returns the positions of the chosen slots page by page, filled up to so many; `HIDDEN` behind the count.
+
+    Of slots that all entries see, 0: to look positions up takes a TPU longer than to read the pages.
+    """
     batch, sets, most = pages.table.shape
+    if pages.filled is not None:
+        seen = jnp.minimum(pages.filled, pages.counts * page_size)[:, :, None]
+        return jnp.where(jnp.arange(slots, dtype=jnp.int32)[None, None] < seen, 0, HIDDEN)
     by_page = inputs.slot_position.reshape(batch, 1, -1, page_size)
     read = jnp.arange(most, dtype=jnp.int32)[None, None] < pages.counts[:, :, None]
     found = jnp.take_along_axis(by_page, pages.table[..., None], axis=2, mode="promise_in_bounds")

@@ -4,6 +4,8 @@ import pytest
 
 from eval.chips.abstract import AbstractModel, abstract
 from jax_smash.methods import METHODS, DraftOptions, SmashOptions
+from jax_smash.sharding import make_mesh
+from jax_smash.sparse import Quest
 from tests.tiny import tiny_config
 
 TREES = {"ar": "auto", "lookahead": "auto", "draft-model": "chain-3", "hamburger": "auto"}
@@ -43,3 +45,13 @@ def test_nodes_are_those_of_the_tree():
 def test_the_modes_of_groups_have_strategies_of_their_own(mode):
     blind = arguments("hamburger", smash=SmashOptions(mode="blind"))
     assert type(arguments("hamburger", smash=SmashOptions(mode=mode)).strategy) is not type(blind.strategy)
+
+
+def test_what_a_policy_keeps_of_a_head_lies_with_its_keys():
+    config = tiny_config(layer_kinds=("full", "full"), window=0)
+    model = AbstractModel(config, dtype=jnp.float32, policy=Quest(budget=48, dense_layers=1))
+    made = abstract(model, make_mesh("tp=2"), batch=3, slots=64, chunk=16)
+    assert made.channels[0] is None
+    heads = config.num_kv_heads // 2
+    assert made.channel_shapes == {(3, heads, 4, config.head_width)}
+    assert made.cache_shapes == {(3, heads, 64, config.head_width)}

@@ -7,6 +7,7 @@ from eval.chips.data_sheets import CHIPS
 from eval.chips.ideal import ideal
 from jax_smash.methods import DraftOptions
 from jax_smash.plan import step_bytes
+from jax_smash.sparse import Quest, sparse_step_bytes
 from tests.tiny import tiny_config
 
 SIZES = {"batch": 3, "slots": 64, "chunk": 16}
@@ -27,6 +28,21 @@ def test_a_step_reads_weights_and_cache_once(tied):
     assert least.weights + norm == expected.weights
     assert least.cache == expected.cache
     assert least.written == 3 * config.num_layers * 2 * config.num_kv_heads * config.head_width * 4
+
+
+def test_a_step_under_a_policy_reads_its_budget_and_what_it_chooses_by():
+    config, policy = tiny_config(layer_kinds=("full", "full"), window=0), Quest(budget=48, dense_layers=1)
+    given = arguments(config, policy=policy)
+    least, dense = ideal("decode", config, given), ideal("decode", config, arguments(config))
+    expected = sparse_step_bytes(config, given.params["target"], policy, batch=3, slots=64)
+    assert (least.cache, least.scorer) == (expected.cache, expected.scorer)
+    assert least.cache < dense.cache
+    assert 0 < least.scorer < dense.cache - least.cache
+    assert least.bytes == dense.bytes - dense.cache + least.cache + least.scorer
+    assert sum(least.parts().values()) == least.bytes
+    assert least.operations < dense.operations
+    # A prompt is read by all that is kept.
+    assert ideal("prefill", config, given) == ideal("prefill", config, arguments(config))
 
 
 def test_operations_are_those_of_products_and_attention():

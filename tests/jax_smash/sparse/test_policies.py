@@ -29,6 +29,7 @@ CASES = {
     "random": Random(budget=12, seed=3),
     "oracle": Oracle(budget=12),
     "oracle-pages": Oracle(budget=12, page_size=4, window=2),
+    "oracle-whole-pages": Oracle(budget=16, page_size=16, sinks=0, newest_page=False),
     "oracle-share": Oracle(budget=0.5),
     "h2o": H2O(budget=12),
     "h2o-grace": H2O(budget=12, recent=0.0, grace=3, decay=0.9, dense_layers=1),

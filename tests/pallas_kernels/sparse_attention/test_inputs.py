@@ -14,6 +14,7 @@ INPUTS, PAGES = make(named("ragged rows"))
         ({"table": PAGES.table[:1]}, r"table must be \(2, 2 or 1, pages\); got \(1, 2, 4\)"),
         ({"table": PAGES.table[:, :, :0]}, r"table must be \(2, 2 or 1, pages\); got \(2, 2, 0\)"),
         ({"counts": PAGES.counts[:, :1]}, r"counts must be \(2, 2\) beside a table of \(2, 2, 4\); got \(2, 1\)"),
+        ({"filled": PAGES.counts[:, :1]}, r"filled must be \(2, 2\) beside a table of \(2, 2, 4\); got \(2, 1\)"),
         ({"table": PAGES.table.astype(jnp.uint32)}, "table must be int32; got uint32"),
         ({"counts": PAGES.counts.astype(jnp.int16)}, "counts must be int32; got int16"),
     ],
@@ -21,6 +22,12 @@ INPUTS, PAGES = make(named("ragged rows"))
 def test_tables_that_do_not_belong_to_the_cache_are_refused(changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         sparse_attention(INPUTS, PAGES._replace(**changes), scale=1.0, page_size=32)
+
+
+def test_slots_that_are_known_to_be_filled_go_without_a_window():
+    pages = PAGES._replace(filled=PAGES.counts)
+    with pytest.raises(ValueError, match="filled must be None with a window, which compares positions; got window 9"):
+        sparse_attention(INPUTS, pages, scale=1.0, page_size=32, window=9)
 
 
 @pytest.mark.parametrize("page_size", [0, 8, 48, 256, 1024])

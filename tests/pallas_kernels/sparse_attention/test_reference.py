@@ -70,7 +70,7 @@ def test_every_page_in_any_order_is_tree_attention(implementation):
 def test_a_shared_set_is_the_same_set_for_every_head():
     case = named("a shared set")
     inputs, pages = make(case)
-    each = Pages(*(jnp.repeat(x, case.kv_heads, axis=1) for x in pages))
+    each = jax.tree.map(lambda x: jnp.repeat(x, case.kv_heads, axis=1), pages)
     np.testing.assert_array_equal(attended(inputs, each, case, "reference"), expected(case))
 
 

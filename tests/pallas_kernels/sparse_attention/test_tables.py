@@ -34,7 +34,7 @@ def test_every_head_has_its_most_pages_at_the_most():
 
 def test_a_table_is_whole_whatever_lies_behind_its_count():
     pages = Pages(jnp.asarray([[[3, 9, -7], [2, 1, 0]]], jnp.int32), jnp.asarray([[1, 7]], jnp.int32))
-    table, count = jax.jit(tables.whole, static_argnums=(1, 2))(pages, 64, 16)
+    table, count, _ = jax.jit(tables.whole, static_argnums=(1, 2))(pages, 64, 16)
     np.testing.assert_array_equal(table, [[[3, 0, 0], [2, 1, 0]]])
     np.testing.assert_array_equal(count, [[1, 3]])
 
@@ -48,3 +48,14 @@ def test_positions_come_page_by_page_and_are_hidden_behind_the_count():
     assert found.shape == (2, 2, 160)
     np.testing.assert_array_equal(found[0, 1, :32], by_page[0, pages.table[0, 1, 0]])
     assert (found[0, 1, 32:] == tables.HIDDEN).all()
+
+
+def test_slots_that_are_known_to_be_filled_have_no_position_looked_up():
+    case = named("ragged rows")
+    inputs, pages = make(case)
+    pages = tables.whole(pages._replace(filled=jnp.asarray([[100, 7], [1, 64]], jnp.int32)), case.slots, 32)
+    found = np.asarray(tables.chosen_positions(inputs, pages, 32, 160))
+    # Of the second row's sets one is empty, and the other has two pages.
+    assert (found == 0).sum(2).tolist() == [[100, 7], [0, 64]]
+    assert ((found == 0) | (found == tables.HIDDEN)).all()
+    assert (np.diff(found) >= 0).all()

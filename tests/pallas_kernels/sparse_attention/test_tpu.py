@@ -17,7 +17,7 @@ from pallas_kernels.sparse_attention import Pages, sparse_attention, tpu
 from pallas_kernels.sparse_attention.cases import BENCHMARKS, TESTS, Case, described, make, random_case
 from pallas_kernels.tree_attention import tpu as tree_tpu
 from tests.kernels import flip, scribble, tolerance
-from tests.sparse_kernels import attended, compiled, expected, named
+from tests.sparse_kernels import attended, compiled, ending_in_the_newest_page, expected, named
 
 TOPOLOGIES = ("v4:2x2x1", "v5e:1x1", "v5p:2x2x1", "v6e:1x1", "tpu7x:2x2x1")
 COMPILED = tuple(case for case in BENCHMARKS if not case.name.endswith("8-rows"))
@@ -34,6 +34,15 @@ COVERED = ("one page", "a window", "capped scores", "a capped window", "padding 
 )
 def test_the_kernel_agrees_with_the_reference(case):
     np.testing.assert_allclose(attended(*make(case), case, "tpu"), expected(case), **tolerance(case))
+
+
+def test_slots_that_are_known_to_be_filled_give_what_their_positions_give():
+    case = named("entries beside a page that is not full")
+    inputs, pages = ending_in_the_newest_page(case)
+    found = attended(inputs, pages, case, "tpu")
+    np.testing.assert_allclose(found, attended(inputs, pages, case, "reference"), **tolerance(case))
+    one_less = attended(inputs, pages._replace(filled=pages.filled - 1), case, "tpu")
+    assert np.abs(found - one_less).max() > 1e-3
 
 
 def test_a_flipped_bit_changes_its_entry_alone():

@@ -1,0 +1,66 @@
+"""Attention over slots that differ from one KV head to another, gathered beside each other."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jax_smash.attention.dispatch import attend
+from jax_smash.cache import EMPTY, Block, ChosenPages, LayerCache
+from jax_smash.cache.selected import take_pages
+
+Gathered = tuple[Float[Array, "B K C H"], Float[Array, "B K C H"], Int[Array, "B K C"]]
+"""Keys, values and positions of chosen slots; `EMPTY` where none is read."""
+
+
+def attend_by_head(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    gathered: Gathered,
+    block: Block,
+    *,
+    scale: float,
+    softcap: float,
+) -> Float[Array, "B Q N H"]:
+    """Attends as if each KV head were a row."""
+    (rows, width, heads, size), kv_heads = query.shape, key.shape[2]
+
+    def by_row(x: Array) -> Array:
+        return x.swapaxes(1, 2).reshape(rows * kv_heads, x.shape[1], -1, size)
+
+    def each(x: Array) -> Array:
+        return jnp.repeat(x, kv_heads, axis=0)
+
+    keys, values, there = gathered
+    cache = LayerCache(
+        keys=keys.reshape(rows * kv_heads, 1, -1, size),
+        values=values.reshape(rows * kv_heads, 1, -1, size),
+        position=there.reshape(rows * kv_heads, -1),
+    )
+    grouped = query.reshape(rows, width, kv_heads, heads // kv_heads, size)
+    new = (by_row(grouped), by_row(key[:, :, :, None]), by_row(value[:, :, :, None]), each(position))
+    out = attend(*new, cache, jax.tree.map(each, block), scale=scale, softcap=softcap)
+    return out.reshape(rows, kv_heads, width, -1, size).swapaxes(1, 2).reshape(rows, width, heads, size)
+
+
+def gather_pages(
+    keys: Float[Array, "B K S H"],
+    values: Float[Array, "B K S H"],
+    pages: ChosenPages,
+    position: Int[Array, "B K S"] | None = None,
+) -> Gathered:
+    """Returns the slots of chosen pages, page by page.
+
+    Args:
+      keys, values: of the cache.
+      pages: a set for each KV head, or one for all.
+      position: of each KV head's slots. None where all that are filled are read, by entries behind them: then their
+        positions are told as 0.
+    """
+    slot = jnp.arange(pages.table.shape[2] * pages.size, dtype=jnp.int32)[None, None]
+    if position is None:
+        there = jnp.where(slot < pages.filled[:, :, None], 0, jnp.int32(EMPTY))
+    else:
+        there = jnp.where(slot < pages.counts[:, :, None] * pages.size, take_pages(position, pages), jnp.int32(EMPTY))
+    return take_pages(keys, pages), take_pages(values, pages), jnp.broadcast_to(there, (*keys.shape[:2], slot.size))
