@@ -1,7 +1,17 @@
 """What a model keeps of a text: blocks of new entries, the cache, its one write."""
 
 from jax_smash.cache.block import Block, BlockKV, Earlier, KeyValue, Noted, SideBySide
-from jax_smash.cache.selected import AfterReading, LayerPlan, Note, SelectedCache, SelectedLayer, Selection, Step
+from jax_smash.cache.listening import Entering, Listening
+from jax_smash.cache.selected import (
+    AfterReading,
+    LayerPlan,
+    Note,
+    Recorded,
+    SelectedCache,
+    SelectedLayer,
+    Selection,
+    Step,
+)
 from jax_smash.cache.store import EMPTY, KVCache, LayerCache, Sinks, init_cache
 from jax_smash.cache.write import Write, after
 
@@ -11,12 +21,15 @@ __all__ = [
     "Block",
     "BlockKV",
     "Earlier",
+    "Entering",
     "KVCache",
     "KeyValue",
     "LayerCache",
     "LayerPlan",
+    "Listening",
     "Note",
     "Noted",
+    "Recorded",
     "SelectedCache",
     "SelectedLayer",
     "Selection",

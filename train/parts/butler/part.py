@@ -150,7 +150,8 @@ class Butler(Part):
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes the predictor, bound to the base's weights."""
         mark = frozen.fingerprints["base"]
-        save_butler(folder, self.settings.config, stored[ROLE], base_fingerprint=mark)
+        settings = self.settings
+        save_butler(folder, settings.config, stored[ROLE], base_fingerprint=mark, trained_length=settings.length)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card."""
