@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int
 from jax_smash.attention.formula import MASKED
 from jax_smash.cache import Entering, SelectedCache, SelectedLayer, Write
 from jax_smash.models.predictors import importance
-from jax_smash.sparse.learned import Heard, Learned, Memory, Parts, committed_slots, joined
+from jax_smash.sparse.learned import Learned, committed_slots
+from jax_smash.sparse.memory import Heard, Memory, Parts, joined
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

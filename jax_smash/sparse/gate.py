@@ -11,7 +11,8 @@ from jax_smash.cache import Block, Entering, SelectedCache, SelectedLayer, Selec
 from jax_smash.cache.write import pick
 from jax_smash.models.predictors import Pool, PredictorConfig, importance
 from jax_smash.pytree import pytree, replace
-from jax_smash.sparse.learned import Heard, Learned, Memory, Parts
+from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.memory import Heard, Memory, Parts
 
 
 @pytree

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float
 from jax_smash.cache import Entering, SelectedCache, SelectedLayer
 from jax_smash.models.predictors import PredictorConfig, importance, int8_keys
 from jax_smash.pytree import replace
-from jax_smash.sparse.learned import Heard, Learned, Parts, joined, parted
+from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.memory import Heard, Parts, joined, parted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_smash.cache import Entering, SelectedCache, SelectedLayer, Selection, Step, Write
 from jax_smash.cache.write import pick, write_entries
 from jax_smash.config import ModelConfig
-from jax_smash.models.predictors import Int8Keys, PredictorConfig
-from jax_smash.pytree import pytree, replace
+from jax_smash.models.predictors import PredictorConfig
+from jax_smash.pytree import replace
 from jax_smash.sharding import on_each_device
+from jax_smash.sparse.memory import Heard, LastScores, Memory, Parts, Told
 from jax_smash.sparse.selecting import Selecting
 
 LOG = logging.getLogger("jax_smash")
@@ -22,75 +23,13 @@ LOG = logging.getLogger("jax_smash")
 FIRST = 1e30
 """Score of slots and pages that came after a choice: they are read before all that have a score."""
 
-Parts = tuple[Array, ...]
-"""Keys of a layer: one array, or integers and their scales."""
-
-
-@pytree
-class Memory:
-    """What a predictor keeps of rows.
-
-    Attributes:
-      keys: of each layer, or of each producer of a gate, what entries or pages are scored by, `[B, n, S, _]`; layers
-        that no choice reads are left out.
-      asked: of each layer or producer, queries of the last entries, the oldest first, where the predictor looks ahead.
-      beside: what else a form keeps.
-    """
-
-    keys: dict[int, Parts]
-    asked: dict[int, Float[Array, "B a n d"]] | None = None
-    beside: Any = None
-
-
-@pytree
-class Heard:
-    """What a predictor makes of a forward.
-
-    Attributes:
-      queries: of each layer or producer: of all entries where the predictor looks ahead, else of the first valid one.
-      keys: of all entries, `[B, T, n, _]`.
-      beside: what else a form needs in the commit.
-    """
-
-    queries: dict[int, Float[Array, "B Q n d"]] = dataclasses.field(default_factory=dict)
-    keys: dict[int, Parts] = dataclasses.field(default_factory=dict)
-    beside: Any = None
-
-
-@pytree
-class Told:
-    """What one layer's choice follows from.
-
-    Attributes:
-      query: of the entry that chooses.
-      keys: as in `Memory`.
-    """
-
-    query: Float[Array, "B n d"]
-    keys: Parts
-
-
-@pytree
-class LastScores:
-    """Scores that serve several steps.
-
-    Attributes:
-      score: of each slot or page.
-      filled: slots that were committed when they were made.
-      left: steps that they still serve; 0 where they are to be made anew.
-    """
-
-    score: Float[Array, "B K X"]
-    filled: Int[Array, "B"]
-    left: Int[Array, "B"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learned(Selecting):
     """A policy whose scores a trained predictor makes, from residuals of the base and from keys of its own.
 
     Its keys are made once for each entry, by the forward that reads it, and written when the entry is committed. A
-    prompt that is read densely makes keys too.
+    prompt that is read densely makes keys too. Where entries have scores of their own, a page has that of its best.
 
     Attributes:
       path: folder of the predictor; empty for the one that is shipped with the base, or given to `sparsified`.
@@ -334,17 +273,6 @@ class Learned(Selecting):
     def beside_bytes(self, slots: int, itemsize: int) -> int:
         """Returns what a step reads a row beside the keys, all layers together."""
         return 0
-
-
-def joined(keys: Parts) -> Any:
-    """Returns kept keys as `models.predictors.importance` takes them."""
-    first, *scale = (part.swapaxes(1, 2) for part in keys)
-    return Int8Keys(values=first, scale=scale[0][..., 0]) if scale else first
-
-
-def parted(keys: Any) -> Parts:
-    """Returns new keys as they are kept."""
-    return (keys.values, keys.scale[..., None]) if isinstance(keys, Int8Keys) else (keys,)
 
 
 def committed_slots(view: SelectedLayer) -> Bool[Array, "B S"]:

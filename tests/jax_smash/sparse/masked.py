@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_smash.cache import Block
-from jax_smash.models.attended import attended
-from jax_smash.models.rope import longest, rotation
+from jax_smash.models.rope import rotation
 from jax_smash.sparse import (
     H2O,
     TOVA,
@@ -22,7 +20,7 @@ from jax_smash.sparse import (
     SnapKV,
     TokenSelect,
 )
-from tests.predictors import modules_of
+from tests.jax_smash.sparse.whole_rows import SLOTS, whole_rows
 
 
 def softmax(scores, seen):
@@ -207,7 +205,7 @@ class LearnedRule(Rule):
 
     def predicted(self, filled):
         """Returns queries of the root [n, d], and keys [S, k, d], by the form that training reads whole rows with."""
-        taps = tuple(np.pad(x, ((0, whole_rows.slots - len(x)), (0, 0)))[None] for x in self.taps)
+        taps = tuple(np.pad(x, ((0, SLOTS - len(x)), (0, 0)))[None] for x in self.taps)
         queries, keys = whole_rows(self.base, self.policy.predictor, jax.tree.map(jnp.float32, taps))
         asking = filled - self.policy.predictor.look_ahead
         asked = np.asarray(queries[self.layer, 0, max(asking, 0)], float) * (asking >= 0)
@@ -253,29 +251,6 @@ class GateRule(LearnedRule):
         scores[:, : full * size] = np.repeat(found, size, axis=1)
         return scores
 
-
-def whole_rows(base, config, taps):
-    """Returns queries and keys of one row, of which some taps are given in full length."""
-    key = id(base), config
-    if key not in READERS:
-        predictor = modules_of(config)
-        module = predictor.definition.bind(predictor.params)
-
-        def read(taps):
-            position = jnp.arange(taps[0].shape[1], dtype=jnp.int32)[None]
-            block = Block.causal(jnp.ones(position.shape, bool))
-            heads = attended(base, taps, position, longest(position, block.valid))
-            found = module.read(taps, heads, position, block)
-            return found.queries, found.keys
-
-        READERS[key] = jax.jit(read)
-    return READERS[key](taps)
-
-
-whole_rows.slots = 64
-
-READERS = {}
-"""Functions that read whole rows, compiled before."""
 
 RULES = {
     Butler: ButlerRule,

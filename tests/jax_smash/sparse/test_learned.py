@@ -148,7 +148,10 @@ REFUSED = [
         "the predictor was trained with a base whose weights have fingerprint 0000000000000000; those of two-layer",
     ),
     (lambda _: sparsified(base(), Butler(), modules("butler", config=tiny_model(d_model=64).config)), "d_model is 64"),
-    (lambda _: sparse_step_bytes(base().config, {}, Butler(), batch=1, slots=64), "Butler has no predictor yet"),
+    (
+        lambda _: sparse_step_bytes(base().config, base().params["target"], Butler(budget=64), batch=1, slots=512),
+        "Butler has no predictor yet",
+    ),
 ]
 
 
@@ -198,9 +201,10 @@ def test_a_sum_of_probabilities_ends_the_budget():
 
 
 def test_scores_of_one_step_serve_as_many_as_are_asked_for():
-    tokens = jnp.asarray(np.random.default_rng(2).integers(3, 250, (1, 40)), jnp.int32)
+    text = np.random.default_rng(2).integers(3, 250, (1, 40))
 
     def logs(**settings):
+        tokens = jnp.asarray(text, jnp.int32)
         model = sparsified(base(), GroupedButler(budget=12, window=0, **settings), modules("grouped"))
         found = forced_log_probs(model.definition, model.params["target"], tokens, jnp.full(1, 40, jnp.int32), n=1)
         return np.asarray(found.chosen)
