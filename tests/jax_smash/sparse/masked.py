@@ -201,7 +201,11 @@ class LearnedRule(Rule):
       taps: for each layer the residuals of the committed entries, and that of the root where it is known.
     """
 
-    base, taps, last, made, left = None, None, None, 0, 0
+    base, taps, made, left = None, None, 0, 0
+
+    @functools.cached_property
+    def last(self):
+        return np.zeros((len(self.alive), 0))  # Scores of a step that had nothing to choose from.
 
     def predicted(self, filled):
         """Returns queries of the root [n, d], and keys [S, k, d], by the form that training reads whole rows with."""
