@@ -37,6 +37,7 @@ from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.families.family import in_use
+from jax_smash.models.predictors.beside import without_predictor
 from jax_smash.models.transformer import abstract_params, random_params
 from jax_smash.platform import prepare_devices
 from jax_smash.protocols import ModelDef
@@ -278,7 +279,7 @@ def grafted(model: Model, modules: SmashModules) -> Model:
 
 def weights_fingerprint(model: Model) -> str | None:
     """Returns the fingerprint of a model's weights; None where they are rounded and nobody told what they were."""
-    params, config = model.params["target"], model.config
+    (params, _), config = without_predictor(model.params["target"]), model.config
     if config is None or has_int8(params) or activation_dtype(params) == jnp.float16:
         return model.fingerprint
     return fingerprint(config, params)  # What is in memory goes before what was loaded: it may have been replaced.

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.cache import Block, SelectedLayer, Selection, Step, Write
+from jax_smash.cache import Block, Entering, SelectedCache, SelectedLayer, Selection, Step, Write
 from jax_smash.pytree import pytree
 
 State = TypeVar("State")
@@ -23,7 +23,7 @@ class Forward:
       taps: tap i is the residual that enters layer i; the last one, tap L, is the residual before the final norm.
       block_kv: what the cache's `commit` writes of the new entries: keys and values of each layer, or what stands in
         their place.
-      policy_state: the sparse policy's state; None without a policy.
+      policy_state: what a sparse policy's predictor made of the residuals; None without one.
     """
 
     hidden: Float[Array, "B T D"]
@@ -226,6 +226,34 @@ class SelectingPolicy(SparsePolicy, Protocol):
           view: the layer with the new entries, but the channels of before.
           step: what was committed.
         """
+        ...
+
+
+@runtime_checkable
+class PredictingPolicy(SelectingPolicy, Protocol):
+    """Chooses slots by a trained predictor, which hears what enters the layers of a forward.
+
+    What it keeps of rows, `own`, has only `[B, …]` leaves. Its predictor is bound to its parameters.
+    """
+
+    def memory(self, predictor: Any, cache: SelectedCache, block: int) -> Any:
+        """Makes what is kept of rows that have seen nothing, for commits of at most `block` entries."""
+        ...
+
+    def entered(self, predictor: Any, cache: SelectedCache, heard: Any, entering: Entering) -> Any:
+        """Returns what the predictor has made once a layer is entered; `heard` is None before the first."""
+        ...
+
+    def told(self, layer: int, own: Any, heard: Any) -> Any:
+        """Returns what a layer's choice follows from: `SelectedLayer.told`."""
+        ...
+
+    def recorded(self, predictor: Any, heard: Any, block_kv: Any, cache: SelectedCache) -> Any:
+        """Returns what the commit of a forward is told; every leaf is `[B, T, …]`."""
+        ...
+
+    def remembered(self, own: Any, record: Any, write: Write, filled: Int[Array, "B"]) -> Any:
+        """Returns what is kept after a commit behind `filled` slots: of rejected entries nothing."""
         ...
 
 

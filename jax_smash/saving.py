@@ -11,6 +11,7 @@ from jax_smash.checkpoints.smasher import MODULES, save_smasher, tokenizer_sha25
 from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model
+from jax_smash.models.predictors import without_predictor
 from jax_smash.quantise import check_plain
 
 GENERATION = "generation_config.json"
@@ -41,7 +42,7 @@ def save(model: Model, path: str | Path, *, progress: huggingface.Progress | Non
       OSError: the disk is full.
     """
     target = check_new(path)
-    config, params, modules = model.config, model.params["target"], model.modules
+    config, (params, _), modules = model.config, without_predictor(model.params["target"]), model.modules
     if config is None:
         raise ValueError(f"save writes models of this package; {model.name} is none: save its params with Orbax")
     for weights in model.params.values():

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.cache import Block
+from jax_smash.checkpoints.butler import ButlerModules
 from jax_smash.models.attended import attended
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.predictors import predictor_for, random_predictor
@@ -28,6 +29,17 @@ def predictor_of(config, kind, **changes):
     made = predictor_for(kind, config, **(SIZES[kind] | changes))
     graphdef, params = random_predictor(made, seed=3)
     return made, NnxModel(graphdef).bind(params)
+
+
+def sizes_of(config, kind, **changes):
+    """Returns the configuration of a small predictor."""
+    return predictor_for(kind, config, **(SIZES[kind] | changes))
+
+
+def modules_of(config, seed=3, base_fingerprint="", **more):
+    """Returns a random predictor of certain sizes, ready to be bound."""
+    graphdef, params = random_predictor(config, seed=seed)
+    return ButlerModules(config, NnxModel(graphdef), params, base_fingerprint, **more)
 
 
 @functools.cache

@@ -1,11 +1,13 @@
 """What a model keeps of a text: blocks of new entries, the cache, its one write."""
 
 from jax_smash.cache.block import Block, BlockKV, Earlier, KeyValue, Noted, SideBySide
+from jax_smash.cache.listening import Entering, Listening
 from jax_smash.cache.selected import (
     AfterReading,
     ChosenPages,
     LayerPlan,
     Note,
+    Recorded,
     SelectedCache,
     SelectedLayer,
     Selection,
@@ -21,12 +23,15 @@ __all__ = [
     "BlockKV",
     "ChosenPages",
     "Earlier",
+    "Entering",
     "KVCache",
     "KeyValue",
     "LayerCache",
     "LayerPlan",
+    "Listening",
     "Note",
     "Noted",
+    "Recorded",
     "SelectedCache",
     "SelectedLayer",
     "Selection",

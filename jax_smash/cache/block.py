@@ -54,11 +54,11 @@ class Earlier:
     """Entries of a block that earlier forwards have read, and that are in no cache yet.
 
     Attributes:
-      block_kv: keys and values of these entries, a pair a layer.
+      block_kv: keys and values of these entries, a pair a layer, or what stands in their place.
       position: of each entry.
     """
 
-    block_kv: BlockKV
+    block_kv: Any
     position: Int[Array, "B E"]
 
 

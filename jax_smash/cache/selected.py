@@ -137,6 +137,19 @@ class AfterReading:
 
 
 @pytree
+class Recorded:
+    """What a forward makes of its entries, and what a predictor has made of them.
+
+    Attributes:
+      entries: keys and values of each layer, as without a predictor.
+      record: for what the policy keeps; every leaf is `[B, T, …]`.
+    """
+
+    entries: Any
+    record: Any
+
+
+@pytree
 class SelectedLayer:
     """One layer's view of the cache, of which attention reads the slots that the policy chooses.
 
@@ -147,12 +160,14 @@ class SelectedLayer:
       channels: what the policy keeps of the layer.
       policy: chooses the slots: a `protocols.SelectingPolicy`.
       plan: how many.
+      told: in a forward, what a predictor says of the layer; None without one.
     """
 
     layer: LayerCache
     filled: Int[Array, "B"]
     alive: Bool[Array, "B K S"] | None
     channels: Any
+    told: Any = None
     policy: Any = static()
     plan: LayerPlan = static()
 
@@ -173,6 +188,7 @@ class SelectedCache:
       cache: the keys and values.
       alive: of each layer, as in `SelectedLayer`.
       channels: of each layer, what its policy keeps; every leaf is `[B, …]`.
+      own: what a predictor keeps of the rows, all layers together; None without one.
       policy: chooses the slots.
       plans: of each layer; None where it reads everything.
     """
@@ -180,6 +196,7 @@ class SelectedCache:
     cache: KVCache
     alive: tuple[Bool[Array, "B K S"] | None, ...]
     channels: tuple[Any, ...]
+    own: Any = None
     policy: Any = static()
     plans: tuple[LayerPlan | None, ...] = static()
 
@@ -212,8 +229,8 @@ class SelectedCache:
             return HEADS if leaf.ndim > 2 and leaf.shape[1] == heads else ROWS
 
         cache = jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), self.cache)
-        kept = jax.tree.map(lambda leaf: put(leaf, *axes(leaf)), (self.alive, self.channels))
-        return replace(self, cache=cache, alive=kept[0], channels=kept[1])
+        kept = jax.tree.map(lambda leaf: put(leaf, *axes(leaf)), (self.alive, self.channels, self.own))
+        return replace(self, cache=cache, alive=kept[0], channels=kept[1], own=kept[2])
 
     def layer(self, layer: int) -> LayerCache | SelectedLayer:
         """Returns what one layer's attention reads, or chooses from."""
@@ -233,6 +250,10 @@ class SelectedCache:
         """Writes entries behind what each row holds, and lets the policy learn from them and from no others."""
         if isinstance(block_kv, AfterReading):
             return block_kv.cache
+        own = self.own
+        if isinstance(block_kv, Recorded):
+            own = self.policy.remembered(own, block_kv.record, write, self.slot_length)
+            block_kv = block_kv.entries
         entries = tuple(made.entries if isinstance(made, Noted) else made for made in block_kv)
         cache = self.cache.commit(entries, write)
         alive, channels = list(self.alive), list(self.channels)
@@ -245,7 +266,7 @@ class SelectedCache:
             alive[i] = _alive_after(before, step)
             after = replace(before, layer=cache.layer(i), filled=cache.slot_length, alive=alive[i])
             channels[i] = self.policy.committed(after, step)
-        return replace(self, cache=cache, alive=tuple(alive), channels=tuple(channels))
+        return replace(self, cache=cache, alive=tuple(alive), channels=tuple(channels), own=own)
 
 
 def _alive_after(view: SelectedLayer, step: Step) -> Bool[Array, "B K S"] | None:

@@ -47,13 +47,15 @@ class ButlerModules:
       config: its form and sizes.
       definition: its structure.
       params: its parameters.
-      base_fingerprint: of the base's weights that it was trained with.
+      base_fingerprint: of the base's weights that it was trained with; empty where it goes with any.
+      trained_length: entries of the texts that it was trained on; None where nobody says.
     """
 
     config: PredictorConfig
     definition: NnxModel
     params: nnx.State
     base_fingerprint: str
+    trained_length: int | None = None
 
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""
@@ -65,16 +67,24 @@ class ButlerDescription:
     """What `butler.json` says.
 
     Attributes:
-      config, base_fingerprint: as of `ButlerModules`.
+      config, base_fingerprint, trained_length: as of `ButlerModules`.
       weights_sha256: of the file beside it.
     """
 
     config: PredictorConfig
     base_fingerprint: str
     weights_sha256: str
+    trained_length: int | None = None
 
 
-def save_butler(folder: str | Path, config: PredictorConfig, params: nnx.State, *, base_fingerprint: str) -> None:
+def save_butler(
+    folder: str | Path,
+    config: PredictorConfig,
+    params: nnx.State,
+    *,
+    base_fingerprint: str,
+    trained_length: int | None = None,
+) -> None:
     """Saves a predictor as `butler.json` and `butler.safetensors`, whole or not at all; older ones are replaced.
 
     Args:
@@ -82,6 +92,7 @@ def save_butler(folder: str | Path, config: PredictorConfig, params: nnx.State, 
       config: of the predictor.
       params: its parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the base's weights that it was trained with.
+      trained_length: entries of the texts that it was trained on; None where nobody says.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's; the
@@ -100,7 +111,10 @@ def save_butler(folder: str | Path, config: PredictorConfig, params: nnx.State, 
     with both_or_neither(folder, CONFIG, WEIGHTS, nbytes) as (fields_file, weights_file):
         # Contiguous: the writer takes an array's bytes as they lie in memory.
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
-        told = {"format": FORMAT, "weights_sha256": sha256(weights_file), "base_fingerprint": base_fingerprint}
+        told: dict[str, Any] = {"format": FORMAT, "weights_sha256": sha256(weights_file)}
+        told["base_fingerprint"] = base_fingerprint
+        if trained_length is not None:
+            told["trained_length"] = trained_length
         fields_file.write_text(json.dumps({**told, "kind": config.kind, **config.to_fields()}, indent=2) + "\n")
 
 
@@ -134,7 +148,9 @@ def load_butler(
     held = {name: jax.device_put(array.astype(made_of, copy=False)) for name, array in tensors.items()}
     leaves = [(path, v.replace(held[dotted(path)])) for path, v in nnx.to_flat_state(abstract)]
     params = nnx.from_flat_state(leaves)
-    return ButlerModules(config, NnxModel(graphdef), params, described.base_fingerprint)
+    return ButlerModules(
+        config, NnxModel(graphdef), params, described.base_fingerprint, trained_length=described.trained_length
+    )
 
 
 def read_butler(folder: str | Path) -> ButlerDescription:
@@ -152,8 +168,12 @@ def read_butler(folder: str | Path) -> ButlerDescription:
     for name, text in told.items():
         if not isinstance(text, str) or not text:
             raise ValueError(f"{file}: {name} must be a text; got {text!r}")
+    length = fields.pop("trained_length", None)
+    if length is not None and (type(length) is not int or length < 1):
+        raise ValueError(f"{file}: trained_length must be a number of entries from 1; got {length!r}")
     try:
-        return ButlerDescription(predictor_config(fields.pop("kind", None), fields), **told)
+        config = predictor_config(fields.pop("kind", None), fields)
+        return ButlerDescription(config, **told, trained_length=length)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

@@ -106,23 +106,28 @@ def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFla
             "cache_bytes": step.cache,
             "bytes": step.total,
         },
-        "sparse_step": _sparse_step(sparse, config, held, slots),
+        "sparse_step": _sparse_step(name, sparse, config, held, slots),
     }
 
 
-def _sparse_step(flags: SparseFlags | None, config: "ModelConfig", params: Any, slots: int) -> dict[str, Any] | None:
+def _sparse_step(
+    name: str, flags: SparseFlags | None, config: "ModelConfig", params: Any, slots: int
+) -> dict[str, Any] | None:
     """Returns what a decode step reads under a policy; None without one."""
     policy = None if flags is None else flags.policy()
     if flags is None or policy is None:
         return None
-    from jax_smash.sparse import sparse_step_bytes
+    from jax_smash.sparse import Learned, described, sparse_step_bytes
 
+    if isinstance(policy, Learned):
+        policy = described(policy, name, config)
     step = sparse_step_bytes(config, params, policy, batch=1, slots=slots)
     return {
         "policy": flags.sparse,
         "weight_bytes": step.weights,
         "cache_bytes": step.cache,
         "scorer_bytes": step.scorer,
+        "predictor_bytes": step.predictor,
         "bytes": step.total,
         "speedup_bound": step.bound,
         "cache_speedup_bound": step.cache_bound,
@@ -167,9 +172,11 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _sparse_row(step: dict[str, Any] | None) -> list[tuple[str, str]]:
     if step is None:
         return []
+    weights = step["predictor_bytes"]
+    predictor = f" and {_amount(weights)} of a predictor's weights" if weights else ""
     text = (
         f"{step['policy']} reads {_amount(step['bytes'])}: weights {_amount(step['weight_bytes'])}, chosen slots "
-        f"{_amount(step['cache_bytes'])}, what chooses them {_amount(step['scorer_bytes'])}; "
+        f"{_amount(step['cache_bytes'])}, what chooses them {_amount(step['scorer_bytes'])}{predictor}; "
         f"at most {step['speedup_bound']:.3g} times the speed, {step['cache_speedup_bound']:.3g} of attention alone"
     )
     return [("sparse step", text)]

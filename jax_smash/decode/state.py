@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.automaton import TokenAutomaton
-from jax_smash.cache import BlockKV, KVCache, SelectedCache, Write, after
+from jax_smash.cache import KVCache, SelectedCache, Write, after
 from jax_smash.draft.context import Context
 from jax_smash.finish import LENGTH, NOT_A_NUMBER, RUNNING, STOP_STRING, STOP_TOKEN
 from jax_smash.protocols import LogitsProcessor
@@ -174,7 +174,7 @@ def emit(
 
 def committed(
     state: DecodeState,
-    block_kv: BlockKV,
+    block_kv: Any,
     position: Int[Array, "B T"],
     count: Int[Array, "B"],
     path: Int[Array, "B P"] | None = None,

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from jax_smash.cache import Block, KeyValue, KVCache, SelectedCache, Sinks, init_cache
+from jax_smash.cache import Block, Entering, KeyValue, KVCache, Listening, SelectedCache, Sinks, init_cache
 from jax_smash.config import ModelConfig
 from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
@@ -59,7 +59,7 @@ class Transformer(nnx.Module):
         self,
         inputs: Float[Array, "B T D"],
         position: Int[Array, "B T"],
-        cache: KVCache | SelectedCache | None,
+        cache: KVCache | SelectedCache | Listening | None,
         block: Block,
         policy: SparsePolicy | None = None,
     ) -> Forward:
@@ -81,12 +81,15 @@ class Transformer(nnx.Module):
         x, taps, block_kv = constrain(inputs, rows_axis(cache), None, "embed"), [], []
         for i, layer in enumerate(self.layers):
             taps.append(x)
+            if isinstance(cache, Listening):
+                cache = cache.entered(Entering(i, layer, x, position, block))
             layer_cache = None if cache is None else cache.layer(i)
             of_layer = (angles[i], layer_cache, block.layer(i), None, None if far is None else far[i])
             x, key_value = _apply_layer(*nnx.split(layer), x, position, *of_layer)
             block_kv.append(key_value)
         taps.append(x)
-        return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=None)
+        heard = cache.heard if isinstance(cache, Listening) else None
+        return Forward(hidden=self.final_norm(x), taps=tuple(taps), block_kv=tuple(block_kv), policy_state=heard)
 
     def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns float32 logits of the token after each entry."""

@@ -1,9 +1,14 @@
 """Policies that keep or read a part of a cache, and models that decode by them."""
 
+from jax_smash.sparse.butler import Butler
 from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
+from jax_smash.sparse.gate import PageGate
+from jax_smash.sparse.grouped import GroupedButler
 from jax_smash.sparse.h2o import H2O
+from jax_smash.sparse.learned import Learned
 from jax_smash.sparse.model import SparseDef, sparsified
 from jax_smash.sparse.named import POLICIES, named_policy, told
+from jax_smash.sparse.predictors import described
 from jax_smash.sparse.quest import Quest
 from jax_smash.sparse.selecting import Selecting
 from jax_smash.sparse.snapkv import SnapKV
@@ -16,8 +21,12 @@ __all__ = [
     "H2O",
     "POLICIES",
     "TOVA",
+    "Butler",
     "Dense",
+    "GroupedButler",
+    "Learned",
     "Oracle",
+    "PageGate",
     "Quest",
     "Random",
     "Recency",
@@ -27,6 +36,7 @@ __all__ = [
     "SparseStepBytes",
     "StreamingLLM",
     "TokenSelect",
+    "described",
     "named_policy",
     "sparse_step_bytes",
     "sparsified",

@@ -7,7 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from jax_smash.protocols import SparsePolicy
+from jax_smash.sparse.butler import Butler
 from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
+from jax_smash.sparse.gate import PageGate
+from jax_smash.sparse.grouped import GroupedButler
 from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.quest import Quest
 from jax_smash.sparse.selecting import Selecting
@@ -18,7 +21,10 @@ from jax_smash.sparse.tova import TOVA
 
 POLICIES: MappingProxyType[str, Callable[..., SparsePolicy]] = MappingProxyType(
     {
+        "butler": Butler,
         "dense": Dense,
+        "gate": PageGate,
+        "grouped": GroupedButler,
         "h2o": H2O,
         "oracle": Oracle,
         "quest": Quest,
@@ -32,12 +38,16 @@ POLICIES: MappingProxyType[str, Callable[..., SparsePolicy]] = MappingProxyType(
 )
 """Policies of sparse caches by name."""
 
+UNNAMED = ("head_shares", "predictor", "trained_length")
+"""Fields that are no settings of a text."""
+
 
 def named_policy(text: str, *, budget: str | int | None = None, page_size: int | None = None) -> SparsePolicy:
-    """Returns the policy that a text names, as in `quest` or `h2o:grace=16,decay=0.98`.
+    """Returns the policy that a text names, as in `quest`, `h2o:grace=16,decay=0.98` or `butler:FOLDER,sinks=8`.
 
     Args:
-      text: a name of `POLICIES`, and behind a colon settings of its class, with commas or colons between them.
+      text: a name of `POLICIES`, and behind a colon settings of its class, with commas or colons between them. Of a
+        policy with a trained predictor, a setting without a name is the predictor's folder.
       budget: slots that a step reads, or a share of the text, as in `25%`; None for the policy's own.
       page_size: consecutive slots that are chosen together; None for the policy's own.
 
@@ -48,10 +58,12 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
     if name not in POLICIES:
         raise ValueError(f"a policy must be one of {', '.join(POLICIES)}; got {name!r}")
     policy = POLICIES[name]
-    fields = {f.name: f for f in dataclasses.fields(policy) if f.init and f.name != "head_shares"}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(policy) if f.init and f.name not in UNNAMED}  # type: ignore[arg-type]
     given: dict[str, Any] = {}
     for setting in filter(None, re.split("[,:]", settings)):
         key, equals, value = setting.partition("=")
+        if not equals and "path" in fields and "path" not in given:
+            key, equals, value = "path", "=", setting
         if not equals or key not in fields:
             raise ValueError(f"settings of {name} must be among {', '.join(fields) or 'none'}; got {setting!r}")
         given[key] = parse_budget(value) if key == "budget" else _parsed(key, value, fields[key].default)

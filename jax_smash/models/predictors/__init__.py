@@ -1,5 +1,6 @@
 """Small modules that predict which entries of a cache a base will attend to, one form a file."""
 
+from jax_smash.models.predictors.beside import with_predictor, without_predictor
 from jax_smash.models.predictors.config import PredictorConfig
 from jax_smash.models.predictors.forms import (
     FORMS,
@@ -35,4 +36,6 @@ __all__ = [
     "predictor_config",
     "predictor_for",
     "random_predictor",
+    "with_predictor",
+    "without_predictor",
 ]

@@ -75,6 +75,7 @@ def damaged(folder, name):
         ({"format": 7}, "must have format 1; got 7"),
         ({"base_fingerprint": ""}, "base_fingerprint must be a text; got ''"),
         ({"weights_sha256": None}, "weights_sha256 must be a text; got None"),
+        ({"trained_length": 0}, "trained_length must be a number of entries from 1; got 0"),
         ({"kind": "oracle"}, "must be of one of the forms per_head, grouped, gate; got 'oracle'"),
         ({"depth": 1}, "unknown field 'depth' of a predictor 'grouped'"),
         ({"hidden": "wide"}, "hidden must be of type int; got 'wide'"),

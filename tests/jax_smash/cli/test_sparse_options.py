@@ -2,8 +2,12 @@
 
 import json
 
+import jax
+
 import jax_smash
-from jax_smash.sparse import Quest, sparsified
+from jax_smash.checkpoints.butler import save_butler
+from jax_smash.sparse import GroupedButler, Quest, sparsified
+from tests.predictors import modules_of, sizes_of
 
 PROMPT = "Once upon a time there was a dog who"
 
@@ -38,3 +42,24 @@ def test_info_tells_what_a_step_reads(call, two_layers):
     assert "oracle reads" in out
     assert "of attention alone" in out
     assert json.loads(call("info", two_layers, "--json")[1])["sparse_step"] is None
+
+
+def test_a_predictor_in_a_folder_is_decoded_by_and_told_of(call, two_layers, tmp_path, caplog):
+    model = jax_smash.load(two_layers)
+    made = modules_of(sizes_of(model.config, "grouped"), base_fingerprint=model.fingerprint)
+    save_butler(tmp_path / "trained", made.config, made.params, base_fingerprint=model.fingerprint, trained_length=16)
+    options = ("--sparse", "grouped:trained,window=4", "--kv-budget", "16")
+    said = ("--prompt", PROMPT, "--max-new-tokens", "12", "--json", "out.jsonl")
+    status, _, _ = call("generate", "--model", two_layers, *said, *options)
+    assert status == 0
+    assert "the predictor was trained on texts of 16" in caplog.text
+    sparse = sparsified(model, GroupedButler(budget=16, window=4), made)
+    expected = jax_smash.generate(sparse, PROMPT, max_new_tokens=12)[0].token_ids
+    assert json.loads((tmp_path / "out.jsonl").read_text())["token_ids"] == expected
+    facts = json.loads(call("info", two_layers, "--json", *options)[1])
+    each = jax.numpy.dtype(facts["decode_step"]["dtype"]).itemsize
+    assert facts["sparse_step"]["predictor_bytes"] == sum(x.size for x in jax.tree.leaves(made.params)) * each
+    assert "of a predictor's weights" in call("info", two_layers, *options)[1]
+    status, _, err = call("info", two_layers, "--sparse", "gate")
+    assert status == 1
+    assert "no predictor of the form gate is shipped" in err

@@ -7,7 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.models.rope import rotation
-from jax_smash.sparse import H2O, TOVA, Oracle, Quest, Random, Recency, SnapKV, TokenSelect
+from jax_smash.sparse import (
+    H2O,
+    TOVA,
+    Butler,
+    GroupedButler,
+    Oracle,
+    PageGate,
+    Quest,
+    Random,
+    Recency,
+    SnapKV,
+    TokenSelect,
+)
+from tests.jax_smash.sparse.whole_rows import SLOTS, whole_rows
 
 
 def softmax(scores, seen):
@@ -180,7 +193,73 @@ class TokenSelectRule(Rule):
             self.last, self.middle, self.made = self.made, self.between, None
 
 
+class LearnedRule(Rule):
+    """Scores what a predictor makes of the whole text so far, read anew from its first entry at every step.
+
+    Attributes:
+      base: that made the text.
+      taps: for each layer the residuals of the committed entries, and that of the root where it is known.
+    """
+
+    base, taps, made, left = None, None, 0, 0
+
+    @functools.cached_property
+    def last(self):
+        return np.zeros((len(self.alive), 0))  # Scores of a step that had nothing to choose from.
+
+    def predicted(self, filled):
+        """Returns queries of the root [n, d], and keys [S, k, d], by the form that training reads whole rows with."""
+        taps = tuple(np.pad(x, ((0, SLOTS - len(x)), (0, 0)))[None] for x in self.taps)
+        queries, keys = whole_rows(self.base, self.policy.predictor, jax.tree.map(jnp.float32, taps))
+        asking = filled - self.policy.predictor.look_ahead
+        asked = np.asarray(queries[self.layer, 0, max(asking, 0)], float) * (asking >= 0)
+        return asked, np.asarray(keys[self.layer, 0], float)
+
+    def scores(self, query, keys):
+        filled, size = len(keys), self.policy.page_size if isinstance(self.policy, PageGate) else 1
+        if self.left:
+            came = np.arange(filled) // size >= self.made // size
+            old = np.pad(self.last, ((0, 0), (0, filled - self.last.shape[1])))
+            return np.where(came, 1e30, old)
+        self.last, self.made = self.fresh(filled), filled
+        return self.last.copy()
+
+    def learn(self, rows, queries, keys, prompt):
+        self.left = 0 if prompt else (self.left or self.policy.refresh) - 1
+
+
+class ButlerRule(LearnedRule):
+    def fresh(self, filled):
+        asked, keys = self.predicted(filled)
+        found = np.einsum("ND,LND->NL", asked, keys[:filled]) / np.sqrt(asked.shape[-1])
+        return softmax(found, np.ones_like(found, bool)).reshape(len(self.alive), -1, filled).sum(1)
+
+
+class GroupedRule(LearnedRule):
+    def fresh(self, filled):
+        asked, keys = self.predicted(filled)
+        if self.policy.int8:
+            scale = np.abs(keys).max(-1, keepdims=True) / 127
+            keys = np.round(keys / np.maximum(scale, 1e-30)) * scale
+        asked = asked.reshape(len(self.alive), -1, asked.shape[-1])
+        return np.einsum("KGD,LKD->KGL", asked, keys[:filled]).max(1) / np.sqrt(asked.shape[-1])
+
+
+class GateRule(LearnedRule):
+    def fresh(self, filled):
+        asked, keys = self.predicted(filled)
+        size = self.policy.page_size
+        full = filled // size
+        found = np.einsum("KD,PKD->KP", asked, keys[:full]) / np.sqrt(asked.shape[-1])
+        scores = np.full((len(self.alive), filled), -np.inf)
+        scores[:, : full * size] = np.repeat(found, size, axis=1)
+        return scores
+
+
 RULES = {
+    Butler: ButlerRule,
+    GroupedButler: GroupedRule,
+    PageGate: GateRule,
     Recency: RecencyRule,
     Random: RandomRule,
     Oracle: OracleRule,
@@ -224,6 +303,9 @@ class Row:
         for rule in self.rules:
             if isinstance(rule, RandomRule):
                 rule.slots = slots
+            if isinstance(rule, LearnedRule):
+                rule.base = self.model
+        self.residuals = [np.zeros((0, config.d_model))] * (config.num_layers + 1)
         empty = np.zeros((0, config.num_kv_heads, config.head_width))
         self.keys, self.values = [empty] * config.num_layers, [empty] * config.num_layers
 
@@ -257,15 +339,21 @@ class Row:
         Returns:
           Logits of each entry, and each layer's chosen slots [K, L], None where all are read.
         """
-        config, x, chosen = self.config, self.embedding[tokens], []
+        config, x, chosen, entering = self.config, self.embedding[tokens], [], []
         heads, size = config.num_kv_heads, config.head_width
         position, length = self.length + np.asarray(depth), self.length
         for i, layer in enumerate(self.model.layers):
+            entering.append(x)
             normed = self.norm(layer.attention_norm, x)
             made = (normed @ self.wide(layer.attention.w_qkv)).reshape(len(tokens), heads, -1, size)
             query = self.turned(made[:, :, :-2].reshape(len(tokens), -1, size), position)
             key, value = self.turned(made[:, :, -2], position), made[:, :, -1]
             rule = self.rules[i]
+            if isinstance(rule, LearnedRule):
+                rule.taps = [
+                    np.concatenate([kept, entering[j][[root]]]) if j < len(entering) else kept
+                    for j, kept in enumerate(self.residuals)
+                ]
             past = np.ones((heads, length), bool) if rule is None else rule.alive
             choice = None if rule is None or prompt else rule.choose(query[root], self.keys[i])
             chosen.append(choice)
@@ -286,5 +374,8 @@ class Row:
                 kept = [*range(length), *(length + np.asarray(path))]
                 rows = weights.reshape(-1, *weights.shape[2:]).swapaxes(0, 1)[path][:, :, kept]
                 rule.commit(choice, rows, query[path], self.keys[i], prompt)
+        self.residuals = [
+            np.concatenate([kept, made[path]]) for kept, made in zip(self.residuals, [*entering, x], strict=True)
+        ]
         head = self.embedding if self.model.head is None else self.wide(self.model.head)
         return self.norm(self.model.final_norm, x) @ head.T, chosen

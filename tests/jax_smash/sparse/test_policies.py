@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_smash import DraftOptions, generate
-from jax_smash.cache import Block, SelectedCache, SelectedLayer, Write, after
+from jax_smash.cache import Block, Entering, Listening, SelectedCache, SelectedLayer, Write, after
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import make_method
@@ -18,12 +18,38 @@ from jax_smash.models.rope import rotate, rotation
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
 from jax_smash.sharding import make_mesh, place
-from jax_smash.sparse import H2O, TOVA, Oracle, Quest, Random, Recency, SnapKV, TokenSelect, sparsified
+from jax_smash.sparse import (
+    H2O,
+    TOVA,
+    Butler,
+    GroupedButler,
+    Learned,
+    Oracle,
+    PageGate,
+    Quest,
+    Random,
+    Recency,
+    SnapKV,
+    TokenSelect,
+    sparsified,
+)
 from tests.jax_smash.sparse.masked import Row
+from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
 
 SLOTS, CHUNK, NODES, STEPS = 64, 16, 5, 8
 PROMPTS = [list(b"a text longer than is kept"), list(b"short"), list(b"neither of these two")]
+
+
+def model():
+    return tiny_model(layer_kinds=("full", "full"))
+
+
+def learned(policy, **changes):
+    """Returns a policy beside a predictor of small sizes with some changed."""
+    return policy.sized(sizes_of(model().config, policy.form, **changes))
+
+
 CASES = {
     "recency": Recency(budget=12),
     "random": Random(budget=12, seed=3),
@@ -41,17 +67,25 @@ CASES = {
     "quest-kernel": Quest(budget=16, page_size=4, dense_layers=0),
     "quest-script": Quest(budget=16, page_size=4, dense_layers=1, form="script"),
     "tokenselect": TokenSelect(budget=12, sinks=2, window=4, cosine=0.5),
+    "butler": learned(Butler(budget=12), attach=0),
+    "butler-ahead": learned(Butler(budget=12, page_size=2), attach=1, look_ahead=2),
+    "grouped": learned(GroupedButler(budget=12, window=2)),
+    "grouped-int8": learned(GroupedButler(budget=12, window=0, int8=True, refresh=3), every=1),
+    "gate": learned(PageGate(budget=16)),
+    "gate-ahead": learned(PageGate(budget=16, sinks=0, refresh=2), share=1, look_ahead=1),
 }
+STEPWISE = ("oracle", "h2o-grace", "tova-pages", "snapkv-rolling", "quest-kernel", "butler", "gate-ahead")
 EVICTING = [name for name, policy in CASES.items() if policy.evicts]
 
 
-def model():
-    return tiny_model(layer_kinds=("full", "full"))
+def sparse_model(policy, base=None):
+    predictor = modules_of(policy.predictor) if isinstance(policy, Learned) else None
+    return sparsified(base or model(), policy, predictor)
 
 
 @functools.cache
 def bound(policy):
-    sparse = sparsified(model(), policy)
+    sparse = sparse_model(policy)
     return sparse.definition.bind(sparse.params["target"])
 
 
@@ -66,12 +100,17 @@ def step(policy, prompt, cache, token, position, valid, ancestors, path, count):
     if prompt:
         return made, logits, []
     # What was chosen is not in the record of every policy; so it is chosen again.
-    return made, logits, [choices(policy, cache, i, out.taps[i][:, 0], position[:, :1]) for i in range(2)]
+    return made, logits, [choices(policy, cache, i, out.taps, position, block) for i in range(2)]
 
 
-def choices(policy, cache, layer, x, position):
+def choices(policy, cache, layer, taps, position, block):
     """Returns what a layer chooses for the root's residual; None where it reads everything."""
-    view, module, config = cache.layer(layer), bound(policy).layers[layer], model().config
+    reading, layers, config = cache, bound(policy).layers, model().config
+    if isinstance(policy, Learned):
+        reading = Listening(cache, bound(policy).predictor)
+        for i in range(layer + 1):
+            reading = reading.entered(Entering(i, layers[i], taps[i], position, block))
+    view, module, x, position = reading.layer(layer), layers[layer], taps[layer][:, 0], position[:, :1]
     if not isinstance(view, SelectedLayer):
         return None
     heads = module.attention_norm(x) @ module.attention.w_qkv[...]
@@ -179,7 +218,7 @@ def decoded(policy, cache, rows):
 @pytest.mark.parametrize("prompt", ["dense", "stepwise"])
 @pytest.mark.parametrize("name", CASES)
 def test_slots_and_logits_are_those_of_the_papers_rule_under_trees_in_a_ragged_batch(name, prompt):
-    if prompt == "stepwise" and name not in ("oracle", "h2o-grace", "tova-pages", "snapkv-rolling", "quest-kernel"):
+    if prompt == "stepwise" and name not in STEPWISE:
         pytest.skip("one case of each kind is enough")
     policy = dataclasses.replace(CASES[name], prompt=prompt)
     cache, rows = begun(policy)
@@ -258,9 +297,9 @@ def test_a_text_that_fits_the_budget_is_that_of_the_whole_cache(name):
             assert near(logits[row], expected)
 
 
-@pytest.mark.parametrize("name", ["h2o", "quest-kernel", "tokenselect"])
+@pytest.mark.parametrize("name", ["h2o", "quest-kernel", "tokenselect", "gate-ahead"])
 def test_text_under_a_policy_does_not_depend_on_the_rows_beside(name):
-    sparse = sparsified(model(), CASES[name])
+    sparse = sparse_model(CASES[name])
     together = generate(sparse, PROMPTS, max_new_tokens=24, slots=SLOTS)
     alone = generate(sparse, [PROMPTS[0]], max_new_tokens=24, slots=SLOTS)
     assert together[0].token_ids == alone[0].token_ids
@@ -279,12 +318,12 @@ def test_a_model_that_drafts_for_itself_with_a_part_of_its_cache_says_what_it_sa
     assert 0.1 < kept < 1, "drafts must be good, and sometimes wrong, for the test to say anything"
 
 
-@pytest.mark.parametrize("name", ["quest-kernel", "h2o"])
+@pytest.mark.parametrize("name", ["quest-kernel", "h2o", "butler", "gate"])
 def test_a_mesh_gives_a_single_devices_tokens(name):
     mesh = make_mesh("fsdp=2,tp=2")
     divided = dataclasses.replace(model(), params={"target": place(model().params["target"], mesh)})
     texts = [
-        [done.token_ids for done in generate(sparsified(whole, CASES[name]), PROMPTS, max_new_tokens=16, slots=SLOTS)]
+        [done.token_ids for done in generate(sparse_model(CASES[name], whole), PROMPTS, max_new_tokens=16, slots=SLOTS)]
         for whole in (model(), divided)
     ]
     assert texts[0] == texts[1]

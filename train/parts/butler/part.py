@@ -152,8 +152,10 @@ class Butler(Part):
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes each predictor to a folder of its name, bound to the base's weights."""
         mark = frozen.fingerprints["base"]
+        length = self.settings.length
         for name, config in self.settings.configs.items():
-            save_butler(folder / name, config, stored[ROLE][name], base_fingerprint=mark)
+            params = stored[ROLE][name]
+            save_butler(folder / name, config, params, base_fingerprint=mark, trained_length=length)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card."""
