@@ -3,10 +3,12 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from jax_smash.protocols import SparsePolicy
+from jax_smash.sparse.calibrate import load_shares
 from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
 from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.quest import Quest
@@ -32,12 +34,16 @@ POLICIES: MappingProxyType[str, Callable[..., SparsePolicy]] = MappingProxyType(
 )
 """Policies of sparse caches by name."""
 
+SHARES = "shares"
+"""Setting of a file of `calibrate.save_shares`, which tells what each KV head may read of the budget."""
+
 
 def named_policy(text: str, *, budget: str | int | None = None, page_size: int | None = None) -> SparsePolicy:
     """Returns the policy that a text names, as in `quest` or `h2o:grace=16,decay=0.98`.
 
     Args:
-      text: a name of `POLICIES`, and behind a colon settings of its class, with commas or colons between them.
+      text: a name of `POLICIES`, and behind a colon settings of its class, with commas or colons between them;
+        `shares=FILE` takes `head_shares` from a file of `calibrate.save_shares`.
       budget: slots that a step reads, or a share of the text, as in `25%`; None for the policy's own.
       page_size: consecutive slots that are chosen together; None for the policy's own.
 
@@ -48,19 +54,22 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
     if name not in POLICIES:
         raise ValueError(f"a policy must be one of {', '.join(POLICIES)}; got {name!r}")
     policy = POLICIES[name]
-    fields = {f.name: f for f in dataclasses.fields(policy) if f.init and f.name != "head_shares"}  # type: ignore[arg-type]
+    fields = {SHARES if f.name == "head_shares" else f.name: f for f in dataclasses.fields(policy) if f.init}  # type: ignore[arg-type]
     given: dict[str, Any] = {}
     for setting in filter(None, re.split("[,:]", settings)):
         key, equals, value = setting.partition("=")
         if not equals or key not in fields:
             raise ValueError(f"settings of {name} must be among {', '.join(fields) or 'none'}; got {setting!r}")
-        given[key] = parse_budget(value) if key == "budget" else _parsed(key, value, fields[key].default)
+        if key == SHARES:
+            given["head_shares"] = load_shares(Path(value))
+        else:
+            given[key] = parse_budget(value) if key == "budget" else _parsed(key, value, fields[key].default)
     if budget is not None:
         given["slots" if policy is StreamingLLM else "budget"] = parse_budget(budget)
     if page_size is not None:
         given["page_size"] = page_size
     for key in given:
-        if key not in fields:
+        if key not in fields and key != "head_shares":
             raise ValueError(
                 f"{key} does not go with the policy {name}, whose settings are {', '.join(fields) or 'none'}"
             )
