@@ -77,7 +77,7 @@ def test_a_policy_that_is_watched_chooses_as_it_does_alone(policy):
 
 
 def test_an_oracle_that_evicts_cannot_take_back_what_it_left_out():
-    assert 0.5 < outcomes(EvictingOracle(budget=SHARE))["group_recall"].score < 1
+    assert 0.3 < outcomes(EvictingOracle(budget=SHARE))["group_recall"].score < 0.9
 
 
 def test_texts_that_are_read_by_steps_from_the_first_count_behind_the_prompt_as_well():
