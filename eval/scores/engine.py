@@ -15,6 +15,7 @@ from eval.scores.smashing import Compression
 from jax_smash.decode.forced import forced_log_probs
 from jax_smash.loading import Model
 from jax_smash.methods import make_method
+from jax_smash.protocols import longest_block
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion
 from jax_smash.serve.session import Session, TokenLogProb
@@ -48,6 +49,8 @@ class Engine:
       model, method: what is measured.
       batch_size: texts that are read or decoded together.
       context: tokens that a text may have at most, new ones included.
+      by_steps: tokens that are scored behind a context are read by steps of plain decoding, as what is decoded is; the
+        context itself, but for its last token, is read as a prompt.
       beginning: tokens that the tokenizer puts before every text; may be empty.
       opening: tokens that a text is scored behind where nothing else stands before it: the beginning, else the
         tokenizer's token for the beginning or the end of a text; empty where it has none of these.
@@ -62,6 +65,7 @@ class Engine:
         smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
         batch_size: int = 8,
         context: int | None = None,
+        by_steps: bool = False,
     ):
         """Checks that method, model and context go together; allocates nothing.
 
@@ -73,7 +77,7 @@ class Engine:
             raise ValueError(f"context must be from 2 to the model's {longest or 'own'}; got {context}")
         if context is None and longest is None:
             raise ValueError(f"{model.name} does not tell its context: give one")
-        self.model, self.method, self.batch_size = model, method, batch_size
+        self.model, self.method, self.batch_size, self.by_steps = model, method, batch_size, by_steps
         self.context: int = context or longest or 0
         self.smash, self.compression = smash, Compression()
         self._made = make_method(model, method, smash=smash)
@@ -163,7 +167,12 @@ class Engine:
         return [found[i] for i in range(len(prompts))]
 
     def log_probs(
-        self, texts: Sequence[list[int]], *, what: str = "texts", decoded: bool = False
+        self,
+        texts: Sequence[list[int]],
+        *,
+        what: str = "texts",
+        decoded: bool = False,
+        scored: Sequence[int] | None = None,
     ) -> list[list[TokenLogProb]]:
         """Returns a record of each token but the first of each text: its log-probability in nats, and the likeliest.
 
@@ -172,10 +181,13 @@ class Engine:
           what: is shown beside the progress.
           decoded: every token is read by a step of plain decoding, whatever the method; else the method's own prefill
             reads them.
+          scored: how many of each text's last tokens matter. With `by_steps` the records are of these alone.
 
         Raises:
           ValueError: the model's logits are not numbers.
         """
+        if self.by_steps and scored is not None and not decoded:
+            return self._behind_contexts(texts, scored, what)
         read = self._decode if decoded else self._read
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         found: dict[int, list[TokenLogProb]] = {}
@@ -203,21 +215,47 @@ class Engine:
         assert session.prompt_log_probs is not None
         return session.prompt_log_probs
 
-    def _decode(self, texts: list[list[int]]) -> list[list[TokenLogProb]]:
-        tokens = np.zeros((self.batch_size, bucket(max(map(len, texts)), least=LEAST_SLOTS)), np.int32)
+    def _behind_contexts(
+        self, texts: Sequence[list[int]], scored: Sequence[int], what: str
+    ) -> list[list[TokenLogProb]]:
+        width = bucket(max(map(len, texts)), least=LEAST_SLOTS)  # One program for all.
+        # The context's last token is read by a step: the first scored one is predicted by what the policy has left it.
+        prompts = [max(1, len(text) - count - 1) for text, count in zip(texts, scored, strict=True)]
+        longest = longest_block(self.model.definition.bind(self.model.params["target"]))
+        # A cache that moves on while a prompt is read does so a step at a time.
+        whole = longest is None or width <= longest
+        order = sorted(range(len(texts)), key=lambda i: (len(texts[i]) - prompts[i], len(texts[i])))
+        found: dict[int, list[TokenLogProb]] = {}
+        with progress(what, len(texts)) as advance:
+            for first in range(0, len(order), self.batch_size):
+                batch = order[first : first + self.batch_size]
+                records = self._decode([texts[i] for i in batch], [prompts[i] for i in batch] if whole else None, width)
+                for i, record in zip(batch, records, strict=True):
+                    found[i] = record[len(record) - scored[i] :]
+                    advance()
+        return [found[i] for i in range(len(texts))]
+
+    def _decode(
+        self, texts: list[list[int]], prompts: Sequence[int] | None = None, width: int = 0
+    ) -> list[list[TokenLogProb]]:
+        width = max(width, bucket(max(map(len, texts)), least=LEAST_SLOTS))
+        tokens = np.zeros((self.batch_size, width), np.int32)
         lengths = np.ones((self.batch_size,), np.int32)  # Rows of one token sit out.
+        read = np.ones((self.batch_size,), np.int32)
         for row, text in enumerate(texts):
             tokens[row, : len(text)], lengths[row] = text, len(text)
+            read[row] = 1 if prompts is None else prompts[row]
         params = self.model.params["target"]
         with on_mesh(mesh_of(params)):
-            found = self._forced(params, jnp.asarray(tokens), jnp.asarray(lengths))
+            prompt = None if prompts is None else jnp.asarray(read)
+            found = self._forced(params, jnp.asarray(tokens), jnp.asarray(lengths), prompt=prompt)
         chosen, values, ids = map(np.asarray, (found.chosen, found.top_values[..., 0], found.top_tokens[..., 0]))
         if np.isnan(chosen).any():
             raise ValueError(f"the logits of {self.model.name} are not numbers")
         return [
             [
                 TokenLogProb(token, float(chosen[row, i]), ((int(ids[row, i]), float(values[row, i])),))
-                for i, token in enumerate(text[1:])
+                for i, token in enumerate(text[read[row] :])
             ]
             for row, text in enumerate(texts)
         ]

@@ -122,11 +122,12 @@ def detail(contender: Contender, outcome: Outcome, example: dict[str, Any]) -> d
 def shown(found: dict[str, Any]) -> dict[str, Any]:
     """Returns a row flat enough for a table."""
     told = ", ".join(f"{k} {v}" for k, v in found["settings"].items() if k in SHOWN)
-    apart = {"weights": found["settings"]["weights"], "difference": _signed(found["difference"])}
+    apart = {"weights": found["settings"]["weights"], "difference": signed(found["difference"])}
     return found | {"settings": told} | apart | (found["interval"] or {})
 
 
-def _signed(difference: dict[str, Any] | None) -> str | None:
+def signed(difference: dict[str, Any] | None) -> str | None:
+    """Returns a difference and its interval with their signs; None for none."""
     if difference is None:
         return None
     bounds, unit = difference["interval"], " nats" if difference["unit"].startswith("nats") else ""

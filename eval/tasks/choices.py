@@ -87,7 +87,8 @@ def log_likelihoods(engine: Engine, pairs: Sequence[Pair], *, what: str) -> list
     for pair in pairs:
         if pair.scored >= engine.context:
             raise ValueError(f"a continuation of {pair.scored} tokens fills the context of {engine.context}")
-    records = engine.log_probs([engine.fit(pair.tokens, engine.context) for pair in pairs], what=what)
+    texts = [engine.fit(pair.tokens, engine.context) for pair in pairs]
+    records = engine.log_probs(texts, what=what, scored=[pair.scored for pair in pairs])
     found = []
     for pair, record in zip(pairs, records, strict=True):
         scored = record[len(record) - pair.scored :]

@@ -57,6 +57,7 @@ def forced_log_probs(
     lengths: Int[Array, "B"],
     *,
     n: int = 0,
+    prompt: Int[Array, "B"] | None = None,
 ) -> LogProbs:
     """Returns the log-probability of each token after the first, every token read by a step of plain decoding.
 
@@ -70,9 +71,12 @@ def forced_log_probs(
       tokens: texts, padded on the right.
       lengths: tokens of each text, from 1 to T.
       n: likeliest tokens to record in each place.
+      prompt: tokens of each text, from 1 on, that are read at once, as a prompt is; None for one. A text of no further
+        tokens sits out.
 
     Returns:
-      O = T − 1 entries, entry i of the token i + 1; 0 behind a text's end, NaN from where logits were not numbers.
+      O = T − 1 entries, entry i of the token i + `prompt`; 0 behind a text's end, NaN from where logits were not
+      numbers.
 
     Raises:
       ValueError: there are fewer than two tokens.
@@ -83,19 +87,22 @@ def forced_log_probs(
     if width < 2:
         raise ValueError(f"tokens must be at least 2 a row; got {width}")
     lengths = lengths.astype(jnp.int32)
+    piece = 1 if prompt is None else width - 1
+    read = jnp.ones_like(lengths) if prompt is None else jnp.minimum(prompt.astype(jnp.int32), lengths)
     roles = {"target": params}
     strategy = Autoregressive(target=model_def, log_probs=n)
     shared = Shared(processors=(GivenText(tokens=tokens),), stop_tokens=jnp.full((1,), -1, jnp.int32))
     keys = jax.random.split(jax.random.key(0), batch)  # Nothing is drawn.
     slots = round_up(width, SLOT_MULTIPLE)
-    rows = init_rows(strategy, roles, shared, keys, slots=slots, output=width - 1, block=1, log_probs=n)
+    rows = init_rows(strategy, roles, shared, keys, slots=slots, output=width - 1, block=piece, log_probs=n)
     config = getattr(model_def.bind(params), "config", None)
     reach = None if config is None else reach_of_text(config, prompt=lengths, new=0)
-    rows = open_turn(rows, limit=lengths - 1, stop=jnp.zeros_like(lengths), reach=reach)
-    first = Chunk(tokens=tokens[:, :1], valid=lengths[:, None] > 1)
+    rows = open_turn(rows, limit=lengths - read, stop=jnp.zeros_like(lengths), reach=reach)
+    place = jnp.arange(piece, dtype=jnp.int32)[None]
+    first = Chunk(tokens=tokens[:, :piece], valid=(place < read[:, None]) & (lengths > read)[:, None])
     state, _ = prefill(strategy, roles, DecodeState(rows=rows, shared=shared), first)
     state = decode(strategy, roles, start(strategy, roles, state), jnp.int32(width))
-    return _told(state.rows.log_probs, state.rows.output_length, lengths - 1)
+    return _told(state.rows.log_probs, state.rows.output_length, lengths - read)
 
 
 def _told(found: LogProbs | None, read: Int[Array, "B"], wanted: Int[Array, "B"]) -> LogProbs:

@@ -3,11 +3,13 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from jax_smash.protocols import SparsePolicy
 from jax_smash.sparse.butler import Butler
+from jax_smash.sparse.calibrate import load_shares
 from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
 from jax_smash.sparse.gate import PageGate
 from jax_smash.sparse.grouped import GroupedButler
@@ -38,8 +40,11 @@ POLICIES: MappingProxyType[str, Callable[..., SparsePolicy]] = MappingProxyType(
 )
 """Policies of sparse caches by name."""
 
-UNNAMED = ("head_shares", "predictor", "trained_length")
+UNNAMED = ("predictor", "trained_length")
 """Fields that are no settings of a text."""
+
+SHARES = "shares"
+"""Setting of a file of `calibrate.save_shares`, which tells what each KV head may read of the budget."""
 
 
 def named_policy(text: str, *, budget: str | int | None = None, page_size: int | None = None) -> SparsePolicy:
@@ -47,7 +52,8 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
 
     Args:
       text: a name of `POLICIES`, and behind a colon settings of its class, with commas or colons between them. Of a
-        policy with a trained predictor, a setting without a name is the predictor's folder.
+        policy with a trained predictor, a setting without a name is the predictor's folder. `shares=FILE` takes
+        `head_shares` from a file of `calibrate.save_shares`.
       budget: slots that a step reads, or a share of the text, as in `25%`; None for the policy's own.
       page_size: consecutive slots that are chosen together; None for the policy's own.
 
@@ -58,7 +64,8 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
     if name not in POLICIES:
         raise ValueError(f"a policy must be one of {', '.join(POLICIES)}; got {name!r}")
     policy = POLICIES[name]
-    fields = {f.name: f for f in dataclasses.fields(policy) if f.init and f.name not in UNNAMED}  # type: ignore[arg-type]
+    settable = [field for field in dataclasses.fields(policy) if field.init and field.name not in UNNAMED]  # type: ignore[arg-type]
+    fields = {SHARES if field.name == "head_shares" else field.name: field for field in settable}
     given: dict[str, Any] = {}
     for setting in filter(None, re.split("[,:]", settings)):
         key, equals, value = setting.partition("=")
@@ -66,13 +73,16 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
             key, equals, value = "path", "=", setting
         if not equals or key not in fields:
             raise ValueError(f"settings of {name} must be among {', '.join(fields) or 'none'}; got {setting!r}")
-        given[key] = parse_budget(value) if key == "budget" else _parsed(key, value, fields[key].default)
+        if key == SHARES:
+            given["head_shares"] = load_shares(Path(value))
+        else:
+            given[key] = parse_budget(value) if key == "budget" else _parsed(key, value, fields[key].default)
     if budget is not None:
         given["slots" if policy is StreamingLLM else "budget"] = parse_budget(budget)
     if page_size is not None:
         given["page_size"] = page_size
     for key in given:
-        if key not in fields:
+        if key not in fields and key != "head_shares":
             raise ValueError(
                 f"{key} does not go with the policy {name}, whose settings are {', '.join(fields) or 'none'}"
             )

@@ -9,6 +9,7 @@ import jax_smash
 from eval.scores.engine import Engine
 from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.loading import ASSETS
+from jax_smash.sparse import Recency, StreamingLLM, sparsified
 from tests.eval.reference import OPENING, small, token_log_probs
 from tests.tokenizers import small_bpe, small_sentencepiece
 
@@ -37,6 +38,26 @@ def test_texts_read_by_decode_steps_score_the_same(engine):
         assert [r.token for r in decoded] == [r.token for r in whole]
         assert [r.top[0][0] for r in decoded] == [r.top[0][0] for r in whole]
         np.testing.assert_allclose([r.log_prob for r in decoded], [r.log_prob for r in whole], atol=2e-4)
+
+
+def test_what_is_scored_behind_a_context_is_read_by_steps_of_the_policy_where_that_is_asked_for():
+    texts, scored = [small().encode(text) for text in ("Tom sat on the mat.", "The cat")], [6, 3]
+    plain = [record[-n:] for record, n in zip(Engine(small()).log_probs(texts), scored, strict=True)]
+
+    def found(model):
+        records = Engine(model, batch_size=2, by_steps=True).log_probs(texts, scored=scored)
+        assert [[r.token for r in record] for record in records] == [
+            text[-n:] for text, n in zip(texts, scored, strict=True)
+        ]
+        return [np.array([r.log_prob for r in record]) for record in records]
+
+    for made, expected in zip(found(small()), plain, strict=True):
+        np.testing.assert_allclose(made, [r.log_prob for r in expected], atol=2e-4)
+    # The longer context is cut for each of its tokens, the shorter one fits.
+    for policy in (Recency(budget=8), StreamingLLM(slots=9, sinks=4)):
+        cut, whole = found(sparsified(small(), policy))
+        assert np.abs(cut - [r.log_prob for r in plain[0]]).max() > 1e-3
+        np.testing.assert_allclose(whole, [r.log_prob for r in plain[1]], atol=2e-4)
 
 
 def test_logits_that_are_no_numbers_are_refused():

@@ -44,6 +44,17 @@ def test_every_token_is_scored_as_a_whole_forward_scores_it():
         assert not np.asarray(found.chosen[row, length - 1 :]).any()
 
 
+def test_behind_a_prompt_that_is_read_at_once_tokens_score_the_same():
+    model, tokens, prompt = tiny_model(), texts(), (20, 16, 2, 1)
+    run = jax.jit(functools.partial(forced_log_probs, model.definition))
+    found = run(model.params["target"], tokens, jnp.asarray(LENGTHS), prompt=jnp.asarray(prompt)).chosen
+    expected, _ = whole(model, tokens)
+    for row, (length, read) in enumerate(zip(LENGTHS, prompt, strict=True)):
+        count = length - read
+        np.testing.assert_allclose(found[row, :count], expected[row, read - 1 : length - 1], rtol=1e-4, atol=1e-4)
+        assert not np.asarray(found[row, count:]).any()
+
+
 def test_the_text_it_would_write_itself_has_the_likeliest_token_everywhere():
     model = tiny_model()
     (written,) = jax_smash.generate(model, [[5, 6, 7]], max_new_tokens=20)

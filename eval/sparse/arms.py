@@ -1,0 +1,152 @@
+"""Policies at equal bytes: how many slots each may read when what its slots are chosen by counts as well."""
+
+import dataclasses
+from typing import Any
+
+from jax_smash.config import ModelConfig
+from jax_smash.protocols import SparsePolicy
+from jax_smash.sparse import Dense, Selecting, StreamingLLM, named_policy, sparse_step_bytes
+
+CONTROLS = ("oracle", "random", "recency")
+"""Policies that no user would run: what they choose by is not counted."""
+
+DENSE, STEPWISE, OWN = "dense", "stepwise", "own"
+"""How a prompt is read: at once by all that stands before, by steps of the policy, or as the policy alone can."""
+
+BYTES, SLOTS = "bytes", "slots"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A policy at a budget, or why there is none.
+
+    Attributes:
+      name: the policy as it was asked for.
+      asked: share of the bytes that dense decoding reads of its cache, 0 … 1.
+      policy: with its budget; None where the budget cannot be met.
+      slots: that a step reads a KV head at the length, of layers that are not read whole.
+      cache, scorer, dense: bytes that a step reads a row: keys and values, what they are chosen by, and keys and values
+        of the whole cache.
+      unmet: why the budget cannot be met; None where it is.
+    """
+
+    name: str
+    asked: float
+    policy: SparsePolicy | None
+    slots: int
+    cache: int
+    scorer: int
+    dense: int
+    unmet: str | None = None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether what slots are chosen by is left out of the bytes."""
+        return self.name.partition(":")[0] in CONTROLS
+
+    @property
+    def share(self) -> float:
+        """Bytes that are read, as a share of the whole cache's."""
+        return (self.cache + self.scorer) / self.dense
+
+
+def read_policy(text: str, *, protocol: str, page_size: int | None) -> SparsePolicy:
+    """Returns the policy that a text names, its budget still to be settled.
+
+    Args:
+      text: as of `jax-smash generate --sparse`.
+      protocol: how it reads prompts.
+      page_size: consecutive slots that are chosen together; None for the policy's own. A policy without pages ignores
+        it.
+
+    Raises:
+      ValueError: there is no such policy, or the text says what other options do.
+    """
+    settings = text.partition(":")[2].replace(",", ":").split(":")
+    for setting in settings:
+        name = setting.partition("=")[0]
+        if name in ("prompt", "budget", "slots", "page_size") and "=" in setting:
+            raise ValueError(f"{text!r} must not say {name}: protocol, budgets and page_size say it for all policies")
+    policy = named_policy(text)
+    if not isinstance(policy, Selecting):
+        return policy
+    pages = {} if page_size is None else {"page_size": page_size}
+    return dataclasses.replace(policy, budget=1.0, prompt=protocol, **pages)
+
+
+def settled(
+    name: str,
+    policy: SparsePolicy,
+    config: ModelConfig,
+    params: Any,
+    *,
+    share: float,
+    length: int,
+    equal: str = BYTES,
+) -> Arm:
+    """Returns a policy with as many slots as its share of bytes lets it read.
+
+    cache bytes + scorer bytes ≤ share · bytes of the whole cache, in a row of `length` slots
+
+    Layers that a policy reads whole are paid for. A control's own scoring is not.
+
+    Args:
+      name: of the policy, as it was asked for.
+      policy: from `read_policy`.
+      config: the model's sizes.
+      params: the target's parameters, or their abstract shapes.
+      share: of the bytes, over 0 and at most 1; from 1 on everything is read.
+      length: slots that a row holds, where bytes are counted.
+      equal: `bytes`; `slots` gives every policy the share of the slots, whatever its scorer reads.
+    """
+    counted = Arm(name, share, policy, length, 0, 0, 0)
+
+    def arm(found: SparsePolicy, slots: int) -> Arm:
+        read = sparse_step_bytes(config, params, found, batch=1, slots=length)
+        scorer = 0 if counted.is_control else read.scorer
+        return dataclasses.replace(
+            counted, policy=found, slots=slots, cache=read.cache, scorer=scorer, dense=read.dense_cache
+        )
+
+    if isinstance(policy, Dense) or share >= 1:
+        return arm(Dense() if isinstance(policy, StreamingLLM) else policy, length)
+    if isinstance(policy, StreamingLLM):
+        slots = int(share * length + 1e-9)
+        if slots <= policy.sinks:
+            return _unmet(arm(Dense(), 0), f"its {policy.sinks} sinks and an entry are more than {slots} slots")
+        return arm(dataclasses.replace(policy, slots=slots), slots)
+    if not isinstance(policy, Selecting):
+        raise ValueError(f"{name} must be a policy with a budget; got {type(policy).__name__}")
+    size, most = policy.page_size, int(share * length + 1e-9)
+    low, high = -(-policy.least // size), most // size
+    if policy.head_shares is not None:  # A head with the whole of a budget reads more than the mean.
+        shares = [one for layer in policy.head_shares for one in layer]
+        high = min(length - 1, int(most * len(shares) / sum(shares))) // size
+    if low > high:
+        reason = f"it always reads {policy.least} slots, more than {most} of {length}"
+        return _unmet(arm(Dense(), 0), reason)
+
+    def with_pages(pages: int) -> Arm:
+        # Half a slot less, so that the share of the length is `slots` once it is rounded up.
+        return arm(dataclasses.replace(policy, budget=(pages * size - 0.5) / length), pages * size)
+
+    if equal == SLOTS:
+        return with_pages(high)
+    least = with_pages(low)
+    if least.share > share:
+        return _unmet(least, f"with {least.slots} slots it reads {least.share:.1%}, {_told(least)}")
+    while low < high:
+        middle = (low + high + 1) // 2
+        if with_pages(middle).share <= share:
+            low = middle
+        else:
+            high = middle - 1
+    return with_pages(low)
+
+
+def _unmet(arm: Arm, reason: str) -> Arm:
+    return dataclasses.replace(arm, policy=None, unmet=reason)
+
+
+def _told(arm: Arm) -> str:
+    return f"{arm.scorer / arm.dense:.1%} to choose by and {arm.cache / arm.dense:.1%} of keys and values"

@@ -1,0 +1,40 @@
+"""Long prompts from a file, each with an answer that the continuation must hold."""
+
+import functools
+from pathlib import Path
+
+from eval.tasks.questions import Question, QuestionSet
+from eval.tasks.records import front, read_records
+
+NEW_TOKENS = 64
+
+
+def path_set(path: Path, *, count: int | None, new_tokens: int | None = None) -> QuestionSet:
+    """Returns the prompts of a file, right where the greedy continuation holds the answer, case aside.
+
+    Args:
+      path: file of one {"context": …, "answer": …} a line.
+      count: prompts, from the front; None takes all.
+      new_tokens: that the model writes; None for 64.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: an entry is malformed, which the message names, or there are fewer than `count`.
+    """
+    questions = []
+    for record in front(read_records(path), count, path):
+        context, answer = record.text("context"), record.text("answer")
+        if not context.strip() or not answer.strip():
+            raise record.error("expected a context and an answer that are not empty")
+        holds = functools.partial(_holds, answer)
+        questions.append(Question(record.where, prompt=context, message=context, answer=answer, is_correct=holds))
+    return QuestionSet(
+        task=f"path:{path.name}",
+        questions=tuple(questions),
+        settings={"file": path.name},
+        max_new_tokens=new_tokens or NEW_TOKENS,
+    )
+
+
+def _holds(answer: str, continuation: str) -> bool:
+    return answer.casefold() in continuation.casefold()

@@ -1,0 +1,203 @@
+"""The studies of sparse decoding by name: what each measures of a model, and how it is shown."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+from eval.scores.engine import Engine
+from eval.sparse.agreement import agreement
+from eval.sparse.arms import SLOTS, Arm, read_policy, settled
+from eval.sparse.asked import read_task
+from eval.sparse.calibration import as_tokens, head_recall, shares_by_recall
+from eval.sparse.comparison import Comparison
+from eval.sparse.evicting import EvictingOracle
+from eval.sparse.look_ahead import look_ahead
+from eval.sparse.overhead import DENSE, choice_ms, decode_speeds, training_seconds
+from eval.sparse.rows import shown as compared
+from eval.tasks.catalogue import TASKS
+from eval.tasks.documents import document_set
+from eval.tasks.selection import FIRST_POSITION
+from jax_smash.loading import Model
+from jax_smash.sparse import Oracle, Selecting, sparsified
+from jax_smash.sparse.calibrate import save_shares
+
+STEPS = (1, 2, 4, 8, 16, 32, 64)
+"""Steps that a choice is looked back by."""
+
+TIMED = 20
+"""Choices that are timed by themselves."""
+
+Found = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A study by its name.
+
+    Attributes:
+      measure: takes the program's settings and a dense model; returns `rows` and what else is told.
+      shown: makes a row flat enough for a table.
+      plot: makes a picture of what was found, with a title.
+    """
+
+    measure: Callable[[Any, Model], Found]
+    shown: Callable[[dict[str, Any]], dict[str, Any]]
+    plot: Callable[[Found, str], bytes]
+
+
+def _agreement(settings: Any, model: Model) -> Found:
+    tokens, share = _tokens(settings, model, settings.num), settings.comparing().shares()[0]
+    rows, table = agreement(model, tokens, share=share, first=FIRST_POSITION)
+    return {"rows": [row | {"budget": share} for row in rows], "layers": table.tolist()}
+
+
+def _look_ahead(settings: Any, model: Model) -> Found:
+    tokens, share = _tokens(settings, model, settings.num), settings.comparing().shares()[0]
+    steps = [n for n in STEPS if n < settings.length - FIRST_POSITION]
+    rows = look_ahead(model, tokens, share=share, first=FIRST_POSITION, steps=steps)
+    return {"rows": [row | {"budget": share} for row in rows]}
+
+
+def _calibrated(settings: Any, model: Model) -> Found:
+    texts = _tokens(settings, model, settings.num + settings.calibration)[settings.num :]
+    rows: list[dict[str, Any]] = []
+    for share in settings.comparing().shares():
+        policies = {}
+        for name in settings.policies:
+            policy = _choosing(settings, name)
+            arm = _arm(settings, name, policy, model, share, settings.length)
+            if not isinstance(arm.policy, Selecting):
+                raise ValueError(f"{name} cannot be calibrated at {share:.0%}: {arm.unmet}")
+            recall = head_recall(
+                model, arm.policy, as_tokens(texts, settings.length), share=share, batch_size=settings.batch_size
+            )
+            path = settings.shares_file(name, share)
+            told = {"policy": name, "share": share, "texts": len(texts), "length": settings.length}
+            save_shares(path, shares_by_recall(recall, share), **told)
+            policies |= {name: policy, f"{name}:shares={path.name}": _choosing(settings, f"{name}:shares={path}")}
+        found = _compared(settings, model, policies, budgets=(f"{share:.4%}",))
+        rows += found if not rows else [row for row in found if row["policy"] != DENSE]
+    return {"rows": rows}
+
+
+def _oracle_prefill(settings: Any, model: Model) -> Found:
+    policies = {"oracle": Oracle(budget=1.0), "oracle:evicting": EvictingOracle(budget=1.0)}
+    return {"rows": _compared(settings, model, policies, policies=("oracle",), tasks=("perplexity",))}
+
+
+def _overhead(settings: Any, model: Model) -> Found:
+    found = _speeds(settings, model, choices=True)
+    for run in settings.runs:
+        with open(run / "settings.json", encoding="utf-8") as file:
+            told = json.load(file)
+        with open(run / "metrics.jsonl", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file if line.endswith("\n")]
+        seconds = training_seconds(lines, told["batch_size"] * told["length"])
+        found["rows"].append({"policy": f"training of {run.name}", "training_seconds": seconds, "steps": told["steps"]})
+    return found
+
+
+def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
+    """Returns bytes, milliseconds and tokens a second of each policy with as many slots, by length.
+
+    Args:
+      settings: of the program.
+      model: a dense one.
+      choices: time choices by themselves, too.
+    """
+    share, rows = settings.comparing().shares()[0], []
+    for length in settings.lengths:
+        arms = {
+            name: _arm(
+                settings, name, read_policy(name, protocol="dense", page_size=settings.page_size), model, share, length
+            )
+            for name in settings.policies
+        }
+        for name, arm in arms.items():
+            if arm.policy is None:
+                raise ValueError(f"{name} cannot be timed at {share:.0%} of {length} slots: {arm.unmet}")
+        models = {DENSE: model} | {name: sparsified(model, arm.policy) for name, arm in arms.items()}
+        for row in decode_speeds(models, length=length, new_tokens=settings.new_tokens, repeats=settings.repeats):
+            arm = arms.get(row["policy"])
+            if arm is not None:
+                row |= {
+                    "budget": share,
+                    "slots": arm.slots,
+                    "share": arm.share,
+                    "scorer_share": arm.scorer / arm.dense,
+                }
+                row |= {"choice_ms": choice_ms(models[arm.name], length=length, repeats=TIMED)} if choices else {}
+            rows.append(row)
+    return {"rows": rows}
+
+
+def _compared(settings: Any, model: Model, policies: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    comparing = settings.comparing(**changes)
+    assert model.tokenizer is not None
+    drawn = comparing.drawn(lambda text: len(model.encode(text)))
+    comparison = Comparison(model, policies, comparing.shares(), batch_size=settings.batch_size)
+    return comparison.rows([read_task(name, drawn) for name in comparing.tasks])
+
+
+def _choosing(settings: Any, name: str) -> Selecting:
+    policy = read_policy(name, protocol="dense", page_size=settings.page_size)
+    if not isinstance(policy, Selecting):
+        raise ValueError(f"calibrated takes policies that choose slots a head; got {name}")
+    return policy
+
+
+def _arm(settings: Any, name: str, policy: Any, model: Model, share: float, length: int) -> Arm:
+    equal = "bytes" if settings.study == "calibrated" else SLOTS
+    return settled(name, policy, model.config, model.params["target"], share=share, length=length, equal=equal)  # type: ignore[arg-type]
+
+
+def _tokens(settings: Any, model: Model, count: int) -> list[list[int]]:
+    documents = document_set(TASKS["perplexity"].shipped or "", count=count).documents
+    engine = Engine(model)
+    texts = [engine.encode_whole(document.text)[: settings.length] for document in documents]
+    return as_tokens(texts, settings.length).tolist()
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    flat = {k: v for k, v in row.items() if not isinstance(v, list)}
+    if isinstance(row.get("interval"), dict):
+        flat |= row["interval"]
+    return flat | {"budget": f"{row['budget']:.0%}"} if row.get("budget") is not None else flat
+
+
+def _plot_kinds(found: Found, title: str) -> bytes:
+    from eval.sparse.study_plots import plot_kinds  # matplotlib takes a second to import.
+
+    return plot_kinds(found["rows"], title=title, table=found.get("layers"))
+
+
+def _plot_scores(found: Found, title: str) -> bytes:
+    from eval.sparse.plot import plot_sparsity
+
+    return plot_sparsity(found["rows"], title=title)
+
+
+def _plot_speeds(found: Found, title: str) -> bytes:
+    from eval.sparse.study_plots import plot_lines
+
+    rows = [row for row in found["rows"] if "ms_per_step" in row]
+    return plot_lines(rows, title=title, value="tokens_per_second", label="tokens a second, one row")
+
+
+def _plot_overhead(found: Found, title: str) -> bytes:
+    from eval.sparse.study_plots import plot_lines
+
+    rows = [row for row in found["rows"] if "ms_per_step" in row]
+    return plot_lines(rows, title=title, value="ms_per_step", label="milliseconds a step, one row")
+
+
+STUDIES: dict[str, Study] = {
+    "agreement": Study(_agreement, _plain, _plot_kinds),
+    "look-ahead": Study(_look_ahead, _plain, _plot_kinds),
+    "calibrated": Study(_calibrated, compared, _plot_scores),
+    "oracle-prefill": Study(_oracle_prefill, compared, _plot_scores),
+    "overhead": Study(_overhead, _plain, _plot_overhead),
+    "throughput": Study(_speeds, _plain, _plot_speeds),
+}
+"""The studies by name."""

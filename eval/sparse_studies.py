@@ -1,0 +1,141 @@
+r"""Studies of sparse decoding: what query heads agree on, what stays, what eviction costs, what choosing costs.
+
+    python -m eval.sparse_studies --study agreement --model smollm2 --json agreement.json --plot agreement.png
+    python -m eval.sparse_studies --study look-ahead --model smollm2 --json look-ahead.json --plot look-ahead.png
+    python -m eval.sparse_studies --study calibrated --model smollm2 --policies quest --json calibrated.json
+    python -m eval.sparse_studies --study oracle-prefill --model smollm2 --json oracle-prefill.json
+    python -m eval.sparse_studies --study overhead --model smollm2 --policies quest,tokenselect --json overhead.json
+    python -m eval.sparse_studies --study throughput --model smollm2 --lengths 1024,4096 --json throughput.json
+
+They are those of TokenButler, section 4.5 and appendix D, by our own means. `calibrated` gives each KV head its own
+share of a budget, by recall on texts that are not scored, and writes the shares beside the report, for
+`--sparse NAME:shares=FILE`. Recall by the size and the layer of trained predictors is `eval.sparsity --tasks recall`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from eval.reports.options import Names, Numbers, Paths
+from eval.reports.report import check_outputs, heading, print_table, run_program, write_json, write_whole
+from eval.sparse.studies import STUDIES
+from eval.sparsity import Settings as Comparing
+from eval.tasks.selection import FIRST_POSITION
+from jax_smash.loading import load
+
+COLUMNS = (
+    *("kind", "policy", "budget", "task", "metric", "length", "n", "score", "low", "high", "difference"),
+    *("slots", "share", "scorer_share", "ms_per_step", "choice_ms", "tokens_per_second", "speedup"),
+    "training_seconds",
+)
+"""Of a table; those that no row has are left out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Studies sparse decoding.
+
+    Attributes:
+      study: calibrated (budgets a head beside uniform ones), agreement (of query heads and layers on their top slots),
+        look-ahead (of steps and layers on later ones), oracle-prefill (the oracle beside one that evicts), overhead
+        (bytes and milliseconds of choosing), throughput (tokens a second by the length of the context).
+      model: a shipped model's name, a directory or a hub id.
+      policies: of calibrated, overhead and throughput, as in `eval.sparsity`.
+      budgets: shares; agreement and look-ahead take the first, of the slots, for what a top set is; overhead and
+        throughput give every policy the first share of the slots, whatever its scorer reads.
+      num: texts that are read or scored.
+      calibration: texts behind these, for the shares of heads.
+      length: tokens of a text.
+      lengths: of contexts in throughput and overhead.
+      new_tokens: that are timed.
+      repeats: of what is timed; medians count.
+      page_size: consecutive slots that are chosen together; by default each policy's own.
+      runs: folders of training runs whose seconds overhead tells.
+      batch_size: texts that are read together.
+      dtype: of the weights.
+      json: file to write.
+      plot: picture to write, a PNG.
+      overwrite: replace files that exist.
+    """
+
+    study: Literal["calibrated", "agreement", "look-ahead", "oracle-prefill", "overhead", "throughput"]
+    model: str = "tiny"
+    policies: Names = ("oracle",)
+    budgets: Names = ("50%",)
+    num: int = 8
+    calibration: int = 4
+    length: int = 512
+    lengths: Numbers = (512,)
+    new_tokens: int = 32
+    repeats: int = 5
+    page_size: int | None = None
+    runs: Paths = ()
+    batch_size: int = 8
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    json: Path | None = None
+    plot: Path | None = None
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuses what cannot be studied, before anything is loaded.
+
+        Raises:
+          ValueError: an option is out of range or unknown, or another study's.
+          FileExistsError, FileNotFoundError: a run is missing, or an output file cannot be written.
+          ImportError: a picture is asked for and matplotlib is not installed.
+        """
+        least = {"calibration": 1, "new_tokens": 2, "repeats": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
+        if not self.lengths or min(self.lengths) < 2:
+            raise ValueError(f"lengths must be one or more, each at least 2; got {self.lengths}")
+        if self.length <= FIRST_POSITION:
+            raise ValueError(f"length must be over {FIRST_POSITION}, the first position that counts; got {self.length}")
+        if self.study == "calibrated" and self.json is None:
+            raise ValueError("calibrated writes shares of heads beside its report: give --json")
+        if self.runs and self.study != "overhead":
+            raise ValueError(f"runs go with overhead; got {self.study}")
+        for run in self.runs:
+            if not (run / "metrics.jsonl").is_file() or not (run / "settings.json").is_file():
+                raise FileNotFoundError(f"a training run has metrics.jsonl and settings.json; {run} has not")
+        self.comparing().check()
+        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
+
+    def comparing(self, **changes: Any) -> Comparing:
+        """Returns the settings of a comparison of the same policies on the same texts, with some changes."""
+        same = {
+            name: getattr(self, name)
+            for name in ("model", "policies", "budgets", "num", "length", "page_size", "batch_size", "dtype")
+        }
+        return Comparing(**same | {"tasks": ("perplexity", "recall")} | changes)
+
+    def shares_file(self, policy: str, share: float) -> Path:
+        """Returns where a policy's shares of heads are written."""
+        assert self.json is not None
+        name = re.sub(r"[^\w.-]+", "-", policy)
+        return self.json.with_name(f"{self.json.stem}.{name}-{share:.0%}".replace("%", "") + ".shares.json")
+
+
+def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
+    """Studies, prints a table and writes the files."""
+    settings.check()
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    study = STUDIES[settings.study]
+    found = study.measure(settings, model)
+    title = f"{settings.study}: {settings.model}, {settings.dtype}"
+    report = heading("eval.sparse_studies", arguments, dataclasses.asdict(settings)) | {"model": model.name} | found
+    flat = [study.shown(row) for row in found["rows"]]
+    print_table(title, flat, [c for c in COLUMNS if any(row.get(c) is not None for row in flat)])
+    if settings.plot is not None:
+        write_whole(settings.plot, study.plot(found, title))
+    if settings.json is not None:
+        write_json(settings.json, report)
+
+
+if __name__ == "__main__":
+    run_program(Settings, main)

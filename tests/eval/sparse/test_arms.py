@@ -1,0 +1,82 @@
+"""Equal bytes against numbers worked by hand: two layers of two KV heads, 8 wide, float32, 100 slots."""
+
+import jax
+import pytest
+
+from eval.sparse.arms import read_policy, settled
+from tests.tiny import tiny_model
+
+SLOT = 2 * 2 * 8 * 4  # Keys and values of a layer's two KV heads.
+DENSE = 2 * 100 * SLOT
+
+
+def arm(text, share, *, page_size=None, equal="bytes", length=100):
+    model = tiny_model(layer_kinds=("full", "full"), window=0)
+    policy = read_policy(text, protocol="dense", page_size=page_size)
+    abstract = jax.eval_shape(lambda: model.params["target"])
+    return settled(text, policy, model.config, abstract, share=share, length=length, equal=equal)
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "slots", "scorer"),
+    [
+        ("oracle", 0.25, 25, 0),  # Its own scoring would be half of all bytes.
+        ("recency", 0.25, 25, 0),
+        ("h2o", 0.25, 17, 2 * 2 * 100 * 5),  # (6400 − 2000) / 256 slots are left beside sums and marks.
+        ("quest:dense_layers=0", 0.5, 24, 2 * 2 * 2 * 25 * 8 * 4),  # Bounds of 25 pages; 25 slots hold 6 pages.
+        ("tokenselect:sinks=2:window=4", 0.75, 25, 2 * 2 * 100 * 8 * 4),
+        ("streaming", 0.25, 25, 0),
+    ],
+)
+def test_what_is_chosen_by_is_paid_for_in_slots(text, share, slots, scorer):
+    found = arm(text, share, page_size=4 if text.startswith("quest") else None)
+    assert found.dense == DENSE
+    assert (found.slots, found.scorer) == (slots, scorer)
+    assert found.cache == 2 * slots * SLOT
+    assert found.share <= share
+    assert found.unmet is None
+
+
+def test_one_page_more_would_be_more_than_the_budget():
+    found = arm("quest:dense_layers=0", 0.5, page_size=4)
+    assert (found.cache + found.scorer + 2 * 4 * SLOT) / DENSE > 0.5
+
+
+def test_layers_that_are_read_whole_are_paid_for():
+    found = arm("recency:dense_layers=1", 0.6)
+    assert found.cache == (100 + 20) * SLOT
+    assert found.slots == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "reason"),
+    [
+        ("tokenselect:sinks=2:window=4", 0.5, "with 6 slots it reads 56.0%, 50.0% to choose by and 6.0%"),
+        ("quest", 0.5, "with 48 slots it reads"),
+        ("tokenselect", 0.5, "it always reads 640 slots, more than 50 of 100"),
+        ("streaming", 0.04, "its 4 sinks and an entry are more than 4 slots"),
+    ],
+)
+def test_a_budget_that_cannot_be_met_is_told_and_not_raised(text, share, reason):
+    found = arm(text, share)
+    assert found.policy is None
+    assert reason in found.unmet
+
+
+def test_of_equal_slots_the_scorer_is_told_but_not_paid_for():
+    found = arm("h2o", 0.25, equal="slots")
+    assert found.slots == 25
+    assert found.share > 0.25
+
+
+@pytest.mark.parametrize("text", ["oracle", "quest", "h2o:grace=16", "streaming", "tokenselect", "snapkv"])
+def test_the_whole_budget_is_the_whole_cache(text):
+    found = arm(text, 1.0)
+    assert (found.slots, found.cache, found.scorer, found.dense) == (100, DENSE, 0, DENSE)
+
+
+def test_what_options_say_for_all_policies_is_refused_in_one():
+    with pytest.raises(ValueError, match="'h2o:budget=12' must not say budget"):
+        read_policy("h2o:budget=12", protocol="dense", page_size=None)
+    with pytest.raises(ValueError, match="a policy must be one of"):
+        read_policy("guess", protocol="dense", page_size=None)
