@@ -52,6 +52,8 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
       arguments: of the program.
     """
     target, cache = arguments.params["target"], arguments.state.rows.cache
+    # A policy's cache holds one, and its channels beside it.
+    cache = getattr(cache, "cache", cache)
     batch, chunk = arguments.chunk.tokens.shape
     head = target["head" if "head" in target else "embedding"]
     if name == "start":

@@ -1,9 +1,11 @@
 """Policies that keep or read a part of a cache, and models that decode by them."""
 
 from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
+from jax_smash.sparse.drafting import PartDef, WholeDef, drafting_policy, self_drafting
 from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.model import SparseDef, sparsified
 from jax_smash.sparse.named import POLICIES, named_policy, told
+from jax_smash.sparse.pays import ChoiceCosts, choice_costs, pays_from
 from jax_smash.sparse.quest import Quest
 from jax_smash.sparse.selecting import Selecting
 from jax_smash.sparse.snapkv import SnapKV
@@ -16,8 +18,10 @@ __all__ = [
     "H2O",
     "POLICIES",
     "TOVA",
+    "ChoiceCosts",
     "Dense",
     "Oracle",
+    "PartDef",
     "Quest",
     "Random",
     "Recency",
@@ -27,7 +31,12 @@ __all__ = [
     "SparseStepBytes",
     "StreamingLLM",
     "TokenSelect",
+    "WholeDef",
+    "choice_costs",
+    "drafting_policy",
     "named_policy",
+    "pays_from",
+    "self_drafting",
     "sparse_step_bytes",
     "sparsified",
     "told",
