@@ -10,12 +10,11 @@ from jax_smash.cli.errors import UsageError
 SELF_SPARSE = "self-sparse"
 """The method that reads a part of the cache to draft, and all of it to check."""
 
-
 AUTO = "auto"
 
 
-def _flag(metavar: str) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+def _flag(metavar: str, hint: str = "") -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,8 @@ def test_what_a_share_is_at_least_is_said(call, two_layers):
 
 
 def test_a_text_that_is_too_short_for_a_choice_to_pay_is_read_whole_and_that_is_said(call, two_layers):
-    options = ("--model", two_layers, "--prompt", PROMPT, "--sparse", "oracle", "--max-new-tokens", "4")
+    sparse = ("--sparse", "oracle", "--kv-budget", "16", "--max-new-tokens", "4")
+    options = ("--model", two_layers, "--prompt", PROMPT, *sparse)
     status, out, err = call("generate", *options)
     assert status == 0
     assert re.search(r"texts below \d+ slots are read whole, which is faster; see --sparse-from", err)
