@@ -28,14 +28,14 @@ import jax.numpy as jnp
 from eval.exact.conditions import REGEX, STOP, Condition
 from eval.exact.divergence import ROUNDING
 from eval.exact.exactness_report import Clock, earlier_rows, totals
-from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, Case, Study
+from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, SELF_SPARSE, Case, Study
 from eval.prompts.exactness_prompts import of_file, of_spec_bench, shipped
 from eval.reports.options import Names, Numbers
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from eval.scores.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
-from jax_smash.methods import check_method, fitting_modules
+from jax_smash.methods import DraftOptions, check_draft, check_method, fitting_modules
 
 Row = dict[str, Any]
 
@@ -67,6 +67,7 @@ class Settings:
       model: a shipped model's name, a directory or a hub id.
       methods: names of methods that draft.
       draft_model: what method draft-model drafts with, a model's name or int8; it has no tree off.
+      sparse: policy by which method self-sparse drafts, as in `jax-smash generate --sparse`; by default its own.
       trees: auto, off, chain-N, tree-N, a template's name or a .json file, each under every method but hamburger, whose
         groups are chains.
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
@@ -97,6 +98,7 @@ class Settings:
     model: str = "tiny"
     methods: Names = ("recycling",)
     draft_model: str = "int8"
+    sparse: str | None = None
     trees: Names = ("off", "chain-4", "recycling-80")
     modules: str | None = None
     smash_mode: str = "exact"
@@ -135,6 +137,10 @@ class Settings:
         if not self.methods or "ar" in self.methods:
             raise ValueError(f"methods must name some that draft; got {', '.join(self.methods) or 'none'}")
         self._check_smashing()
+        if self.sparse is not None and SELF_SPARSE not in self.methods:
+            raise ValueError(f"sparse goes with method {SELF_SPARSE} alone; got {', '.join(self.methods)}")
+        if self.sparse is not None:
+            check_draft(SELF_SPARSE, DraftOptions(sparse=self.sparse))
         known = {"processors": ("none", "all"), "choices": ("greedy", "sampled")}
         for name, words in known.items():
             if not getattr(self, name) or set(getattr(self, name)) - set(words):
@@ -230,6 +236,7 @@ def measure(
             stop=settings.stop,
             regex=settings.regex,
             draft_model=settings.draft_model,
+            sparse=settings.sparse,
             smash=smash_options(settings),
         )
         rows = {tuple(row["key"]): row for row in kept}

@@ -19,6 +19,7 @@ import numpy as np
 
 from eval.bandwidth import Bandwidth, read_bandwidth
 from eval.exact.reference import require_torch
+from eval.prompts.shipped_prompts import of_books
 from eval.reports.options import ONE_ROW, Names, Numbers, Peers
 from eval.reports.report import check_output, heading, last_level_cache, print_table, run_program, write_json
 from eval.scores.smashing import smash_options, with_caps, with_random_modules
@@ -30,7 +31,7 @@ from jax_smash.plan import tree_bytes
 from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import check_weights
 from jax_smash.sampling import SamplingOptions
-from jax_smash.serve.prompts import FilePrompt, read_prompts
+from jax_smash.serve.prompts import read_prompts
 from jax_smash.serve.request import make_request
 from jax_smash.sharding import add_virtual_devices, mesh_of
 from jax_smash.smash.options import SmashOptions
@@ -68,7 +69,8 @@ class Settings:
       methods: names of our methods. `ar` is always measured too, for speed-ups are against it.
       prompts: file of prompts, one {"prompt": …} a line; by default stories that come with the program.
       prompt_tokens: prompts of this many random tokens, in place of a file; 64 for a random model.
-      num_prompts: prompts to take; by default the whole file, or one batch of random ones.
+      text_tokens: prompts of this many tokens of books, in place of a file: long ones, for caches.
+      num_prompts: prompts to take; by default the whole file, or one batch of random ones or of books.
       chat: text prompts are a user's message, put into the model's chat template.
       batch_size: prompts that decode together.
       max_new_tokens: of each prompt.
@@ -90,7 +92,7 @@ class Settings:
         from them the cost of a micro-step and the speed-up that it allows. A random model gets random modules.
       micro_layers: of random modules.
       sparse: measures the methods with caches read by this policy, as in `jax-smash generate --sparse`, against
-        `ar` with the whole cache.
+        `ar` with the whole cache. Of self-sparse only drafts read by it.
       kv_budget, page_size: of the policy.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
@@ -107,6 +109,7 @@ class Settings:
     methods: Names = (BASELINE,)
     prompts: Path | None = None
     prompt_tokens: int | None = None
+    text_tokens: int | None = None
     num_prompts: int | None = None
     chat: bool = False
     batch_size: int = 1
@@ -150,10 +153,13 @@ class Settings:
         """
         if (self.model is None) == (self.random_init is None):
             raise ValueError(f"give either --model or --random-init; got {self.model} and {self.random_init}")
-        if self.prompts is not None and self.prompt_tokens is not None:
-            raise ValueError("--prompts and --prompt-tokens exclude each other; got both")
+        sources = {"--prompts": self.prompts, "--prompt-tokens": self.prompt_tokens, "--text-tokens": self.text_tokens}
+        if len(given := [name for name, value in sources.items() if value is not None]) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} exclude each other; got both")
+        if self.text_tokens is not None and self.random_init is not None:
+            raise ValueError("text_tokens needs the tokenizer of a model; a random one has none")
         least = {"batch_size": 1, "max_new_tokens": 2, "repeats": 1, "settle_seconds": 0}
-        least |= {"prompt_tokens": 1, "num_prompts": 1, "bandwidth_mebibytes": 1}
+        least |= {"prompt_tokens": 1, "text_tokens": 1, "num_prompts": 1, "bandwidth_mebibytes": 1}
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
@@ -193,7 +199,8 @@ class Settings:
     def draft(self, method: str) -> DraftOptions:
         """Returns those options of drafting that a method takes."""
         taken = OPTIONS.get(method, ())
-        return DraftOptions(**{name: getattr(self, name) for name in self._given() if name in taken})
+        drafting = {"sparse": self.policy()} if "sparse" in taken else {}
+        return DraftOptions(**{name: getattr(self, name) for name in self._given() if name in taken}, **drafting)
 
     def policy(self) -> SparsePolicy | None:
         """Returns the policy that caches are read by; None for the whole.
@@ -217,7 +224,8 @@ class Settings:
         return smash_options(self) if method == HAMBURGER else SmashOptions()
 
     def _given(self) -> list[str]:
-        fields = [f for f in dataclasses.fields(DraftOptions) if hasattr(self, f.name)]
+        # A policy goes with every method.
+        fields = [f for f in dataclasses.fields(DraftOptions) if hasattr(self, f.name) and f.name != "sparse"]
         return [f.name for f in fields if getattr(self, f.name) != f.default]
 
 
@@ -234,6 +242,8 @@ def measure(settings: Settings) -> dict[str, Any]:
     load_before = os.getloadavg()[0]
     prompts = _read_prompts(settings)
     model = _load(settings)
+    if settings.text_tokens is not None:
+        prompts = of_books(model, settings.num_prompts or settings.batch_size, length=settings.text_tokens)
     batches, slots = _prepare(settings, model, prompts)
     contenders = _ours(settings, model, slots)
     for contender in contenders:
@@ -261,11 +271,11 @@ def measure(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _read_prompts(settings: Settings) -> list[FilePrompt] | None:
-    """Returns the prompts of a file; None where random tokens are asked for."""
+def _read_prompts(settings: Settings) -> list[Any] | None:
+    """Returns the prompts of a file; None where other ones are asked for."""
     if settings.prompts is not None:
         return read_prompts(settings.prompts)
-    if settings.prompt_tokens is not None or settings.random_init is not None:
+    if settings.random_init is not None or (settings.prompt_tokens, settings.text_tokens) != (None, None):
         return None
     return read_prompts(PROMPTS)
 
@@ -285,7 +295,7 @@ def _load(settings: Settings) -> Model:
     return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
 
 
-def _prepare(settings: Settings, model: Model, prompts: list[FilePrompt] | None) -> tuple[list[list[list[int]]], int]:
+def _prepare(settings: Settings, model: Model, prompts: list[Any] | None) -> tuple[list[list[list[int]]], int]:
     """Returns the prompts as tokens, in full batches, and the cache's capacity a row, as `generate` chooses it.
 
     Where the last batch needs more, the first prompts come again.
@@ -323,11 +333,19 @@ def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
             *(Ours(name, model, **sizes, draft=settings.draft(name), smash=settings.smash(name)) for name in names),
             *(Ours(HAMBURGER, model, **sizes, smash=smash) for smash in forced),
         ]
-    other = model if settings.weights == "plain" else quantised(model)
-    other = other if policy is None else sparsified(other, policy)
+    whole = model if settings.weights == "plain" else quantised(model)
+    sparse = whole if policy is None else sparsified(whole, policy)
     apart = {"weights": settings.weights, "policy": settings.sparse}
+    # Where a policy is for drafts alone, the model checks by its whole cache.
     methods = [
-        Ours(name, other, **sizes, **apart, draft=settings.draft(name), smash=settings.smash(name))
+        Ours(
+            name,
+            whole if settings.draft(name).sparse is not None else sparse,
+            **sizes,
+            **apart,
+            draft=settings.draft(name),
+            smash=settings.smash(name),
+        )
         for name in dict.fromkeys(settings.methods)
     ]
     return [Ours(BASELINE, model, **sizes), *methods]

@@ -95,6 +95,7 @@ def make_ladder(
     slots: int,
     sampled: bool = False,
     costs: Path | None = None,
+    drafting: float = 0.0,
 ) -> Ladder:
     """Returns the tree of a name, or those that pay on this device.
 
@@ -107,6 +108,7 @@ def make_ladder(
       slots: cache slots a row.
       sampled: some row may sample.
       costs: a file with a cost curve, which then alone decides.
+      drafting: plain steps that each drafted node takes before it is checked; added to the curve.
 
     Raises:
       ValueError: there is no such tree, the method's trees are not sized, or a stored cost curve is damaged.
@@ -123,6 +125,7 @@ def make_ladder(
         return Ladder(trees=(chain(min(CHAIN_NODES, reach.levels)),), source=source)
     rates, frozen = reach.rates(), costs is not None
     curve = read_costs(costs) if costs else _costs(model, method, batch=batch, slots=slots, sampled=sampled)
+    curve = _with_drafting(curve, drafting)
     most, rungs = min(MOST_ROWS, curve.entries[-1]) - 1, CPU_RUNGS if target_platform() == "cpu" else RUNGS
     budgets = choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
@@ -147,6 +150,12 @@ def make_ladder(
 def tile_rows() -> int:
     """Returns the rows of which a tree's forward has a multiple on the platform that it is traced for."""
     return 1 if target_platform() == "cpu" else TILE
+
+
+def _with_drafting(curve: CostCurve, steps: float) -> CostCurve:
+    """Returns a curve of forwards as one of steps that draft a node after the other, each for so many plain steps."""
+    seconds = (s + steps * curve.seconds[0] * (m - 1) for m, s in zip(curve.entries, curve.seconds, strict=True))
+    return dataclasses.replace(curve, seconds=tuple(seconds))
 
 
 def _costs(model: Model, method: str, *, batch: int, slots: int, sampled: bool) -> CostCurve:

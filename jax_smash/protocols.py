@@ -265,11 +265,13 @@ class Needs:
       likeliest: so many of the likeliest tokens at each node.
       totals: and the logarithm of the sum over all tokens, which makes their logits probabilities.
       taps: indices of the taps that it reads; a model that tells fewer is refused.
+      cache: `propose` is shown the target's cache, to read and no more.
     """
 
     likeliest: int = 0
     totals: bool = False
     taps: tuple[int, ...] = ()
+    cache: bool = False
 
 
 @runtime_checkable
@@ -277,8 +279,8 @@ class Drafter(Protocol):
     """Proposes trees and learns from how the target checks them: pure functions over what it keeps itself.
 
     A drafter is static in the compiled program, so it is hashable and holds no arrays. What it keeps of rows, `own`,
-    has only `[B, …]` leaves; what the rows share is `shared`. It sees nothing else of the state. `draft.context` has
-    what it is told: `Context`, `Seen` and `Outcome`.
+    has only `[B, …]` leaves; what the rows share is `shared`. It sees nothing else of the state but what it `needs`.
+    `draft.context` has what it is told: `Context`, `Seen` and `Outcome`.
     """
 
     @property

@@ -54,6 +54,7 @@ WAYS = {
     "typical": drafted("draft-model", draft_model="int8", verify="typical-lossy"),
     "eagle": drafted("eagle", drafter="random"),
     "medusa": drafted("medusa", drafter="random"),
+    "self-sparse": drafted("self-sparse", tree="chain-2", sparse="quest:budget=12,page_size=4,dense_layers=0"),
     "blind": smashed(confidence=0.5),
     "blind-reduced": smashed(confidence=0.5, micro_head="16"),
     "checked": smashed(mode="checked", confidence=0.5),

@@ -33,7 +33,7 @@ EQUIVALENT: dict[str, Callable[[Drafter], Drafter]] = {
 }
 """Changes of a tree that must change neither text nor forwards; of first children alone, against the chain's."""
 
-DRAFT_MODEL, HAMBURGER = "draft-model", "hamburger"
+DRAFT_MODEL, HAMBURGER, SELF_SPARSE = "draft-model", "hamburger", "self-sparse"
 
 GROUPS = "auto"
 """The one tree of method hamburger: a chain as long as its groups may be."""
@@ -97,10 +97,11 @@ class Study:
         stop: Sequence[str],
         regex: str,
         draft_model: str = INT8,
+        sparse: str | None = None,
         smash: SmashOptions = SmashOptions(mode="exact"),  # noqa: B008 - frozen
     ):
         """Takes what all cases share; decodes nothing."""
-        self._draft_model, self._smash = draft_model, smash
+        self._draft_model, self._sparse, self._smash = draft_model, sparse, smash
         self.model, self.prompts = model, prompts
         self._dtype, self._new = dtype, max_new_tokens
         self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "stop": stop, "regex": regex}
@@ -215,7 +216,8 @@ class Study:
 
     def _method(self, name: str, tree: str | None, condition: Condition) -> Method:
         model = self._draft_model if name == DRAFT_MODEL else None
-        draft = DraftOptions() if tree is None else DraftOptions(tree=tree, draft_model=model)
+        sparse = self._sparse if name == SELF_SPARSE else None
+        draft = DraftOptions() if tree is None else DraftOptions(tree=tree, draft_model=model, sparse=sparse)
         return make_method(
             self.model,
             name,

@@ -36,6 +36,25 @@ def shipped_prompts(model: Model, count: int, *, longest: int) -> list[list[int]
     return [list(prompt) for prompt in found[:count]]
 
 
+def of_books(model: Model, count: int, *, length: int) -> list[list[int]]:
+    """Returns prompts of the same length, as tokens: pieces of books one behind another, from other places on.
+
+    Where the books end, they begin again.
+
+    Args:
+      model: whose tokenizer reads the texts.
+      count: prompts.
+      length: tokens of each.
+    """
+    file, field = SOURCES[-1]
+    beginning = model.encode("")
+    told = [
+        token for record in read_records(DATA / file) for token in model.encode(record.text(field))[len(beginning) :]
+    ]
+    starts = (i * len(told) // count for i in range(count))
+    return [beginning + list(itertools.islice(itertools.cycle(told), s, s + length - len(beginning))) for s in starts]
+
+
 def _pieces(model: Model, file: str, field: str, *, longest: int) -> list[list[int]]:
     beginning = model.encode("")
     pieces = []

@@ -1,5 +1,6 @@
 """Attention over the slots of a cache that a policy chooses."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -26,20 +27,28 @@ def attend_selected(
     """Returns attention of each entry over the slots that a policy chooses and the block's entries that it may see.
 
     All entries of a forward share one set of slots, which the query of the first valid one chooses: of a draft tree
-    that is the pending token. A piece of a prompt reads everything that is kept.
+    that is the pending token. A piece of a prompt reads everything that is kept, and so does every forward while all
+    rows are shorter than what the plan `pays_from`.
 
     Returns:
       The output, and what the policy is told when entries are committed.
 
     Raises:
-      ValueError: earlier forwards read entries of the block, and the policy must know of every choice.
+      ValueError: earlier forwards read entries of the block, and the policy must know what all of them attended to.
     """
     if block.earlier is not None:
-        if view.policy.remembers:
+        if view.policy.records:
             raise ValueError("this policy must read a block in one forward; got earlier entries")
         # Their keys and values are among the new ones.
         block = replace(block, earlier=None)
     plan, policy = view.plan, view.policy
+    if plan.pays_from and not block.prompt:
+        always = replace(view, plan=dataclasses.replace(plan, pays_from=0))
+
+        def attending(*, whole: bool) -> Any:
+            return lambda: attend_selected(query, key, value, position, always, replace(block, prompt=whole))
+
+        return jax.lax.cond(view.filled.max() < plan.pays_from, attending(whole=True), attending(whole=False))
     scoring: Any = {"scale": plan.scale, "softcap": plan.softcap}
     kept = query if policy.keeps_queries else None
     new = (query, key, value, position)

@@ -24,6 +24,7 @@ class LayerPlan:
       share: of the committed slots that it may read, where that is less than C; None for C whatever the text.
       by_head: what each KV head may read of that, as a share; None for all of it.
       scale, softcap: of the attention scores.
+      pays_from: where every row has fewer committed slots, all of them are read.
     """
 
     slots: int
@@ -32,6 +33,7 @@ class LayerPlan:
     by_head: tuple[float, ...] | None
     scale: float
     softcap: float
+    pays_from: int = 0
 
     def limit(self, filled: Int[Array, "B"], kv_heads: int) -> Int[Array, "B K"]:
         """Returns how many slots each KV head may read when so many are committed."""

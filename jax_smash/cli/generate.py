@@ -26,7 +26,7 @@ from jax_smash.cli.records import RecordFile, resumed
 from jax_smash.cli.resume import MADE_WITH, given_options, made_with
 from jax_smash.cli.screen import Screen
 from jax_smash.cli.smash_options import HAMBURGER, SmashFlags
-from jax_smash.cli.sparse_options import SparseFlags
+from jax_smash.cli.sparse_options import SELF_SPARSE, SparseFlags
 from jax_smash.cli.summary import summary
 from jax_smash.serve.prompts import FilePrompt, checked_text, read_prompts
 
@@ -50,7 +50,7 @@ class Generate:
     """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
     """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model, hybrid,
-    eagle and medusa draft; hamburger says several tokens at once and keeps them in one slot."""
+    eagle, medusa and self-sparse draft; hamburger says several tokens at once and keeps them in one slot."""
     prompt: Annotated[str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """The text to continue."""
     prompts: Annotated[
@@ -93,7 +93,8 @@ class Generate:
         records = RecordFile(file, overwrite=overwrite, resume=self.output.resume) if file else None
         prompts = self._prompts()
         sampling = self.sampling.options()
-        options = self.draft.options(self.method, overwrite=self.output.overwrite), self.smash.options(self.method)
+        drafts = self.draft.options(self.method, overwrite=self.output.overwrite, sparse=self._sparse_drafts())
+        options = drafts, self.smash.options(self.method)
         live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
         made_with = self._made_with(prompts, schema) if records is not None else {}
         done = 0 if records is None else resumed(records, made_with, len(prompts) * self.num_samples)
@@ -121,6 +122,10 @@ class Generate:
         self.stopping.check()
         self.sparse.policy()
         self.output.check(saving=self.draft.save_warm_start is not None)
+
+    def _sparse_drafts(self) -> Any:
+        """Returns the policy that drafts alone read by; None where there is none."""
+        return self.sparse.policy() if self.method == SELF_SPARSE else None
 
     def _prompts(self) -> list[FilePrompt]:
         if self.prompts is not None:
@@ -181,13 +186,15 @@ class Generate:
         model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh, modules=modules)
         if self.method != HAMBURGER:  # Of the modules' folder, the base alone is wanted.
             model = dataclasses.replace(model, modules=None, params={"target": model.params["target"]})
-        policy = self.sparse.policy()
-        if policy is not None:
-            from jax_smash.sparse import sparsified, told
+        policy, said = self.sparse.policy_for(model, batch=min(self.batch_size, len(prompts)))
+        if self.method == SELF_SPARSE:
+            draft = dataclasses.replace(draft, sparse=policy)
+        elif policy is not None:
+            from jax_smash.sparse import sparsified
 
             model = sparsified(model, policy)
-            if (said := told(policy)) is not None:
-                screen.note(said)
+        if said is not None:
+            screen.note(said)
         screen.waiting("compiling, and reading the prompt")
         screen.progress()
         made: list[Completion] = []

@@ -144,7 +144,8 @@ class DraftFlags:
     """Look up in these texts, a file or a folder, instead of in the prompt and the text so far."""
     draft_model: Annotated[str | None, tyro.conf.DisallowNone, _flag("MODEL", "")] = None
     """What --method draft-model drafts with: a model of the same vocabulary, int8 for this one's own int8 copy, or this
-    one with a part of its cache, as in sparse:quest or sparse:h2o:budget=128; see --sparse."""
+    one with a part of its cache, as in sparse:quest or sparse:h2o:budget=128; see --sparse. --method self-sparse, which
+    drafts with this one's own cache, takes int8 alone."""
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
     """What --method eagle or medusa drafts with: a folder with eagle.json and eagle.safetensors (medusa.json and
     medusa.safetensors), or random for random weights, which tell what drafting costs."""
@@ -156,12 +157,13 @@ class DraftFlags:
     rejection (classic speculative sampling; in a tree siblings differ), rejection-independent and k-seq: other texts of
     the same distribution. typical-lossy: likely tokens are kept, which is another distribution."""
 
-    def options(self, method: str, *, overwrite: bool) -> Any:
+    def options(self, method: str, *, overwrite: bool, sparse: Any = None) -> Any:
         """Returns the library's options of drafting.
 
         Args:
           method: that they are for.
           overwrite: files may be replaced.
+          sparse: policy that drafts alone read by.
 
         Raises:
           UsageError: the method is unknown or does not take an option, there is no such tree, or a file is in the way.
@@ -174,7 +176,7 @@ class DraftFlags:
         except ValueError as error:
             raise UsageError(f"--{error}") from error
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        options = DraftOptions(**fields | ({"warm_start": None} if self.begins_cold else {}))
+        options = DraftOptions(sparse=sparse, **fields | ({"warm_start": None} if self.begins_cold else {}))
         for name in misfits(method, options):
             taken = ", ".join(_flag_name(option) for option in OPTIONS.get(method, ()))
             raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or 'none'}")

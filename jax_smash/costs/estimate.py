@@ -70,7 +70,7 @@ def estimate_costs(
       None where nothing is known of the device.
     """
     kind = jax.devices()[0].device_kind if kind is None else kind
-    roofline = _roofline(kind)
+    roofline = known_roofline(kind)
     if roofline is None:
         return None
     read = step_bytes(config, params, batch=batch, slots=slots)
@@ -125,7 +125,8 @@ def _attended(config: ModelConfig, slots: int) -> int:
     return 2 * seen * config.num_heads * config.head_width
 
 
-def _roofline(kind: str) -> Roofline | None:
+def known_roofline(kind: str) -> Roofline | None:
+    """Returns what a kind of device can do, as JAX names it; None where nothing is known of it."""
     if kind == CPU:
         return Roofline(CPU_BYTES_PER_SECOND, CPU_OPERATIONS_PER_CORE * (os.cpu_count() or 1))
     return next((found for part, found in ROOFLINES.items() if part in kind), None)

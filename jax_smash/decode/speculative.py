@@ -191,7 +191,9 @@ class Speculative:
             tree, made = grow(topology, rows.pending[:, None]), None
         else:
             with jax.named_scope("draft"):
-                tree, made = self.drafter.propose(params, *_learned(state), context(state), topology)
+                tree, made = self.drafter.propose(
+                    params, *_learned(state), context(state, self.drafter.needs), topology
+                )
         read, nodes = tree.padded(self.tile), tree.token.shape[1]
         model = self.target.bind(params["target"])
         position = rows.token_length[:, None] - 1 + read.depth
@@ -257,7 +259,8 @@ class Speculative:
         trees, missed = _trees(state), _notes(state).missed
         behind = (missed != NOTHING).any()
         due = (trees.sizing.steps % ROUND_STEPS == 0) & behind
-        if len(trees.ladder) > 1:
+        # A drafter that reads the target's cache is told nothing of it as it was.
+        if len(trees.ladder) > 1 and not self.drafter.needs.cache:
             known = changed_if(due, functools.partial(self._in_shadow, params, state), trees.sizing.known)
             trees = replace(trees, sizing=replace(trees.sizing, known=known))
             # Always true, but known only once the drafter's arrays were read; else XLA would copy them to write them.

@@ -12,7 +12,7 @@ from jax_smash.automaton import TokenAutomaton
 from jax_smash.cache import KVCache, SelectedCache, Write, after
 from jax_smash.draft.context import Context
 from jax_smash.finish import LENGTH, NOT_A_NUMBER, RUNNING, STOP_STRING, STOP_TOKEN
-from jax_smash.protocols import LogitsProcessor
+from jax_smash.protocols import LogitsProcessor, Needs
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import process
 from jax_smash.sharding import constrain
@@ -235,8 +235,8 @@ def take_rows(rows: Rows, index: Int[Array, "R"]) -> Rows:
     return lay_out(jax.tree.map(lambda leaf: leaf[index], rows), constrain)
 
 
-def context(state: DecodeState) -> Context:
-    """Returns what drafters see of the rows."""
+def context(state: DecodeState, needs: Needs = Needs()) -> Context:  # noqa: B008 - frozen
+    """Returns what a drafter sees of the rows."""
     rows = state.rows
     return Context(
         pending=rows.pending,
@@ -245,6 +245,7 @@ def context(state: DecodeState) -> Context:
         key=rows.key,
         processors=state.shared.processors,
         processed=rows.processors,
+        cache=rows.cache if needs.cache else None,
     )
 
 

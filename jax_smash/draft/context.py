@@ -22,6 +22,7 @@ class Context:
       running: rows that have not ended.
       key: each row's random key.
       processors, processed: logits processors, and the state of each.
+      cache: the target's, which holds all tokens but the pending one; None for a drafter that does not need it.
     """
 
     pending: Int[Array, "B"]
@@ -30,6 +31,7 @@ class Context:
     key: Key[Array, "B"]
     processors: tuple[LogitsProcessor, ...]
     processed: tuple[Any, ...]
+    cache: Any = None
 
     def process(self, logits: Float[Array, "B A V"], path: Int[Array, "B A P"]) -> Float[Array, "B A V"]:
         """Returns the logits that tokens are chosen from.

@@ -48,14 +48,29 @@ class DraftModelRows:
 
 
 @pytree
+class Past:
+    """What stands before the root of a tree.
+
+    Attributes:
+      cache: what the model has read.
+      token: the tokens behind that, which it has not, in order.
+      there: marks the rows that have each of them.
+    """
+
+    cache: Any
+    token: Int[Array, "B n"]
+    there: Bool[Array, "B n"]
+
+
+@pytree
 class Growing:
     """A tree while it is drafted.
 
     Attributes:
       token: of each node; −1 where nothing is drafted yet.
       proposal: as in `DraftTree`.
-      read: what the model made of the missed token, entry 0, and of the nodes behind it, by `Levels.place`; None
-        before the root was read.
+      read: what the model made of unread tokens before the root, and of the nodes behind them, by `Levels.place`;
+        None before the root was read.
     """
 
     token: Int[Array, "B M"]
@@ -120,6 +135,15 @@ class DraftModel:
         A forward reads one level's nodes; those before it are in no cache yet, and are told it as earlier entries. A
         model that cannot be told of them reads the whole tree at every level.
         """
+        past = Past(cache=own.cache, token=own.missed[:, None], there=own.behind[:, None])
+        whole, read = self.drafted(params, past, context, topology)
+        place = Levels.of(topology, 1).place
+        return whole, (read, jnp.broadcast_to(place, whole.token.shape))
+
+    def drafted(
+        self, params: Params, past: Past, context: Context, topology: Topology
+    ) -> tuple[DraftTree, Earlier | None]:
+        """Returns the tree, and what the model has read to draft it: unread tokens first, then nodes by their place."""
         nodes = topology.nodes
         model = self.model.bind(params["drafter"])
         forwards = _forwards(topology.levels, nodes)
@@ -131,20 +155,19 @@ class DraftModel:
         def grown(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
             tree = grow(topology, growing.token)
             if not continues:
-                hidden, read = _read_all(model, context, own, tree, levels, depth)
+                hidden, read = _read_all(model, context, past, tree, levels, depth)
             elif growing.read is None:
-                hidden, read = _read_root(model, context, own, tree, levels)
+                hidden, read = _read_root(model, context, past, tree, levels)
             else:
-                hidden, read = _read_level(model, context, own, tree, levels, depth, growing.read)
+                hidden, read = _read_level(model, context, past, tree, levels, depth, growing.read)
             logits = model.unembed(hidden)
             return self._with_children(context, topology, levels, depth, logits, replace(growing, read=read)), None
 
-        token = jnp.broadcast_to(context.pending[:, None], (own.missed.shape[0], nodes))
+        token = jnp.broadcast_to(context.pending[:, None], (len(context.pending), nodes))
         token = jnp.where((topology.depth > 0)[None], -1, token)
         root, _ = grown(Growing(token=token, proposal=None, read=None), jnp.int32(0))
         whole, _ = jax.lax.scan(grown, root, jnp.arange(1, forwards, dtype=jnp.int32))
-        place = jnp.broadcast_to(levels.place, token.shape)
-        return replace(grow(topology, whole.token), proposal=whole.proposal), (whole.read, place)
+        return replace(grow(topology, whole.token), proposal=whole.proposal), whole.read
 
     def _with_children(
         self,
@@ -231,20 +254,20 @@ def _forwards(levels: int, nodes: int) -> int:
 
 
 def _read_root(
-    model: CausalLM, context: Context, own: DraftModelRows, tree: DraftTree, levels: Levels
+    model: CausalLM, context: Context, past: Past, tree: DraftTree, levels: Levels
 ) -> tuple[Float[Array, "B 1 D"], Earlier]:
-    """Reads the missed token and the root. Returns the hidden state behind the root, and room for all entries."""
-    tokens = jnp.concatenate([own.missed[:, None], tree.token[:, :1]], axis=1)
-    valid = jnp.concatenate([own.behind[:, None], tree.valid[:, :1]], axis=1)
-    position = context.token_length[:, None] + jnp.arange(-2, 0, dtype=jnp.int32)[None]
-    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, Block.causal(valid))
-    return out.hidden[:, 1:], levels.with_room(Earlier(block_kv=out.block_kv, position=position))
+    """Reads unread tokens and the root. Returns the hidden state behind the root, and room for all entries."""
+    tokens = jnp.concatenate([past.token, tree.token[:, :1]], axis=1)
+    valid = jnp.concatenate([past.there, tree.valid[:, :1]], axis=1)
+    position = context.token_length[:, None] + jnp.arange(-tokens.shape[1], 0, dtype=jnp.int32)[None]
+    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), past.cache, Block.causal(valid))
+    return out.hidden[:, -1:], levels.with_room(Earlier(block_kv=out.block_kv, position=position))
 
 
 def _read_level(
     model: CausalLM,
     context: Context,
-    own: DraftModelRows,
+    past: Past,
     tree: DraftTree,
     levels: Levels,
     depth: Int[Array, ""],
@@ -252,20 +275,21 @@ def _read_level(
 ) -> tuple[Float[Array, "B room D"], Earlier]:
     """Reads one depth's nodes. Returns the hidden states behind them, and all entries."""
     node, _ = levels.at(depth)
-    block = levels.block(tree, depth, own.behind[:, None], read)
-    position = jnp.broadcast_to(context.token_length[:, None] - 1 + depth, (len(own.behind), levels.room))
-    out = model.forward(model.embed(tree.token[:, node]), position, own.cache, block)
+    block = levels.block(tree, depth, past.there, read)
+    position = jnp.broadcast_to(context.token_length[:, None] - 1 + depth, (len(past.there), levels.room))
+    out = model.forward(model.embed(tree.token[:, node]), position, past.cache, block)
     return out.hidden, levels.with_level(read, Earlier(block_kv=out.block_kv, position=position), depth)
 
 
 def _read_all(
-    model: CausalLM, context: Context, own: DraftModelRows, tree: DraftTree, levels: Levels, depth: Int[Array, ""]
+    model: CausalLM, context: Context, past: Past, tree: DraftTree, levels: Levels, depth: Int[Array, ""]
 ) -> tuple[Float[Array, "B room D"], Earlier]:
     """Does what `_read_level` does for a model that reads every block in order: reads the whole chain again."""
-    tokens = jnp.concatenate([own.missed[:, None], tree.token[:, levels.order]], axis=1)
+    tokens = jnp.concatenate([past.token, tree.token[:, levels.order]], axis=1)
+    unread = past.token.shape[1]
     drafted = jnp.arange(len(levels.order), dtype=jnp.int32) < tree.token.shape[1]
-    valid = jnp.concatenate([own.behind[:, None], tree.valid[:, levels.order] & drafted[None]], axis=1)
-    position = context.token_length[:, None] - 2 + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), own.cache, Block.causal(valid))
-    hidden = jax.lax.dynamic_slice_in_dim(out.hidden, 1 + levels.first[depth], levels.room, axis=1)
+    valid = jnp.concatenate([past.there, tree.valid[:, levels.order] & drafted[None]], axis=1)
+    position = context.token_length[:, None] - 1 - unread + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), past.cache, Block.causal(valid))
+    hidden = jax.lax.dynamic_slice_in_dim(out.hidden, unread + levels.first[depth], levels.room, axis=1)
     return hidden, Earlier(block_kv=out.block_kv, position=position)

@@ -7,12 +7,13 @@ from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.draft.warm_start import save_successors
 from jax_smash.loading import Model
 from jax_smash.methods import drafted, hamburger
-from jax_smash.methods.draft_options import OPTIONS, RANDOM, SPARSE, DraftOptions, check_draft, misfits
-from jax_smash.methods.drafted import INT8, REACH
+from jax_smash.methods.draft_options import INT8, OPTIONS, RANDOM, SPARSE, DraftOptions, check_draft, misfits
+from jax_smash.methods.drafted import REACH
 from jax_smash.methods.eagle import eagle
 from jax_smash.methods.hamburger import check_smash, fitting_modules
 from jax_smash.methods.medusa import medusa
 from jax_smash.methods.method import Method, Setup
+from jax_smash.methods.self_sparse import self_sparse
 from jax_smash.smash.options import SmashOptions
 
 
@@ -94,6 +95,7 @@ METHODS: dict[str, Callable[[Setup], Method]] = {
     "hamburger": hamburger.hamburger,
     "eagle": eagle,
     "medusa": medusa,
+    "self-sparse": self_sparse,
 }
 
 __all__ = [

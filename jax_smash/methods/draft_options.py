@@ -15,7 +15,8 @@ from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import check_place
 from jax_smash.loading import Model
-from jax_smash.sparse import named_policy
+from jax_smash.protocols import SparsePolicy
+from jax_smash.sparse import drafting_policy, named_policy
 
 DRAWS: dict[str, Draws] = {
     "rejection": Draws.DIFFERENT,
@@ -28,6 +29,9 @@ DRAWS: dict[str, Draws] = {
 SPARSE = "sparse:"
 """What a draft model's name begins with that is the target itself, with a cache read by the policy named behind it."""
 
+INT8 = "int8"
+"""Name of a draft model that is the target itself with int8 weights."""
+
 RANDOM = "random"
 """Name of a drafter with random weights, which tells what drafting costs."""
 
@@ -37,6 +41,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "suffix": ("tree", "costs", "verify"),
     "lookahead": ("tree", "verify"),
     "draft-model": ("tree", "draft_model", "verify"),
+    "self-sparse": ("tree", "draft_model", "sparse", "verify"),
     "hybrid": ("tree", "costs", "verify"),
     "eagle": ("tree", "drafter", "verify"),
     "medusa": ("tree", "drafter", "verify"),
@@ -59,7 +64,9 @@ class DraftOptions:
       save_warm_start: a file for what the drafter has learned when the last prompt is done; an older file is replaced.
       lookup_corpus: texts to search instead of the prompt and the output, as `draft.corpus_texts` reads them.
       draft_model: a loaded model, what `load` takes, or the target itself: with int8 weights by `int8`, with its cache
-        read by a policy by `sparse:` and what `sparse.named_policy` takes.
+        read by a policy by `sparse:` and what `sparse.named_policy` takes. Method self-sparse takes `int8` alone.
+      sparse: the policy of what method self-sparse reads of the target's cache to draft, or what `sparse.named_policy`
+        takes; None for the method's own.
       drafter: a folder that `checkpoints.eagle.save_eagle` or `checkpoints.medusa.save_medusa` wrote, by the method; a
         loaded drafter; or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
@@ -72,6 +79,7 @@ class DraftOptions:
     save_warm_start: Path | None = None
     lookup_corpus: Path | None = None
     draft_model: str | Model | None = None
+    sparse: str | SparsePolicy | None = None
     drafter: str | Path | EagleModules | MedusaModules | None = None
     verify: str = "coupling"
     stored_probabilities: bool = False
@@ -102,6 +110,13 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     with _about("draft-model"):
         if isinstance(draft.draft_model, str) and draft.draft_model.startswith(SPARSE):
             named_policy(draft.draft_model.removeprefix(SPARSE))
+        if name == "self-sparse" and draft.draft_model not in (None, INT8):
+            raise ValueError(
+                f"method self-sparse drafts by the model itself, so it must be {INT8}, or none; got a model"
+            )
+    with _about("sparse"):
+        if draft.sparse is not None:
+            drafting_policy(named_policy(draft.sparse) if isinstance(draft.sparse, str) else draft.sparse)
     if draft.verify not in VERIFICATIONS:
         raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
     if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):

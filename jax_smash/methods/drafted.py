@@ -23,7 +23,7 @@ from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import load_successors
 from jax_smash.ladder import Ladder, Reach, make_ladder, tile_rows
 from jax_smash.loading import Model, load, quantised
-from jax_smash.methods.draft_options import DRAWS, SPARSE
+from jax_smash.methods.draft_options import DRAWS, INT8, SPARSE
 from jax_smash.methods.method import Method, Setup
 from jax_smash.protocols import Drafter, Needs, honours_trees
 from jax_smash.quantise import activation_dtype
@@ -39,9 +39,6 @@ REACH: dict[str, Reach] = {
     "hybrid": Reach(ranks=WIDTH, levels=10),
 }
 """How far the automatic trees of a method may reach; a method not named here has none, or a tree of its own."""
-
-INT8 = "int8"
-"""Name of a draft model that is the target itself with int8 weights."""
 
 DRAFT_MODEL_TREE = "chain-4"
 """The tree of a draft model where none is named."""
@@ -101,15 +98,26 @@ def draft_model(setup: Setup) -> Method:
     topology, draws = named_tree(tree), DRAWS.get(setup.draft.verify, Draws.COUPLED)
     if draws is Draws.DIFFERENT:
         check_ranks(topology)
-    width = int(topology.rank.max()) + 1
-    if width > target.vocab_size:
-        raise ValueError(f"a node has at most {target.vocab_size} children, as many as tokens; got {width} in {tree}")
     ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
+    width, room = width_and_room(ladder, target)
     check_blocks(drafting, "draft-model", ladder)
-    room = max(np.bincount(topology.depth)[:-1].tolist(), default=1)
     drafter = DraftModel(model=drafting.definition, width=width, room=room, draws=draws, sampled=setup.sampled)
     method = drafted("draft-model", setup, drafter, None, ladder=ladder)
     return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
+
+
+def width_and_room(ladder: Ladder, model: Model) -> tuple[int, int]:
+    """Returns how many children a node of a ladder's trees has at most, and how many nodes a level that has children.
+
+    Raises:
+      ValueError: a node has more children than there are tokens.
+    """
+    width = max(int(tree.rank.max()) + 1 for tree in ladder.trees)
+    if width > model.vocab_size:
+        raise ValueError(
+            f"a node has at most {model.vocab_size} children, as many as tokens; got {width} in {ladder.source}"
+        )
+    return width, max((n for tree in ladder.trees for n in np.bincount(tree.depth)[:-1].tolist()), default=1)
 
 
 def check_blocks(model: Model, method: str, ladder: Ladder, *, branches: bool = False) -> None:

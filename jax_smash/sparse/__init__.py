@@ -2,12 +2,14 @@
 
 from jax_smash.sparse.butler import Butler
 from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
+from jax_smash.sparse.drafting import PartDef, WholeDef, drafting_policy, self_drafting
 from jax_smash.sparse.gate import PageGate
 from jax_smash.sparse.grouped import GroupedButler
 from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.learned import Learned
 from jax_smash.sparse.model import SparseDef, sparsified
 from jax_smash.sparse.named import POLICIES, named_policy, told
+from jax_smash.sparse.pays import ChoiceCosts, choice_costs, pays_from
 from jax_smash.sparse.predictors import described
 from jax_smash.sparse.quest import Quest
 from jax_smash.sparse.selecting import Selecting
@@ -22,11 +24,13 @@ __all__ = [
     "POLICIES",
     "TOVA",
     "Butler",
+    "ChoiceCosts",
     "Dense",
     "GroupedButler",
     "Learned",
     "Oracle",
     "PageGate",
+    "PartDef",
     "Quest",
     "Random",
     "Recency",
@@ -36,8 +40,13 @@ __all__ = [
     "SparseStepBytes",
     "StreamingLLM",
     "TokenSelect",
+    "WholeDef",
+    "choice_costs",
     "described",
+    "drafting_policy",
     "named_policy",
+    "pays_from",
+    "self_drafting",
     "sparse_step_bytes",
     "sparsified",
     "told",

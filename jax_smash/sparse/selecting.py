@@ -32,6 +32,8 @@ class Selecting(abc.ABC):
       dense_layers: first layers that read everything.
       prompt: `dense` reads prompts by all that is kept; `stepwise` reads them as what is decoded.
       head_shares: for each layer and KV head, what it may read of the budget, as a share; None gives each all of it.
+      pays_from: slots from which choosing pays: while every row of a batch has fewer, a step reads all of them, as
+        without a policy. So a row's text may then depend on the longest beside it. `sparse.pays_from` finds it.
 
     Raises:
       ValueError: a number is out of range, or what is always read exceeds the budget.
@@ -45,6 +47,7 @@ class Selecting(abc.ABC):
     dense_layers: int = 0
     prompt: str = "dense"
     head_shares: tuple[tuple[float, ...], ...] | None = None
+    pays_from: int = 0
 
     endless = False
     """The cache has a slot for every entry."""
@@ -62,7 +65,7 @@ class Selecting(abc.ABC):
     """Forwards note no queries."""
 
     def __post_init__(self) -> None:
-        for name, least in {"sinks": 0, "window": 0, "page_size": 1, "dense_layers": 0}.items():
+        for name, least in {"sinks": 0, "window": 0, "page_size": 1, "dense_layers": 0, "pays_from": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if self.prompt not in ("dense", "stepwise"):
@@ -78,6 +81,10 @@ class Selecting(abc.ABC):
             raise ValueError(
                 f"budget must be at least the {self.least} slots that are always read "
                 f"(sinks {self.sinks}, window {self.window}, page_size {self.page_size}); got {self.budget}"
+            )
+        if self.pays_from and self.remembers:
+            raise ValueError(
+                f"pays_from must be 0 for {type(self).__name__}, which must know of every choice; got {self.pays_from}"
             )
         if self.head_shares is not None and not all(0 < s <= 1 for layer in self.head_shares for s in layer):
             raise ValueError(f"head_shares must be over 0 and at most 1; got {self.head_shares}")
@@ -138,7 +145,7 @@ class Selecting(abc.ABC):
         count = self.slots_of(slots)
 
         def plan(layer: int, kind: str) -> LayerPlan | None:
-            if layer < self.dense_layers or kind != "full" or count >= slots:
+            if layer < self.dense_layers or kind != "full" or max(count, self.pays_from) >= slots:
                 return None
             return LayerPlan(
                 slots=count,
@@ -147,6 +154,7 @@ class Selecting(abc.ABC):
                 by_head=None if self.head_shares is None else _held(self.head_shares[layer], config),
                 scale=config.query_scale,
                 softcap=config.attention_softcap,
+                pays_from=self.pays_from,
             )
 
         return tuple(plan(layer, kind) for layer, kind in enumerate(config.layer_kinds))

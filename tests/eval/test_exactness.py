@@ -225,6 +225,8 @@ def test_questions_of_spec_bench_are_cut_and_their_chat_template_is_whole(smashe
             {"methods": ("hamburger",), "smash_mode": "blind"},
             "smash_mode must be exact, whose text is plain .*; got blind",
         ),
+        ({"sparse": "quest"}, "sparse goes with method self-sparse alone; got recycling"),
+        ({"methods": ("self-sparse",), "sparse": "h2o"}, "sparse: .*H2O evicts slots"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_before_decoding(changes, message):
@@ -284,6 +286,14 @@ def test_other_forwards_fail_a_row_but_where_drafts_may_be_others(smashed, way, 
     clean = dict.fromkeys(("beyond_near_ties", "log_probs_differing", "finish_differing", "unexplained"), 0)
     assert study._equal(case, clean | {"forwards_differing": 2}) is passed
     assert not study._equal(case, clean | {"forwards_differing": 0, "unexplained": 1})
+
+
+def test_a_model_that_drafts_by_a_part_of_its_cache_says_what_plain_decoding_does(smashed):
+    _, settings = smashed
+    settings |= {"methods": ("self-sparse",), "trees": ("chain-3",), "prompt_tokens": 24, "max_new_tokens": 16}
+    plain, drafted = measure(Settings(**settings, sparse="oracle:budget=20", checks=False))
+    assert (drafted["tokens"], drafted["divergences"], drafted["passed"]) == (plain["tokens"], 0, True)
+    assert drafted["mean_accepted_tokens"] > 1
 
 
 def test_the_faults_can_be_checked_alone(smashed):

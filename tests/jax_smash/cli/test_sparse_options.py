@@ -1,6 +1,9 @@
 """`--sparse`, `--kv-budget` and `--page-size`."""
 
 import json
+import re
+
+import pytest
 
 import jax
 
@@ -14,6 +17,7 @@ PROMPT = "Once upon a time there was a dog who"
 
 def test_generate_decodes_as_the_library_does_under_the_policy(call, two_layers, tmp_path):
     options = ("--sparse", "quest:dense_layers=0", "--kv-budget", "16", "--page-size", "4", "--max-new-tokens", "24")
+    options = (*options, "--sparse-from", "0")
     status, _, _ = call("generate", "--model", two_layers, "--prompt", PROMPT, *options, "--json", "out.jsonl")
     assert status == 0
     said = json.loads((tmp_path / "out.jsonl").read_text())["token_ids"]
@@ -28,6 +32,50 @@ def test_what_a_share_is_at_least_is_said(call, two_layers):
     status, _, err = call("generate", "--model", two_layers, "--prompt", PROMPT, *options)
     assert status == 0
     assert "a budget of 25% of a text is at least 4 slots, which are always read" in err
+
+
+def test_a_text_that_is_too_short_for_a_choice_to_pay_is_read_whole_and_that_is_said(call, two_layers):
+    sparse = ("--sparse", "oracle", "--kv-budget", "16", "--max-new-tokens", "4")
+    options = ("--model", two_layers, "--prompt", PROMPT, *sparse)
+    status, out, err = call("generate", *options)
+    assert status == 0
+    assert re.search(r"texts below \d+ slots are read whole, which is faster; see --sparse-from", err)
+    _, plain, _ = call("generate", *options[:4], "--max-new-tokens", "4")
+    assert out == plain
+    _, _, err = call("generate", *options, "--sparse-from", "0")
+    assert "are read whole" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--sparse-from", "64"), "--sparse-from goes with --sparse"),
+        (("--sparse", "quest", "--sparse-from", "soon"), "--sparse-from must be auto or a number of slots; got 'soon'"),
+        (("--sparse", "streaming", "--sparse-from", "64"), "--sparse-from goes with a policy that chooses slots"),
+        (("--sparse", "h2o", "--sparse-from", "64"), "pays_from must be 0 for H2O"),
+        (
+            ("--method", "self-sparse", "--sparse", "h2o"),
+            "--sparse: a model that drafts for itself checks by its whole",
+        ),
+        (("--method", "self-sparse", "--draft-model", "tiny"), "--draft-model: method self-sparse drafts by the model"),
+        (("--method", "self-sparse", "--costs", "x"), "--costs does not go with --method self-sparse"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(call, options, said):
+    status, _, err = call("generate", "--prompt", PROMPT, *options)
+    assert status != 0
+    assert said in " ".join(err.split())
+
+
+def test_drafts_alone_read_by_the_policy_under_self_sparse(call, two_layers, tmp_path):
+    options = ("--model", two_layers, "--prompt", PROMPT, "--max-new-tokens", "12")
+    sparse = ("--sparse", "quest:dense_layers=0", "--kv-budget", "16", "--page-size", "4", "--sparse-from", "0")
+    drafted = ("--method", "self-sparse", "--tree", "chain-2", *sparse, "--json", "out.jsonl")
+    status, out, _ = call("generate", *options, *drafted)
+    assert status == 0
+    assert out == call("generate", *options)[1]
+    tried = json.loads((tmp_path / "out.jsonl").read_text())["drafted"]["tried"]
+    assert tried[0] > 0
 
 
 def test_info_tells_what_a_step_reads(call, two_layers):

@@ -172,6 +172,8 @@ def replies(method):
     options = {} if method == "ar" else {"tree": "chain-2"}
     if method == "draft-model":
         options["draft_model"] = other_model()
+    if method == "self-sparse":
+        options["sparse"] = "recency:budget=12"
     made = make_method(model, method, draft=DraftOptions(**options))
     rows = Session(model, made, slots=160, max_new_tokens=24, sampling=[SamplingOptions()] * 2, seeds=[0, 1])
     said = []
@@ -184,12 +186,12 @@ def replies(method):
     return said
 
 
-@pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model"])
+@pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model", "self-sparse"])
 def test_a_chat_goes_on_as_with_plain_decoding(name):
     assert replies(name) == replies("ar")
 
 
-@pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model"])
+@pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model", "self-sparse"])
 def test_a_deep_tree_makes_no_larger_program(name):
     def lines(tree):
         model = tiny_model(num_layers=1, layer_kinds=("full",))

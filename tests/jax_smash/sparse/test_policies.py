@@ -329,11 +329,12 @@ def test_a_mesh_gives_a_single_devices_tokens(name):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("name", ["quest-kernel", "h2o", "tokenselect"])
+@pytest.mark.parametrize("name", ["quest-kernel", "quest-from", "h2o", "tokenselect"])
 def test_no_step_copies_keys_or_values(name):
+    cases = CASES | {"quest-from": dataclasses.replace(CASES["quest-kernel"], pays_from=1024)}
     jax.config.update("jax_disable_most_optimizations", False)
     try:
-        sparse = sparsified(tiny_model(layer_kinds=("full", "full"), max_positions=2048), CASES[name])
+        sparse = sparsified(tiny_model(layer_kinds=("full", "full"), max_positions=2048), cases[name])
         method = make_method(sparse, "ar", slots=2048)
         options = {"slots": 2048, "max_new_tokens": 64, "sampling": [SamplingOptions()], "seeds": [0]}
         session = Session(sparse, method, **options)

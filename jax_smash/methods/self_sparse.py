@@ -1,0 +1,78 @@
+"""Drafting by a part of the target's own cache, and what it needs to run for a model."""
+
+import dataclasses
+from typing import Any
+
+from jax_smash.draft.draft_model import Draws
+from jax_smash.draft.self_sparse import SelfSparse
+from jax_smash.ladder import Reach, make_ladder
+from jax_smash.loading import Model, quantised
+from jax_smash.methods.draft_options import DRAWS
+from jax_smash.methods.drafted import drafted, width_and_room
+from jax_smash.methods.method import Method, Setup
+from jax_smash.plan import step_bytes
+from jax_smash.protocols import SparsePolicy
+from jax_smash.quantise import has_int8
+from jax_smash.sparse import Quest, named_policy, pays_from, self_drafting, sparse_step_bytes
+
+NAME = "self-sparse"
+
+POLICY = Quest(budget=0.25)
+"""Chooses what drafts read where no policy is named."""
+
+CHAIN = Reach(ranks=1, levels=7, first=0.85, deeper=0.85)
+"""A model mostly says by a part of its cache what it says by the whole, so that a second choice seldom helps."""
+
+
+def self_sparse(setup: Setup) -> Method:
+    """Makes the method for a model: the policy of its drafts, their weights, and trees that pay."""
+    model, draft = setup.model, setup.draft
+    params = model.params["target"] if draft.draft_model is None else _rounded(model)
+    checks, drafts = self_drafting(model, _policy(setup))
+    ladder = make_ladder(
+        model,
+        draft.tree,
+        method=NAME,
+        reach=CHAIN,
+        batch=setup.batch,
+        slots=setup.slots,
+        sampled=setup.sampled,
+        drafting=_plain_steps(model, params, drafts.policy, batch=setup.batch, slots=setup.slots),
+    )
+    width, room = width_and_room(ladder, model)
+    draws = DRAWS.get(draft.verify, Draws.COUPLED)
+    drafter = SelfSparse(model=drafts, width=width, room=room, draws=draws, sampled=setup.sampled)
+    checking = dataclasses.replace(setup, model=dataclasses.replace(model, definition=checks))
+    method = drafted(NAME, checking, drafter, None, ladder=ladder)
+    return dataclasses.replace(method, params={**method.params, "drafter": params})
+
+
+def _policy(setup: Setup) -> SparsePolicy:
+    """Returns the policy that is given, or the method's own, by which short texts are read whole."""
+    given, model = setup.draft.sparse, setup.model
+    if given is not None:
+        return named_policy(given) if isinstance(given, str) else given
+    if model.config is None:
+        return POLICY
+    known = pays_from(POLICY, model.config, model.params["target"], batch=setup.batch)
+    return dataclasses.replace(POLICY, pays_from=known)
+
+
+def _rounded(model: Model) -> Any:
+    """Returns the target's weights in int8.
+
+    Raises:
+      ValueError: they are already.
+    """
+    if has_int8(model.params["target"]):
+        raise ValueError(
+            f"draft-model: int8 drafts with a copy in int8, and the weights of {model.name} are int8 already"
+        )
+    return quantised(model).params["target"]
+
+
+def _plain_steps(model: Model, params: Any, policy: SparsePolicy, *, batch: int, slots: int) -> float:
+    """Returns how many plain steps a drafted level takes, by the bytes that each reads."""
+    config: Any = model.config
+    plain = step_bytes(config, model.params["target"], batch=batch, slots=slots)
+    return sparse_step_bytes(config, params, policy, batch=batch, slots=slots).total / plain.total

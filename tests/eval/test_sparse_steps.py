@@ -1,0 +1,41 @@
+import json
+
+import pytest
+
+from eval.sparse_steps import BASELINE, Settings, main
+
+POLICY = "quest:budget=25%:page_size=4:dense_layers=1"
+
+
+def test_every_way_is_timed_behind_one_reading_of_the_prompt(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    main(
+        Settings(
+            model="tiny", lengths=(96,), policies=(POLICY,), trees=("chain-2",), int8=False, steps=2, turns=2, json=out
+        )
+    )
+    report = json.loads(out.read_text())
+    rows = {row["method"]: row for row in report["rows"]}
+    assert list(rows) == [BASELINE, f"sparse {POLICY}", f"self-sparse chain-2 {POLICY}"]
+    assert all(row["ms_per_step"] > 0 for row in rows.values())
+    assert [row["tokens_per_step"] for row in rows.values()][:2] == [1, 1]
+    drafted = rows[f"self-sparse chain-2 {POLICY}"]
+    # Drafts of a model by a part of its cache are kept as often as not.
+    assert 1 < drafted["tokens_per_step"] <= 3
+    assert 0 < drafted["kept"] <= 1
+    (parts,) = report["parts"]
+    assert all(parts[name] > 0 for name in ("whole_ms", "part_ms", "score_and_choose_ms", "gather_ms", "attend_ms"))
+    assert "self-sparse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"turns": 0}, "turns must be at least 1; got 0"),
+        ({"lengths": ()}, "there must be lengths over 0 and policies"),
+        ({"policies": ("streaming",)}, "policies must choose slots; got streaming"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        Settings(**changes).check()

@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from jax_smash import DraftOptions
+from jax_smash.loading import quantised
+from jax_smash.methods import METHODS, make_method
+from jax_smash.sparse import H2O, Quest, Recency, sparsified
+from tests.tiny import tiny_model
+
+
+def model():
+    return tiny_model(layer_kinds=("full", "full"))
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        ({"sparse": H2O(budget=8)}, "sparse: a model that drafts for itself checks by its whole cache, and H2O evicts"),
+        ({"sparse": "dense"}, "sparse: .*Dense leaves nothing out"),
+        ({"sparse": "best"}, "sparse: a policy must be one of"),
+        ({"sparse": "recency:budget=1024"}, "budget must be at most the 512 slots that a cache of two-layer may have"),
+        ({"draft_model": "tiny"}, "draft-model: method self-sparse drafts by the model itself, so it must be int8"),
+        ({"verify": "rejection"}, "verify rejection is for drawn tokens"),
+        ({"costs": Path("x.json")}, "costs does not go with method self-sparse, which takes tree, draft_model, sparse"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(draft, said):
+    with pytest.raises(ValueError, match=said):
+        make_method(model(), "self-sparse", draft=DraftOptions(**draft))
+
+
+def test_a_policy_goes_with_no_other_method():
+    for name in METHODS:
+        if name != "self-sparse":
+            with pytest.raises(ValueError, match=f"sparse does not go with method {name}"):
+                make_method(model(), name, draft=DraftOptions(sparse="quest"))
+
+
+def test_a_model_with_a_policy_and_a_second_copy_in_int8_are_refused():
+    with pytest.raises(ValueError, match="must have a cache without a policy"):
+        make_method(sparsified(model(), Recency(budget=8)), "self-sparse")
+    with pytest.raises(ValueError, match="the weights of two-layer are int8 already"):
+        make_method(quantised(model()), "self-sparse", draft=DraftOptions(draft_model="int8"))
+
+
+def test_a_chain_costs_a_draft_for_each_of_its_tokens():
+    """The curve is that of steps: a check, and before it a drafted token at a time, cheaper the less is read."""
+
+    def seconds(**draft):
+        made = make_method(model(), "self-sparse", draft=DraftOptions(**draft), slots=512)
+        assert made.memory["trees"].ladder[0].nodes == 1, "nothing to draft is among what is compared"
+        return made.curve.seconds
+
+    whole, part = seconds(sparse=Quest(budget=512)), seconds(sparse=Quest(budget=64, dense_layers=0))
+    checks = [all_ - whole[0] * (m - 1) for all_, m in zip(whole, (1, 2, 4, 8), strict=False)]
+    assert checks == sorted(checks)
+    assert checks[0] == pytest.approx(whole[0])
+    assert part[0] == whole[0]
+    assert all(a < b for a, b in zip(part[1:], whole[1:], strict=True))
+    assert seconds(sparse=Quest(budget=64, dense_layers=0), draft_model="int8")[1] < part[1]
