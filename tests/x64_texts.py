@@ -54,6 +54,7 @@ WAYS = {
     "typical": drafted("draft-model", draft_model="int8", verify="typical-lossy"),
     "eagle": drafted("eagle", drafter="random"),
     "medusa": drafted("medusa", drafter="random"),
+    "chimera": drafted("chimera", drafter="random"),
     "blind": smashed(confidence=0.5),
     "blind-reduced": smashed(confidence=0.5, micro_head="16"),
     "checked": smashed(mode="checked", confidence=0.5),

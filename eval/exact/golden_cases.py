@@ -32,10 +32,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hamburger": {"smash": SmashOptions(mode="exact")},
     "eagle": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
     "medusa": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
+    "chimera": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
 }
 """The options of each method; a method not named here takes none."""
 
-KEPT = tuple(name for name in METHODS if name not in ("eagle", "medusa"))
+KEPT = tuple(name for name in METHODS if name not in ("eagle", "medusa", "chimera"))
 """Methods whose tokens and shapes are kept: no trained drafter for the others comes with the project."""
 
 MODULES = {"hamburger": "auto"}
