@@ -8,6 +8,10 @@ method of the other kind, reads beside the same weights of the target and no oth
 `RUN/metrics.jsonl` says how often the target's token was among the drafter's likeliest, by depth: `top3_2` is the share
 of entries at depth 2 where it was among three. A run that was cut off goes on with `--resume`.
 
+`--kind medusa` with `train/configs/blockwise.json` trains the heads of blockwise parallel decoding (Stern et al. 2018):
+eight tokens a step, a layer with a residual before the target's own rows for each later one, all counting alike. Its
+layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
+
 A drafter learns best from what its target says itself: `train.regenerate` writes that.
 """
 
