@@ -41,7 +41,7 @@ class PlainMedusa:
 
     def __init__(self, model: Model, drafter: MedusaModules, shift: int = 0):
         self.config, self.shift = drafter.config, shift
-        self._hidden = functools.partial(_target(model.definition), model.params["target"])
+        self._hidden = functools.partial(hidden_states(model.definition), model.params["target"])
         self._rows = np.asarray(model.params["target"]["head"][...], np.float64)
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))["heads"]
 
@@ -77,7 +77,9 @@ class PlainMedusa:
 
 
 @functools.cache
-def _target(definition):
+def hidden_states(definition):
+    """Returns a function from a target's parameters and a text to its hidden states of all tokens but the last."""
+
     @jax.jit
     def hidden(params, tokens, count):
         bound = definition.bind(params)

@@ -2,11 +2,15 @@
 
     python -m train.drafter --kind eagle --config CONFIG --packed PACKED --base MODEL --output RUN
 
-`--kind` is `eagle` or `medusa`. `PACKED` was made by `train.pack` with the tokenizer of `MODEL`. `RUN/drafter` holds
-the drafter in the end, which `jax-smash generate --method eagle --drafter RUN/drafter`, or `--method medusa`, reads
-beside the same weights of the target and no others.
+`--kind` is `eagle`, `medusa` or `chimera`. `PACKED` was made by `train.pack` with the tokenizer of `MODEL`.
+`RUN/drafter` holds the drafter in the end, which `jax-smash generate --method eagle --drafter RUN/drafter`, or the
+method of the other kind, reads beside the same weights of the target and no others.
 `RUN/metrics.jsonl` says how often the target's token was among the drafter's likeliest, by depth: `top3_2` is the share
 of entries at depth 2 where it was among three. A run that was cut off goes on with `--resume`.
+
+`--kind medusa` with `train/configs/blockwise.json` trains the heads of blockwise parallel decoding (Stern et al. 2018):
+eight tokens a step, a layer with a residual before the target's own rows for each later one, all counting alike. Its
+layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
 
 A drafter learns best from what its target says itself: `train.regenerate` writes that.
 """
@@ -16,13 +20,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Unpack
 
+from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.medusa import MedusaPart
 from train.run.flow import run
 from train.run.options import RunOptions
 from train.run.program import run_program
 
-KINDS: dict[str, Any] = {"eagle": EaglePart, "medusa": MedusaPart}
+KINDS: dict[str, Any] = {"eagle": EaglePart, "medusa": MedusaPart, "chimera": ChimeraPart}
 """Parts by the kind of drafter."""
 
 
@@ -40,7 +45,7 @@ def main(
     """Trains a drafter.
 
     Args:
-      kind: of drafter: eagle or medusa.
+      kind: of drafter: eagle, medusa or chimera.
       config: JSON file with the drafter's sizes, the optimiser's settings, the batch size, the rows' length in tokens
         and the number of steps.
       packed: folder of shards, made by `train.pack` with the target's tokenizer.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jax_smash.cache import KVCache, SelectedCache
+from jax_smash.checkpoints.chimera import ChimeraModules
 from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.checkpoints.smasher import SmashModules
@@ -18,6 +19,8 @@ from jax_smash.decode.loop import Chunk, decode, init_rows, prefill, start
 from jax_smash.decode.state import DecodeState, Shared, lay_out
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
+from jax_smash.models.chimera import abstract_chimera
+from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle import abstract_eagle
 from jax_smash.models.eagle_config import EagleConfig
@@ -148,6 +151,12 @@ class AbstractModel:
         structure, params = abstract_medusa(config, self.dtype)
         return MedusaModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
 
+    def chimera(self) -> ChimeraModules:
+        """Returns a Chimera drafter of the usual sizes; its parameters are shapes."""
+        config = ChimeraConfig.for_target(self.config)
+        structure, params = abstract_chimera(config, self.dtype)
+        return ChimeraModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
+
     def _shapes(self, name: str, config: ModelConfig, weights: str) -> Model:
         structure, params = abstract_params(config, self.dtype)
         params = {"target": self._stored(params, weights)}
@@ -231,6 +240,8 @@ def _made(model: AbstractModel, name: str, *, draft: DraftOptions, **options: An
         draft = dataclasses.replace(draft, drafter=model.eagle())
     if name == "medusa":
         draft = dataclasses.replace(draft, drafter=model.medusa())
+    if name == "chimera":
+        draft = dataclasses.replace(draft, drafter=model.chimera())
     return make_method(model.model(), name, draft=draft, **options)
 
 

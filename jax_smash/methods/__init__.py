@@ -7,6 +7,7 @@ from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.draft.warm_start import save_successors
 from jax_smash.loading import Model
 from jax_smash.methods import drafted, hamburger
+from jax_smash.methods.chimera import chimera
 from jax_smash.methods.draft_options import INT8, OPTIONS, RANDOM, SPARSE, DraftOptions, check_draft, misfits
 from jax_smash.methods.drafted import REACH
 from jax_smash.methods.eagle import eagle
@@ -96,6 +97,7 @@ METHODS: dict[str, Callable[[Setup], Method]] = {
     "eagle": eagle,
     "medusa": medusa,
     "self-sparse": self_sparse,
+    "chimera": chimera,
 }
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jax_smash.checkpoints.chimera import ChimeraModules, read_chimera
 from jax_smash.checkpoints.eagle import EagleModules, read_eagle
 from jax_smash.checkpoints.medusa import MedusaModules, read_medusa
 from jax_smash.costs import read_costs
@@ -45,10 +46,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "hybrid": ("tree", "costs", "verify"),
     "eagle": ("tree", "drafter", "verify"),
     "medusa": ("tree", "drafter", "verify"),
+    "chimera": ("tree", "drafter", "verify", "gram_slots"),
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
-READERS: dict[str, Callable[[str | Path], Any]] = {"eagle": read_eagle, "medusa": read_medusa}
+READERS: dict[str, Callable[[str | Path], Any]] = {
+    "eagle": read_eagle,
+    "medusa": read_medusa,
+    "chimera": read_chimera,
+}
 """What reads the description of a folder's drafter, by method."""
 
 
@@ -67,9 +73,10 @@ class DraftOptions:
         read by a policy by `sparse:` and what `sparse.named_policy` takes. Method self-sparse takes `int8` alone.
       sparse: the policy of what method self-sparse reads of the target's cache to draft, or what `sparse.named_policy`
         takes; None for the method's own.
-      drafter: a folder that `checkpoints.eagle.save_eagle` or `checkpoints.medusa.save_medusa` wrote, by the method; a
-        loaded drafter; or `random` for random weights.
+      drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.medusa.save_medusa` or
+        `checkpoints.chimera.save_chimera` wrote, by the method; a loaded drafter; or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
+      gram_slots: grams whose codes Chimera keeps for each row, to look them up; 0 makes every code anew.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
     """
 
@@ -80,9 +87,10 @@ class DraftOptions:
     lookup_corpus: Path | None = None
     draft_model: str | Model | None = None
     sparse: str | SparsePolicy | None = None
-    drafter: str | Path | EagleModules | MedusaModules | None = None
+    drafter: str | Path | EagleModules | MedusaModules | ChimeraModules | None = None
     verify: str = "coupling"
     stored_probabilities: bool = False
+    gram_slots: int = 0
 
 
 def check_draft(name: str, draft: DraftOptions) -> None:
@@ -121,6 +129,8 @@ def check_draft(name: str, draft: DraftOptions) -> None:
         raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
     if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):
         raise ValueError(f"verify {draft.verify} is for drawn tokens, as method draft-model drafts; got {name}")
+    if draft.gram_slots < 0:
+        raise ValueError(f"gram_slots must be at least 0; got {draft.gram_slots}")
     if draft.warm_start is not None and not draft.warm_start.is_file():
         raise FileNotFoundError(f"{draft.warm_start} is no file: there is nothing to start from")
     if draft.save_warm_start is not None:

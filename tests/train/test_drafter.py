@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import jax_smash
+from jax_smash.checkpoints.chimera import load_chimera
 from jax_smash.checkpoints.eagle import load_eagle
 from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import find
@@ -24,6 +25,7 @@ from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, write_corpus
 from train.drafter import main
 from train.pack import pack_corpus
+from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.medusa import MedusaPart
 from train.run.metrics import read_metrics
 
@@ -164,7 +166,7 @@ def test_a_configuration_that_does_not_fit_is_refused(root, tmp_path, changes, m
 
 
 def test_an_unknown_kind_and_a_gguf_target_are_refused(root, tmp_path):
-    with pytest.raises(ValueError, match="kind must be one of eagle, medusa; got 'falcon'"):
+    with pytest.raises(ValueError, match="kind must be one of eagle, medusa, chimera; got 'falcon'"):
         main("falcon", root / "config.json", root / "packed", str(root / "base"), tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="must be a Hugging Face folder"):
@@ -196,3 +198,30 @@ def test_medusas_heads_begin_as_the_targets_own_and_draft_for_it_alone(root, tmp
     drafted = jax_smash.generate(model, ["Once there"], method="medusa", draft=draft, **options)
     assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
     assert load_medusa(output / "drafter").base_fingerprint == model.fingerprint
+
+
+def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts_for_it_alone(root, tmp_path):
+    fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"decoding_heads": 2}))
+    places = ("chimera", tmp_path / "config.json", root / "packed", str(root / "base"))
+    main(*places, tmp_path / "whole", **RUN)
+    main(*places, tmp_path / "run", until=4, **RUN)
+    main(*places, tmp_path / "run", resume=True, **RUN)
+    for name in ("chimera.safetensors", "chimera.json"):
+        assert (tmp_path / "run/drafter" / name).read_bytes() == (tmp_path / "whole/drafter" / name).read_bytes()
+    lines = [line for line in read_metrics(tmp_path / "whole/metrics.jsonl") if "loss" in line]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    for depth in (1, 2):
+        shares = [lines[-1][f"top{rank}_{depth}"] for rank in range(1, 6)]
+        assert shares == sorted(shares)
+        assert lines[-1][f"distance_{depth}"] > 0
+    model = jax_smash.load(root / "base")
+    first = ChimeraPart.from_files(*places[1:]).begin(make_mesh("data=1"))["drafter"]
+    assert not first["heads"][...].any()
+    np.testing.assert_array_equal(first["final_norm"]["scale"][...], model.params["target"]["final_norm"]["scale"][...])
+    drafter, options = tmp_path / "run/drafter", {"max_new_tokens": 6, "slots": 64}
+    draft = DraftOptions(drafter=drafter, tree="chain-2")
+    drafted = jax_smash.generate(model, ["Once there"], method="chimera", draft=draft, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+    assert load_chimera(drafter).base_fingerprint == model.fingerprint
+    assert "| Grams | 3 tokens, encoder mlp |" in (drafter / "README.md").read_text()

@@ -3,9 +3,8 @@
 import json
 import re
 
-import pytest
-
 import jax
+import pytest
 
 import jax_smash
 from jax_smash.checkpoints.butler import save_butler

@@ -51,14 +51,13 @@ class Chat:
     """
 
     def __init__(
-        self, drafter, *, chunk=16, sampling=None, shift=0, rows=3, limit=14, method="eagle", plain=PlainEagle
+        self, drafter, *, chunk=16, sampling=None, shift=0, rows=3, limit=14, method="eagle", plain=PlainEagle, **draft
     ):
         self.model, self.drafter = target(), drafter
         sampling = sampling or [SamplingOptions()] * rows
         self.sampled = any(o.sampled for o in sampling)
-        self.made = make_method(
-            self.model, method, draft=DraftOptions(tree="tree.json", drafter=drafter), sampled=self.sampled
-        )
+        draft = DraftOptions(tree="tree.json", drafter=drafter, **draft)
+        self.made = make_method(self.model, method, draft=draft, sampled=self.sampled)
         self.session = Session(
             self.model, self.made, slots=96, max_new_tokens=limit, sampling=sampling, seeds=list(range(rows))
         )

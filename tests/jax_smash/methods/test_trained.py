@@ -4,13 +4,18 @@ import jax
 import numpy as np
 import pytest
 
+from jax_smash.checkpoints.chimera import load_chimera, random_drafter, save_chimera
 from jax_smash.checkpoints.eagle import load_eagle, random_modules, save_eagle
 from jax_smash.checkpoints.medusa import load_medusa, random_heads, save_medusa
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.pytree import size
 from tests.tiny import tiny_config, tiny_model
 
-KINDS = {"eagle": (random_modules, save_eagle, load_eagle), "medusa": (random_heads, save_medusa, load_medusa)}
+KINDS = {
+    "eagle": (random_modules, save_eagle, load_eagle),
+    "medusa": (random_heads, save_medusa, load_medusa),
+    "chimera": (random_drafter, save_chimera, load_chimera),
+}
 
 
 def saved(kind, folder, *, base_fingerprint="", **changes):
@@ -60,7 +65,7 @@ def test_weights_that_are_not_those_of_the_description_are_refused(kind, tmp_pat
         method(kind, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "other"), [("eagle", "medusa"), ("medusa", "eagle")])
+@pytest.mark.parametrize(("kind", "other"), [("eagle", "medusa"), ("medusa", "eagle"), ("chimera", "medusa")])
 def test_a_drafter_of_another_kind_is_refused(kind, other, tmp_path):
     with pytest.raises(ValueError, match=rf"method {kind} needs \w+ as its drafter; got \w+Modules"):
         method(kind, KINDS[other][0](tiny_config()))

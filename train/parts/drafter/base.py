@@ -44,3 +44,16 @@ def head_rows(base: Stored, tokens: Int[np.ndarray, "X"]) -> Float[np.ndarray, "
 
     load_params(base.folder, base.config, dtype=jnp.float32, place=place)
     return found[0]
+
+
+def final_scale(base: Stored) -> Float[np.ndarray, "D"]:
+    """Returns what the target's final norm multiplies with, in float32."""
+    found = []
+
+    def place(where: ParamPath, array: Any) -> np.ndarray:
+        if where == ("final_norm", "scale"):
+            found.append(np.asarray(array) + np.float32(base.config.norm_offset))
+        return np.zeros(())
+
+    load_params(base.folder, base.config, dtype=jnp.float32, place=place)
+    return found[0]

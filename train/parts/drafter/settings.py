@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.medusa import MedusaConfig
 from train.run.settings import Settings
@@ -112,4 +113,58 @@ class MedusaSettings(DrafterSettings):
             num_heads=self.num_heads,
             blocks=self.blocks,
             own_rows=self.own_head,
+        )
+
+
+LABELS = ("target", "text")
+"""What Chimera's heads learn to say: the target's prediction, or the text's own next token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChimeraSettings(DrafterSettings):
+    """What decides the weights of a Chimera drafter.
+
+    Attributes:
+      gram, gram_encoder, decoding_heads: as of `ChimeraConfig`.
+      mlp_width: F of the drafter's layer; 0 for the target's.
+      max_positions: as of `ChimeraConfig`; 0 for the target's.
+      head_decay: what a head counts beside the one before it.
+      distillation: what the squared distance of the layer's states from the target's counts beside the cross-entropy.
+      labels: `target` for what the target predicts, `text` for the text's own next tokens.
+    """
+
+    gram: int = 3
+    gram_encoder: str = "mlp"
+    decoding_heads: int = 4
+    mlp_width: int = 0
+    max_positions: int = 0
+    head_decay: float = 1.0
+    distillation: float = 1.0
+    labels: str = "target"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.head_decay <= 1:
+            raise ValueError(f"head_decay must be above 0 and at most 1; got {self.head_decay}")
+        if not 0 <= self.distillation < float("inf"):
+            raise ValueError(f"distillation must be at least 0 and finite; got {self.distillation}")
+        if self.labels not in LABELS:
+            raise ValueError(f"labels must be one of {', '.join(LABELS)}; got {self.labels!r}")
+        if self.chimera.decoding_heads >= self.length:
+            raise ValueError(f"decoding_heads must be less than the row's {self.length}; got {self.decoding_heads}")
+
+    def measured(self) -> ChimeraSettings:
+        """Returns the settings under which exported weights are measured: in float32, by the cross-entropy alone."""
+        return dataclasses.replace(self, dtype="float32", distillation=0.0)
+
+    @property
+    def chimera(self) -> ChimeraConfig:
+        """The drafter's sizes."""
+        return ChimeraConfig.for_target(
+            self.model,
+            mlp_width=self.mlp_width or self.model.mlp_width,
+            max_positions=self.max_positions or self.model.max_positions,
+            gram=self.gram,
+            gram_encoder=self.gram_encoder,
+            decoding_heads=self.decoding_heads,
         )

@@ -41,7 +41,7 @@ def drafting(method):
     """Returns options of drafting that compile one small tree."""
     if method == "draft-model":
         return DraftOptions(draft_model=other_model(), tree="chain-2")
-    if method in ("eagle", "medusa"):
+    if method in ("eagle", "medusa", "chimera"):
         return DraftOptions(drafter=RANDOM, tree="chain-2")
     return (
         DraftOptions(tree="chain-2") if "tree" in OPTIONS.get(method, ()) and method != "lookahead" else DraftOptions()

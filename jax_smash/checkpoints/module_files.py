@@ -1,0 +1,134 @@
+"""Modules trained for a target, as two files in a folder: a description in JSON, and their tensors.
+
+The description holds `format`, `weights_sha256`, `base_fingerprint` and the fields of the modules' configuration. The
+tensors have the dotted names of the parameters.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from safetensors.numpy import save_file
+
+from jax_smash.checkpoints.described import (
+    both_or_neither,
+    check_finite,
+    check_savable,
+    dtype_of,
+    opened,
+    read_fields,
+    sha256,
+)
+from jax_smash.checkpoints.fit import check_fit, dotted
+from jax_smash.quantise import check_plain
+
+
+class Described(NamedTuple):
+    """What a description says.
+
+    Attributes:
+      config: of the modules.
+      weights_sha256: of the file beside it.
+      base_fingerprint: of the target's weights that they were trained for; empty where nobody told.
+    """
+
+    config: Any
+    weights_sha256: str
+    base_fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleFiles:
+    """How modules of one kind are kept.
+
+    Attributes:
+      description, weights: names of the two files.
+      format: of the files; others are refused.
+      config: makes a configuration of its fields, or raises ValueError.
+      abstract: structure and shapes of a configuration's modules in a dtype.
+    """
+
+    description: str
+    weights: str
+    format: int
+    config: Callable[[Mapping[str, Any]], Any]
+    abstract: Callable[..., tuple[nnx.GraphDef, nnx.State]]
+
+    def save(
+        self, folder: str | Path, config: Any, fields: Mapping[str, Any], params: nnx.State, base_fingerprint: str
+    ) -> None:
+        """Writes both files, whole or not at all; older ones are replaced.
+
+        Raises:
+          ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
+          OSError: the disk is full, or the folder cannot be made.
+        """
+        check_plain(params)
+        tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
+        check_fit("memory", self._shapes(config), {name: array.shape for name, array in tensors.items()})
+        check_savable(tensors)
+        folder = _whole(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        nbytes = sum(array.nbytes for array in tensors.values())
+        with both_or_neither(folder, self.description, self.weights, nbytes) as (fields_file, weights_file):
+            # Contiguous: the writer takes an array's bytes as they lie in memory.
+            save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
+            told = {"format": self.format, "weights_sha256": sha256(weights_file), "base_fingerprint": base_fingerprint}
+            fields_file.write_text(json.dumps({**told, **fields}, indent=2) + "\n")
+
+    def read(self, folder: str | Path) -> Described:
+        """Returns what the description says; weights are not read.
+
+        Raises:
+          FileNotFoundError: it is missing.
+          ValueError: it is damaged.
+        """
+        file = _whole(folder) / self.description
+        fields = read_fields(file)
+        if (version := fields.pop("format", None)) != self.format:
+            raise ValueError(f"{file} must have format {self.format}; got {version!r}")
+        told = {name: fields.pop(name, None) for name in ("weights_sha256", "base_fingerprint")}
+        for name, mark in told.items():
+            if not isinstance(mark, str):
+                raise ValueError(f"{file}: {name} must be a text; got {mark!r}")
+        try:
+            return Described(self.config(fields), **told)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    def load(self, folder: str | Path, dtype: Any = None) -> tuple[Described, tuple[nnx.GraphDef, nnx.State]]:
+        """Returns the description, and the modules' structure and parameters on the default device.
+
+        Args:
+          folder: that holds the two files.
+          dtype: of the weights in memory; None keeps the files'.
+
+        Raises:
+          FileNotFoundError: a file is missing.
+          ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
+            shape, NaN or infinite. Shapes are compared before a tensor is read.
+        """
+        described, file = self.read(folder), _whole(folder) / self.weights
+        with opened(file, described.weights_sha256, self.description) as stored:
+            names = list(stored.keys())
+            found = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
+            check_fit(file, self._shapes(described.config), found)
+            tensors = {name: stored.get_tensor(name) for name in names}
+        made_of = dtype_of(file, tensors, dtype)
+        check_finite(file, tensors)
+        structure, abstract = self.abstract(described.config, made_of)
+        held = {name: jax.device_put(array.astype(made_of, copy=False)) for name, array in tensors.items()}
+        leaves = [(path, v.replace(held[dotted(path)])) for path, v in nnx.to_flat_state(abstract)]
+        return described, (structure, nnx.from_flat_state(leaves))
+
+    def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
+        return {dotted(path): tuple(v.shape) for path, v in nnx.to_flat_state(self.abstract(config)[1])}
+
+
+def _whole(folder: str | Path) -> Path:
+    return Path(folder).expanduser().resolve()

@@ -1,0 +1,120 @@
+"""The configuration of a Chimera drafter."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jax_smash.config import AttentionKind, ModelConfig, RopeConfig
+
+FULL: AttentionKind = "full"
+
+GRAM_ENCODERS = ("mlp", "residual")
+"""Forms of the encoder of grams: the paper's, and that of its published code."""
+
+LONGEST_GRAM = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class ChimeraConfig:
+    """Sizes and forms of a Chimera drafter, and the target that it fits.
+
+    Attributes:
+      vocab_size, d_model: V and D of the target. The drafter is as wide.
+      num_heads, num_kv_heads, head_width, mlp_width: N, K, H and F of the layer that encodes the whole context.
+      max_positions: it drafts nothing behind an entry whose position is not below this.
+      gram: tokens of a gram, from 1 to 5; 3 makes trigrams.
+      gram_encoder: `mlp` for two matrices with SiLU between them, where a token before the text's first counts 0;
+        `residual` for a residual block over the whole gram before one matrix, where the first token stands for it.
+      decoding_heads: later tokens that are guessed, each by a head of its own.
+      norm_epsilon: of every norm.
+      rope: rotary embedding of the layer.
+    """
+
+    vocab_size: int
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    mlp_width: int
+    max_positions: int
+    gram: int = 3
+    gram_encoder: str = "mlp"
+    decoding_heads: int = 4
+    norm_epsilon: float = 1e-6
+    rope: RopeConfig = RopeConfig()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        for name in ("max_positions", "decoding_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if not 1 <= self.gram <= LONGEST_GRAM:
+            raise ValueError(f"gram must be from 1 to {LONGEST_GRAM} tokens; got {self.gram}")
+        if self.gram_encoder not in GRAM_ENCODERS:
+            raise ValueError(f"gram_encoder must be one of {', '.join(GRAM_ENCODERS)}; got {self.gram_encoder!r}")
+        _ = self.layer  # Checks the other sizes.
+
+    @classmethod
+    def for_target(cls, target: ModelConfig, **changes: Any) -> "ChimeraConfig":
+        """Returns a drafter with a layer of the target's own sizes, with some fields changed.
+
+        Raises:
+          ValueError: a size is out of range.
+        """
+        fields: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "d_model": target.d_model,
+            "num_heads": target.num_heads,
+            "num_kv_heads": target.num_kv_heads,
+            "head_width": target.head_width,
+            "mlp_width": target.mlp_width,
+            "max_positions": target.max_positions,
+            "norm_epsilon": target.norm_epsilon,
+            "rope": target.rope_of(FULL if FULL in target.layer_kinds else "sliding"),
+        }
+        return cls(**(fields | changes))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "ChimeraConfig":
+        """Returns the configuration that `to_fields` wrote.
+
+        Raises:
+          ValueError: a field is missing, unknown, of the wrong type or out of range.
+        """
+        declared = {field.name: field for field in dataclasses.fields(cls)}
+        if missing := sorted({*declared} - {*fields}):
+            raise ValueError(f"{missing[0]} is missing")
+        if unknown := sorted({*fields} - {*declared}):
+            raise ValueError(f"unknown field {unknown[0]!r}")
+        for name, value in fields.items():
+            kind: Any = Mapping if name == "rope" else declared[name].type
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ValueError(
+                    f"{name} must be {'an object' if name == 'rope' else f'of type {kind.__name__}'}; got {value!r}"
+                )
+        given: Any = {name: tuple(x) if isinstance(x, list) else x for name, x in fields["rope"].items()}
+        try:
+            return cls(**{**fields, "rope": RopeConfig(**given)})
+        except TypeError as error:
+            raise ValueError(f"rope: {error}") from error
+
+    def to_fields(self) -> dict[str, Any]:
+        """Returns the fields as JSON holds them."""
+        return dataclasses.asdict(self)
+
+    @property
+    def layer(self) -> ModelConfig:
+        """The drafter's layer as a model's."""
+        return ModelConfig(
+            family="chimera",
+            vocab_size=self.vocab_size,
+            num_layers=1,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_width=self.head_width,
+            mlp_width=self.mlp_width,
+            max_positions=self.max_positions,
+            layer_kinds=(FULL,),
+            norm_epsilon=self.norm_epsilon,
+            rope=self.rope,
+        )
