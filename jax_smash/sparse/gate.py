@@ -45,6 +45,7 @@ class PageGate(Learned):
     """
 
     sinks: int = 4
+    page_size: int = 1
     newest_page: bool = dataclasses.field(init=False, default=True)
     top_p: float = 1.0
 

@@ -265,7 +265,7 @@ def test_an_option_out_of_range_is_refused_by_the_program(run):
         (("--prompt", "a", "--overwrite"), "--overwrite is about --json"),
         (("--prompt", "a", "--kv-budget", "64"), "--kv-budget goes with --sparse"),
         (("--prompt", "a", "--page-size", "16"), "--page-size goes with --sparse"),
-        (("--prompt", "a", "--sparse", "best"), "--sparse: a policy must be one of dense, h2o"),
+        (("--prompt", "a", "--sparse", "best"), "--sparse: a policy must be one of butler, dense"),
         (("--prompt", "a", "--sparse", "h2o:lazy=1"), "settings of h2o must be among budget"),
         (("--prompt", "a", "--sparse", "h2o:grace=x"), "grace must be of type int; got 'x'"),
         (("--prompt", "a", "--sparse", "h2o", "--kv-budget", "0"), "budget must be at least 1 slot; got 0"),

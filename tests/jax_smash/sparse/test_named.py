@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_smash.sparse import H2O, POLICIES, Quest, StreamingLLM, TokenSelect, named_policy, told
+from jax_smash.sparse import H2O, POLICIES, Butler, PageGate, Quest, StreamingLLM, TokenSelect, named_policy, told
 
 
 def test_a_name_is_the_policy_with_its_papers_settings():
@@ -20,6 +20,8 @@ def test_a_name_is_the_policy_with_its_papers_settings():
         ("h2o", {"budget": "12.5%"}, H2O(budget=0.125)),
         ("quest:budget=128:form=script", {"page_size": 32}, Quest(budget=128, form="script", page_size=32)),
         ("streaming:sinks=8", {"budget": "64"}, StreamingLLM(slots=64, sinks=8)),
+        ("gate:a/folder,top_p=0.9", {"budget": 640}, PageGate(path="a/folder", top_p=0.9, budget=640)),
+        ("butler:sinks=8:path=a=b", {"page_size": 4}, Butler(path="a=b", sinks=8, page_size=4)),
     ],
 )
 def test_settings_stand_behind_a_name(text, options, policy):
@@ -29,7 +31,7 @@ def test_settings_stand_behind_a_name(text, options, policy):
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("best", {}, "a policy must be one of dense, h2o, .*; got 'best'"),
+        ("best", {}, "a policy must be one of butler, dense, .*; got 'best'"),
         ("h2o:lazy=1", {}, "settings of h2o must be among budget, .*; got 'lazy=1'"),
         ("h2o:grace", {}, "got 'grace'"),
         ("snapkv:rolling=yes", {}, "rolling must be of type bool; got 'yes'"),
