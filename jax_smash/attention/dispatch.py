@@ -1,7 +1,8 @@
 """Attention as models call it: by a kernel where there is one, else by XLA's own operations."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -75,6 +76,7 @@ def by_platform(
     by_kernel: Callable[..., Float[Array, "B Q N H"]],
     refusal: Callable[..., str | None],
     implementation: str | None,
+    otherwise: Mapping[str, Callable[..., Float[Array, "B Q N H"]]] = MappingProxyType({}),
 ) -> Float[Array, "B Q N H"]:
     """Returns attention by the kernel that is named, or by that of the platform, and by XLA where there is none.
 
@@ -84,6 +86,7 @@ def by_platform(
       by_kernel: takes a kernel's name, `tpu` or `gpu`, and the arrays.
       refusal: takes the same, and returns why the kernel cannot run them; None where it can.
       implementation: `tpu`, `gpu`, or None.
+      otherwise: by platform, what takes the arrays where the kernel cannot, in place of XLA's operations.
 
     Raises:
       ValueError: the kernel that is named cannot run here.
@@ -97,6 +100,7 @@ def by_platform(
         for platform, kernel in {"tpu": "tpu", "cuda": "gpu"}.items()
         if not refusal(kernel, *arrays)
     }
+    found = {**otherwise, **found}
     return jax.lax.platform_dependent(*arrays, default=xla, **found) if found else xla(*arrays)
 
 

@@ -4,7 +4,7 @@ import functools
 
 from jaxtyping import Array, Float, Int
 
-from jax_smash.attention.by_head import attend_by_head, gather_pages
+from jax_smash.attention.by_head import attend_by_head, gather_pages, hide_other_pages
 from jax_smash.attention.dispatch import by_platform, takes_xla
 from jax_smash.cache import Block, ChosenPages, LayerCache
 
@@ -40,9 +40,12 @@ def attend_pages(
     if takes_xla(implementation):
         return xla(*arrays)
     from jax_smash.attention import kernels  # Importing Pallas takes most of a second.
+    from pallas_kernels.tree_attention.tpu import slots_lie_last
 
     by_kernel = functools.partial(kernels.attend_pages, scale=scale, softcap=softcap)
-    return by_platform(arrays, xla, by_kernel, kernels.refusal_of_pages, implementation)
+    hidden = functools.partial(_hidden, scale=scale, softcap=softcap)
+    otherwise = {"tpu": hidden} if slots_lie_last(*cache.keys.shape[2:]) else {}
+    return by_platform(arrays, xla, by_kernel, kernels.refusal_of_pages, implementation, otherwise)
 
 
 def _gathered(
@@ -59,3 +62,21 @@ def _gathered(
 ) -> Float[Array, "B Q N H"]:
     gathered = gather_pages(cache.keys, cache.values, pages)
     return attend_by_head(query, key, value, position, gathered, block, scale=scale, softcap=softcap)
+
+
+def _hidden(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    cache: LayerCache,
+    pages: ChosenPages,
+    block: Block,
+    *,
+    scale: float,
+    softcap: float,
+) -> Float[Array, "B Q N H"]:
+    """Attends to the cache, all other pages hidden: where slots lie along lanes, to gather pages would copy it."""
+    there = hide_other_pages(cache.position, pages, key.shape[2])
+    seen = (cache.keys, cache.values, there)
+    return attend_by_head(query, key, value, position, seen, block, scale=scale, softcap=softcap)

@@ -12,6 +12,7 @@ from jax_smash.cache.block import Noted
 from jax_smash.cache.store import EMPTY, HEADS, ROWS, KVCache, LayerCache
 from jax_smash.cache.write import Write, pick
 from jax_smash.pytree import pytree, replace, static
+from jax_smash.sharding import on_each_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,14 +291,19 @@ def take_pages(array: Shaped[Array, "B _ S *entry"], pages: ChosenPages) -> Shap
       array: of each KV head, or of one for all of them.
       pages: likewise.
     """
-    rows, heads, slots, *entry = array.shape
-    by_page = array.reshape(rows, heads, slots // pages.size, pages.size, *entry)
-    table = pages.table.reshape(*pages.table.shape, *(1,) * (len(entry) + 1))
-    found = jnp.take_along_axis(by_page, table, axis=2, mode="promise_in_bounds")
-    return found.reshape(rows, found.shape[1], -1, *entry)
+
+    def take(array: Array, table: Array) -> Array:
+        rows, heads, slots, *entry = array.shape
+        by_page = array.reshape(rows, heads, slots // pages.size, pages.size, *entry)
+        table = table.reshape(*table.shape, *(1,) * (len(entry) + 1))
+        found = jnp.take_along_axis(by_page, table, axis=2, mode="promise_in_bounds")
+        return found.reshape(rows, found.shape[1], -1, *entry)
+
+    return on_each_device(take, (array, HEADS), (pages.table, HEADS))
 
 
 def take_slots(array: Shaped[Array, "B K S H"], slots: Int[Array, "B K C"]) -> Shaped[Array, "B K C H"]:
     """Returns the entries of each KV head's slots."""
     # A whole entry at a time: over all axes at once, every number would have an index of its own.
-    return jax.vmap(jax.vmap(lambda rows, index: rows.at[index].get(mode="promise_in_bounds")))(array, slots)
+    take = jax.vmap(jax.vmap(lambda rows, index: rows.at[index].get(mode="promise_in_bounds")))
+    return on_each_device(take, (array, HEADS), (slots, HEADS))

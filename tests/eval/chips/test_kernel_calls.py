@@ -1,6 +1,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eval.chips.kernel_calls import CALLS, MOST, recorded
@@ -19,7 +20,7 @@ def test_sparse_attention_at_the_most_copies_a_page_for_every_place_of_its_table
     most = MOST[key[0]](CALLS[key])
     rows, heads, places = pages.table.shape
     assert most.copied == rows * heads * places * 2 * case.page_size * case.head_width * 4
-    total, head, block_of = tables.steps(np.full((rows, heads), places), heads, 4, places, 1)
+    total, head, block_of = tables.steps(jnp.full((rows, heads), places, jnp.int32), heads, 4, places, 1)
     assert most.steps == total == rows * heads
     for found, expected in zip(most.scalars, (head, block_of), strict=False):
         np.testing.assert_array_equal(found, expected)

@@ -8,6 +8,7 @@ import pytest
 
 from eval.chips.topology import devices
 from jax_smash.attention import attend, attend_pages, attend_selected, kernels
+from jax_smash.attention.by_head import attend_by_head, hide_other_pages
 from jax_smash.cache import EMPTY, Block, ChosenPages, LayerCache, LayerPlan, SelectedLayer
 from jax_smash.draft.trees.tree import pack
 from jax_smash.platform import tracing_for
@@ -92,6 +93,16 @@ def test_one_set_for_all_heads_is_the_same_set_for_each():
     by_kernel = kernels.attend_pages("tpu", *new, cache, shared, block, scale=0.3, softcap=0.0, interpret=True)
     valid = block.valid[:, :, None, None]
     np.testing.assert_allclose(jnp.where(valid, by_kernel, 0), jnp.where(valid, expected, 0), atol=2e-5)
+
+
+def test_pages_that_are_not_chosen_may_be_hidden_in_place_of_gathering_the_others():
+    query, key, value, position, cache, block = arrays(tree=True)
+    _, selection = chosen(Quest(budget=64, page_size=SIZE), query, cache)
+    expected = attend_pages(query, key, value, position, cache, selection.pages, block, scale=0.3)
+    seen = (cache.keys, cache.values, hide_other_pages(cache.position, selection.pages, K))
+    found = attend_by_head(query, key, value, position, seen, block, scale=0.3, softcap=0.0)
+    valid = block.valid[:, :, None, None]
+    np.testing.assert_allclose(jnp.where(valid, found, 0), jnp.where(valid, expected, 0), atol=2e-5)
 
 
 def test_each_device_reads_the_pages_of_its_own_heads():
