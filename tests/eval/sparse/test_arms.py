@@ -80,13 +80,13 @@ def test_the_whole_budget_is_the_whole_cache(text):
 def test_a_trained_predictor_pays_for_its_keys_but_not_for_its_weights():
     model = tiny_model(layer_kinds=("full", "full"), window=0)
     policy = read_policy("butler", protocol="stepwise", page_size=None)
-    sizes = sizes_of(model.config, "per_head", attach=0)
+    sizes = sizes_of(model.config, "per_head", attach=0, width=2)
     sparse = sparsified(model, policy.sized(sizes), modules_of(sizes))
     assert policy_of(sparse).stepwise
     params = sparse.params["target"]
     found = settled("butler", policy_of(sparse), model.config, params, share=0.9, length=100)
-    # A key of 6 numbers for each of 4 query heads in both layers, and keys and values of 8 of the small attention.
-    assert found.scorer == (2 * 4 * 6 + 2 * 8) * 4 * 100
+    # A key of 2 numbers for each of 4 query heads in both layers, and keys and values of 8 of the small attention.
+    assert found.scorer == (2 * 4 * 2 + 2 * 8) * 4 * 100
     assert found.slots == (0.9 * DENSE - found.scorer) // (2 * SLOT)
     assert found.predictor > 0
     assert policy_of(beside(sparse, found.policy)).budget == found.policy.budget
