@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any
 
 from jax_smash.config import ModelConfig
+from jax_smash.loading import Model
 from jax_smash.protocols import SparsePolicy
-from jax_smash.sparse import Dense, Selecting, StreamingLLM, named_policy, sparse_step_bytes
+from jax_smash.sparse import Dense, Selecting, SparseDef, StreamingLLM, named_policy, sparse_step_bytes
 
 CONTROLS = ("oracle", "random", "recency")
 """Policies that no user would run: what they choose by is not counted."""
@@ -27,6 +28,7 @@ class Arm:
       slots: that a step reads a KV head at the length, of layers that are not read whole.
       cache, scorer, dense: bytes that a step reads a row: keys and values, what they are chosen by, and keys and values
         of the whole cache.
+      predictor: bytes of a trained predictor's weights, which a step reads once for all rows; they do not count.
       unmet: why the budget cannot be met; None where it is.
     """
 
@@ -37,6 +39,7 @@ class Arm:
     cache: int
     scorer: int
     dense: int
+    predictor: int = 0
     unmet: str | None = None
 
     @property
@@ -65,13 +68,30 @@ def read_policy(text: str, *, protocol: str, page_size: int | None) -> SparsePol
     settings = text.partition(":")[2].replace(",", ":").split(":")
     for setting in settings:
         name = setting.partition("=")[0]
-        if name in ("prompt", "budget", "slots", "page_size") and "=" in setting:
-            raise ValueError(f"{text!r} must not say {name}: protocol, budgets and page_size say it for all policies")
+        if name in ("prompt", "budget", "slots", "page_size", "pays_from") and "=" in setting:
+            raise ValueError(f"{text!r} must not say {name}: here options say it for all policies, or nothing does")
     policy = named_policy(text)
     if not isinstance(policy, Selecting):
         return policy
     pages = {} if page_size is None else {"page_size": page_size}
     return dataclasses.replace(policy, budget=1.0, prompt=protocol, **pages)
+
+
+def policy_of(model: Model) -> SparsePolicy:
+    """Returns the policy of a model from `sparsified`, with the sizes of its predictor where it has one."""
+    assert isinstance(model.definition, SparseDef)
+    return model.definition.policy
+
+
+def beside(model: Model, policy: SparsePolicy) -> Model:
+    """Returns a model whose cache is read by another policy of the same kind, whatever predictor it has.
+
+    Args:
+      model: from `sparsified`.
+      policy: in place of the model's, such as the same one with another budget.
+    """
+    assert isinstance(model.definition, SparseDef)
+    return dataclasses.replace(model, definition=dataclasses.replace(model.definition, policy=policy))
 
 
 def settled(
@@ -92,7 +112,7 @@ def settled(
 
     Args:
       name: of the policy, as it was asked for.
-      policy: from `read_policy`.
+      policy: from `read_policy`; one with a trained predictor as `sparsified` has it, for its sizes.
       config: the model's sizes.
       params: the target's parameters, or their abstract shapes.
       share: of the bytes, over 0 and at most 1; from 1 on everything is read.
@@ -105,7 +125,13 @@ def settled(
         read = sparse_step_bytes(config, params, found, batch=1, slots=length)
         scorer = 0 if counted.is_control else read.scorer
         return dataclasses.replace(
-            counted, policy=found, slots=slots, cache=read.cache, scorer=scorer, dense=read.dense_cache
+            counted,
+            policy=found,
+            slots=slots,
+            cache=read.cache,
+            scorer=scorer,
+            dense=read.dense_cache,
+            predictor=read.predictor,
         )
 
     if isinstance(policy, Dense) or share >= 1:

@@ -9,13 +9,11 @@ from eval.sparse.choice_recall import choices_seen
 from eval.sparse.truth import held_of_top
 from eval.tasks.selection import FIRST_POSITION
 from jax_smash.loading import Model
-from jax_smash.sparse import Selecting, sparsified
 from jax_smash.sparse.calibrate import LEAST_KEPT, calibrated_shares
 
 
 def head_recall(
     model: Model,
-    policy: Selecting,
     tokens: Int[np.ndarray, "B T"],
     *,
     share: float,
@@ -25,8 +23,7 @@ def head_recall(
     """Returns the recall of each KV head's choices, the mean over its query heads and all steps behind the prompt.
 
     Args:
-      model: a dense one.
-      policy: with its budget.
+      model: from `sparsified`, whose policy has its budget.
       tokens: of texts of equal length.
       share: of the slots: those with most attention that count.
       batch_size: texts that are read together.
@@ -38,9 +35,9 @@ def head_recall(
     Raises:
       ValueError: no layer chooses.
     """
-    found = choices_seen(sparsified(model, policy), held_of_top(share), tokens, prompt=prompt, batch_size=batch_size)
+    found = choices_seen(model, held_of_top(share), tokens, prompt=prompt, batch_size=batch_size)
     if found is None:
-        raise ValueError(f"{policy} reads whole texts of {tokens.shape[1]} tokens: no head can be calibrated")
+        raise ValueError(f"{model.name} reads whole texts of {tokens.shape[1]} tokens: no head can be calibrated")
     assert model.config is not None
     table = np.full((model.config.num_layers, model.config.num_kv_heads), np.nan)
     for layer, held in found.items():

@@ -18,7 +18,7 @@ from eval.sparse.watched import Rule, watch, watched
 from eval.tasks.outcome import Outcome
 from eval.tasks.selection import FIRST_LAYER, FIRST_POSITION
 from jax_smash.loading import Model
-from jax_smash.sparse import Selecting, SparseDef, sparsified
+from jax_smash.sparse import Selecting, SparseDef
 
 TASK = "recall"
 
@@ -131,8 +131,7 @@ def choices_seen(model: Model, rule: Rule, tokens: Any, *, prompt: int, batch_si
     choosing = [i for i, plan in enumerate(policy.plans(config, tokens.shape[1])) if plan is not None]
     if not choosing:
         return None
-    plain = dataclasses.replace(model, definition=definition.definition)
-    seen = _program(sparsified(plain, watched(policy, rule)).definition, prompt)
+    seen = _program(dataclasses.replace(definition, policy=watched(policy, rule)), prompt)
     params, parts = model.params["target"], []
     with progress(TASK, len(tokens)) as advance:
         for first in range(0, len(tokens), batch_size):

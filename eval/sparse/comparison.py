@@ -9,7 +9,7 @@ from eval.exact.exactness_report import say
 from eval.reports.report import commit
 from eval.scores.engine import Engine
 from eval.scores.finished import Finished
-from eval.sparse.arms import BYTES, DENSE, OWN, Arm, settled
+from eval.sparse.arms import BYTES, DENSE, OWN, Arm, beside, policy_of, settled
 from eval.sparse.asked import Task
 from eval.sparse.rows import rows_of, unmet_row
 from eval.tasks.outcome import Outcome
@@ -49,11 +49,11 @@ class Comparison:
           kept: outcomes of earlier runs; None for none.
 
         Raises:
-          ValueError: a policy does not go with the model.
+          ValueError: a policy does not go with the model, or its predictor does not.
+          FileNotFoundError: a predictor is missing.
         """
-        for policy in policies.values():
-            sparsified(model, policy)
-        self.model, self.policies, self.shares = model, policies, shares
+        self.model, self.shares = model, shares
+        self.models = {name: sparsified(model, policy) for name, policy in policies.items()}
         self.protocol, self.equal, self.batch_size, self.kept = protocol, equal, batch_size, kept
         self._here = commit()
 
@@ -79,24 +79,24 @@ class Comparison:
             told: Row = {"task": task.told, "length": length, "protocol": task.protocol(self.protocol)}
             found.append(rows_of(dense, usual[-1], None, **told))
         self._forget(on_rows, found)
-        for name, policy in self.policies.items():
+        for name, sparse in self.models.items():
             for share in self.shares:
                 for i, task in enumerate(tasks):
-                    found[i] += self._arm_rows(name, policy, share, task, lengths[i], usual[i], plain)
+                    found[i] += self._arm_rows(name, sparse, share, task, lengths[i], usual[i], plain)
                 self._forget(on_rows, found)
         return _flat(found)
 
     def _arm_rows(
         self,
         name: str,
-        policy: SparsePolicy,
+        sparse: Model,
         share: float,
         task: Task,
         length: int,
         usual: list[Outcome],
         plain: Engine,
     ) -> list[Row]:
-        protocol = task.protocol(self.protocol)
+        protocol, policy = task.protocol(self.protocol), policy_of(sparse)
         arm = self._settled(name, policy, share, length)
         if protocol == DENSE and not isinstance(policy, Selecting):
             protocol = OWN
@@ -107,7 +107,7 @@ class Comparison:
             say(f"{task.told}: {name} at {share:.0%}: not met: {arm.unmet}")
             return [unmet_row(arm, **told)]
         against = task.sets(share).measure(plain) if task.by_share else usual
-        return rows_of(arm, self._outcomes(arm, sparsified(self.model, arm.policy), task), against, **told)
+        return rows_of(arm, self._outcomes(arm, beside(sparse, arm.policy), task), against, **told)
 
     def _outcomes(self, arm: Arm, model: Model, task: Task) -> list[Outcome]:
         """Returns what an arm was found to do, now or by an earlier run."""

@@ -63,7 +63,9 @@ def decode_speeds(
 
 
 def choice_ms(model: Model, *, length: int, repeats: int, seed: int = 0) -> float | None:
-    """Returns the milliseconds that all layers' choices of one step take by themselves; None where none chooses.
+    """Returns the milliseconds that all layers' choices of one step take by themselves.
+
+    None where none chooses, or where a predictor chooses, which works between the layers of a forward.
 
     Args:
       model: a sparse one.
@@ -72,7 +74,7 @@ def choice_ms(model: Model, *, length: int, repeats: int, seed: int = 0) -> floa
       seed: of the text and of the queries.
     """
     definition = model.definition
-    if not isinstance(definition, SparseDef) or model.config is None:
+    if not isinstance(definition, SparseDef) or definition.predictor is not None or model.config is None:
         return None
     random = np.random.default_rng(seed)
     tokens = jnp.asarray(random.integers(0, model.vocab_size, (1, length)), jnp.int32)

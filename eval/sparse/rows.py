@@ -76,5 +76,6 @@ def _heading(arm: Arm, task: str, protocol: str, length: int) -> dict[str, Any]:
         "bytes_per_step": arm.cache + arm.scorer,
         "scorer_bytes_per_step": arm.scorer,
         "dense_bytes_per_step": arm.dense,
+        "predictor_bytes_per_step": arm.predictor,
         "unmet": arm.unmet,
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from eval.scores.engine import Engine
 from eval.sparse.agreement import agreement
-from eval.sparse.arms import SLOTS, Arm, read_policy, settled
+from eval.sparse.arms import BYTES, SLOTS, Arm, beside, policy_of, read_policy, settled
 from eval.sparse.asked import read_task
 from eval.sparse.calibration import as_tokens, head_recall, shares_by_recall
 from eval.sparse.comparison import Comparison
@@ -66,12 +66,12 @@ def _calibrated(settings: Any, model: Model) -> Found:
         policies = {}
         for name in settings.policies:
             policy = _choosing(settings, name)
-            arm = _arm(settings, name, policy, model, share, settings.length)
-            if not isinstance(arm.policy, Selecting):
+            sparse = sparsified(model, policy)
+            arm = _arm(settings, name, sparse, share, settings.length)
+            if arm.policy is None:
                 raise ValueError(f"{name} cannot be calibrated at {share:.0%}: {arm.unmet}")
-            recall = head_recall(
-                model, arm.policy, as_tokens(texts, settings.length), share=share, batch_size=settings.batch_size
-            )
+            tokens = as_tokens(texts, settings.length)
+            recall = head_recall(beside(sparse, arm.policy), tokens, share=share, batch_size=settings.batch_size)
             path = settings.shares_file(name, share)
             told = {"policy": name, "share": share, "texts": len(texts), "length": settings.length}
             save_shares(path, shares_by_recall(recall, share), **told)
@@ -107,17 +107,17 @@ def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
       choices: time choices by themselves, too.
     """
     share, rows = settings.comparing().shares()[0], []
+    sparse = {
+        name: sparsified(model, read_policy(name, protocol="dense", page_size=settings.page_size))
+        for name in settings.policies
+    }
     for length in settings.lengths:
-        arms = {
-            name: _arm(
-                settings, name, read_policy(name, protocol="dense", page_size=settings.page_size), model, share, length
-            )
-            for name in settings.policies
-        }
+        arms = {name: _arm(settings, name, sparse[name], share, length) for name in settings.policies}
+        models = {DENSE: model}
         for name, arm in arms.items():
             if arm.policy is None:
                 raise ValueError(f"{name} cannot be timed at {share:.0%} of {length} slots: {arm.unmet}")
-        models = {DENSE: model} | {name: sparsified(model, arm.policy) for name, arm in arms.items()}
+            models[name] = beside(sparse[name], arm.policy)
         for row in decode_speeds(models, length=length, new_tokens=settings.new_tokens, repeats=settings.repeats):
             arm = arms.get(row["policy"])
             if arm is not None:
@@ -126,6 +126,7 @@ def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
                     "slots": arm.slots,
                     "share": arm.share,
                     "scorer_share": arm.scorer / arm.dense,
+                    "predictor_bytes_per_step": arm.predictor,
                 }
                 row |= {"choice_ms": choice_ms(models[arm.name], length=length, repeats=TIMED)} if choices else {}
             rows.append(row)
@@ -147,9 +148,11 @@ def _choosing(settings: Any, name: str) -> Selecting:
     return policy
 
 
-def _arm(settings: Any, name: str, policy: Any, model: Model, share: float, length: int) -> Arm:
-    equal = "bytes" if settings.study == "calibrated" else SLOTS
-    return settled(name, policy, model.config, model.params["target"], share=share, length=length, equal=equal)  # type: ignore[arg-type]
+def _arm(settings: Any, name: str, sparse: Model, share: float, length: int) -> Arm:
+    assert sparse.config is not None
+    equal = BYTES if settings.study == "calibrated" else SLOTS
+    sizes = sparse.config, sparse.params["target"]
+    return settled(name, policy_of(sparse), *sizes, share=share, length=length, equal=equal)
 
 
 def _tokens(settings: Any, model: Model, count: int) -> list[list[int]]:

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block, SelectedLayer, Selection, Step, Write, after
-from jax_smash.cache.block import Noted
+from jax_smash.cache import Block, Noted, Recorded, SelectedLayer, Selection, Step, Write, after
 from jax_smash.protocols import ModelDef
 from jax_smash.pytree import replace
 from jax_smash.sparse import Selecting
@@ -20,7 +19,12 @@ Rule = Callable[[SelectedLayer, Float[Array, "B N H"], Selection], Any]
 
 
 def watched(policy: Selecting, rule: Rule) -> Selecting:
-    """Returns a policy that chooses as another does, and notes beside each choice what a rule makes of it."""
+    """Returns a policy that chooses as another does, and notes beside each choice what a rule makes of it.
+
+    Args:
+      policy: one that always chooses; with the sizes of its predictor, where it has one.
+      rule: of the choices.
+    """
     made = object.__new__(_watched_class(type(policy), rule))
     for field in dataclasses.fields(policy):
         object.__setattr__(made, field.name, getattr(policy, field.name))
@@ -79,7 +83,8 @@ def watch(
         token, position, is_valid = (part[:, None] for part in entry)
         out = model.forward(model.embed(token), position, cache, Block.causal(is_valid))
         count = after(is_valid[:, 0].astype(jnp.int32), out.hidden[:, 0, 0])
-        chosen = [made.note.selection for made in out.block_kv if isinstance(made, Noted)]
+        layers = out.block_kv.entries if isinstance(out.block_kv, Recorded) else out.block_kv
+        chosen = [made.note.selection for made in layers if isinstance(made, Noted)]
         seen = tuple(one.extra[1] for one in chosen if one is not None)
         return cache.commit(out.block_kv, Write(position=position, count=count)), seen
 

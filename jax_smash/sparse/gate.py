@@ -1,7 +1,7 @@
 """A gate over pages of the cache, as a policy."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ class PageGate(Learned):
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be over 0 and at most 1; got {self.top_p}")
 
-    def sized(self, predictor: PredictorConfig, trained_length: int | None = None) -> Self:
+    def sized(self, predictor: PredictorConfig, trained_length: int | None = None) -> "Learned":
         """Returns the policy for a gate of certain sizes.
 
         Raises:

@@ -1,7 +1,7 @@
 """TokenButler's later predictor, of the base's own keys, as a policy."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -33,7 +33,7 @@ class GroupedButler(Learned):
 
     form = "grouped"
 
-    def sized(self, predictor: PredictorConfig, trained_length: int | None = None) -> Self:
+    def sized(self, predictor: PredictorConfig, trained_length: int | None = None) -> "GroupedButler":
         """Returns the policy for a predictor of certain sizes.
 
         Raises:

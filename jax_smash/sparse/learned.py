@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import logging
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Learned(Selecting):
         if self.refresh < 0:
             raise ValueError(f"refresh must be at least 0; got {self.refresh}")
 
-    def sized(self, predictor: PredictorConfig, trained_length: int | None = None) -> Self:
+    def sized(self, predictor: PredictorConfig, trained_length: int | None = None) -> "Learned":
         """Returns the policy for a predictor of certain sizes.
 
         Raises:

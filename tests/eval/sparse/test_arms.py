@@ -3,7 +3,9 @@
 import jax
 import pytest
 
-from eval.sparse.arms import read_policy, settled
+from eval.sparse.arms import beside, policy_of, read_policy, settled
+from jax_smash.sparse import sparsified
+from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
 
 SLOT = 2 * 2 * 8 * 4  # Keys and values of a layer's two KV heads.
@@ -73,6 +75,21 @@ def test_of_equal_slots_the_scorer_is_told_but_not_paid_for():
 def test_the_whole_budget_is_the_whole_cache(text):
     found = arm(text, 1.0)
     assert (found.slots, found.cache, found.scorer, found.dense) == (100, DENSE, 0, DENSE)
+
+
+def test_a_trained_predictor_pays_for_its_keys_but_not_for_its_weights():
+    model = tiny_model(layer_kinds=("full", "full"), window=0)
+    policy = read_policy("butler", protocol="stepwise", page_size=None)
+    sizes = sizes_of(model.config, "per_head", attach=0, width=2)
+    sparse = sparsified(model, policy.sized(sizes), modules_of(sizes))
+    assert policy_of(sparse).stepwise
+    params = sparse.params["target"]
+    found = settled("butler", policy_of(sparse), model.config, params, share=0.9, length=100)
+    # A key of 2 numbers for each of 4 query heads in both layers, and keys and values of 8 of the small attention.
+    assert found.scorer == (2 * 4 * 2 + 2 * 8) * 4 * 100
+    assert found.slots == (0.9 * DENSE - found.scorer) // (2 * SLOT)
+    assert found.predictor > 0
+    assert policy_of(beside(sparse, found.policy)).budget == found.policy.budget
 
 
 def test_what_options_say_for_all_policies_is_refused_in_one():

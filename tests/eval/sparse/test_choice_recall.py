@@ -13,7 +13,8 @@ from eval.sparse.truth import held_of_top
 from eval.tasks.selection import selection_recall
 from jax_smash.cache import Block
 from jax_smash.models.attended import attended
-from jax_smash.sparse import H2O, Oracle, Quest, Recency, StreamingLLM, sparsified
+from jax_smash.sparse import H2O, Butler, GroupedButler, Learned, Oracle, Quest, Recency, StreamingLLM, sparsified
+from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
 
 LENGTH, PROMPT, SHARE = 40, 16, 0.5
@@ -26,7 +27,8 @@ def model():
 
 @functools.cache
 def outcomes(policy, by_steps=True):
-    made = model() if policy is None else sparsified(model(), policy)
+    predictor = modules_of(policy.predictor) if isinstance(policy, Learned) else None
+    made = model() if policy is None else sparsified(model(), policy, predictor)
     engine = Engine(made, batch_size=2, by_steps=by_steps)
     found = RecallSet(("a", "b"), TEXTS, LENGTH, SHARE, prompt=PROMPT).measure(engine)
     return {outcome.metric: outcome for outcome in found}
@@ -69,7 +71,20 @@ def test_recall_by_head_is_that_of_whole_tables_of_attention():
         np.testing.assert_allclose(found[0].by_head[PROMPT + step].mean(0), expected.recall[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("policy", [H2O(budget=SHARE), Quest(budget=0.6, page_size=4, dense_layers=0)])
+def learned(policy, **changes):
+    return policy.sized(sizes_of(model().config, policy.form, **changes))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        H2O(budget=SHARE),
+        Quest(budget=0.6, page_size=4, dense_layers=0),
+        learned(Butler(budget=SHARE), attach=0),
+        learned(GroupedButler(budget=SHARE, sinks=4, window=2, refresh=2), every=1),
+    ],
+    ids=["h2o", "quest", "butler", "grouped"],
+)
 def test_a_policy_that_is_watched_chooses_as_it_does_alone(policy):
     found = outcomes(policy)["recall"]
     assert 0 < found.score < 1

@@ -13,7 +13,7 @@ from eval.sparse.look_ahead import look_ahead
 from eval.sparse.top_sets import top_sets
 from jax_smash.cache import Block
 from jax_smash.models.attended import attended
-from jax_smash.sparse import Oracle, Recency
+from jax_smash.sparse import Oracle, Recency, sparsified
 from tests.tiny import tiny_model
 
 FIRST, LENGTH, SHARE, SINKS = 20, 32, 0.5, 4
@@ -96,11 +96,11 @@ def test_what_is_held_of_later_sets_falls_with_the_steps_and_is_highest_of_the_l
 
 def test_recall_by_kv_head_ranks_heads_for_their_shares():
     sizes = {"share": SHARE, "batch_size": 2, "prompt": FIRST}
-    recall = head_recall(model(), Recency(budget=SHARE, dense_layers=1), TOKENS, **sizes)
+    recall = head_recall(sparsified(model(), Recency(budget=SHARE, dense_layers=1)), TOKENS, **sizes)
     assert np.isnan(recall[0]).all()
     assert ((recall[1] > 0) & (recall[1] < 1)).all()
     shares = shares_by_recall(recall, SHARE)
     assert shares.mean() == pytest.approx(SHARE)
     assert shares[1].argmax() == recall[1].argmin()
     with pytest.raises(ValueError, match="no head can be calibrated"):
-        head_recall(model(), Oracle(budget=1.0), TOKENS, **sizes)
+        head_recall(sparsified(model(), Oracle(budget=1.0)), TOKENS, **sizes)
