@@ -95,12 +95,10 @@ def by_platform(
         if (why := refusal(implementation, *arrays)) or (why := _elsewhere(implementation)):
             raise ValueError(f"attention by the {implementation} kernel cannot run: {why}")
         return by_kernel(implementation, *arrays)
-    found = {
-        platform: functools.partial(by_kernel, kernel)
-        for platform, kernel in {"tpu": "tpu", "cuda": "gpu"}.items()
-        if not refusal(kernel, *arrays)
-    }
-    found = {**otherwise, **found}
+    found = dict(otherwise)
+    for platform, kernel in {"tpu": "tpu", "cuda": "gpu"}.items():
+        if not refusal(kernel, *arrays):
+            found[platform] = functools.partial(by_kernel, kernel)
     return jax.lax.platform_dependent(*arrays, default=xla, **found) if found else xla(*arrays)
 
 
