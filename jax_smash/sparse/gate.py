@@ -212,8 +212,9 @@ class PageGate(Learned):
         return replace(found, valid=found.valid & read)
 
     def key_bytes(self, slots: int, itemsize: int) -> int:
-        """Returns the bytes of a key of each KV head and page."""
-        return self.sizes.num_kv_heads * self.sizes.width * -(-slots // self.page_size) * itemsize
+        """Returns the bytes of a key of each KV head and page, which the layers of a producer share."""
+        keys = self.sizes.num_kv_heads * self.sizes.width * -(-slots // self.page_size) * itemsize
+        return -(-keys // self.sizes.share)
 
 
 def _depth(block: Block, width: int) -> Int[Array, "B T"]:

@@ -220,7 +220,7 @@ def test_scores_of_one_step_serve_as_many_as_are_asked_for():
         ("grouped", GroupedButler(budget=64), 2, 2 * 6 * 4 * 512, 0),
         ("grouped", GroupedButler(budget=64, int8=True), 2, 2 * (6 + 4) * 512, 0),
         ("grouped", GroupedButler(budget=64, refresh=4), 2, 2 * 6 * 512 + 2 * 4 * 512, 0),
-        ("gate", PageGate(budget=64), 2, 2 * 6 * 4 * 128, 0),
+        ("gate", PageGate(budget=64), 2, 2 * 6 * 4 * 128 // 2, 0),
     ],
 )
 def test_a_step_reads_the_keys_of_the_predictor_and_its_weights(name, policy, layers, each, beside, tmp_path):
