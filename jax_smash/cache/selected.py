@@ -226,14 +226,12 @@ class SelectedCache:
 
         What a policy keeps of each KV head lies with the keys, and everything else with the rows.
         """
+        heads = self.cache.keys[0].shape[1]
 
-        def axes(leaf: Any) -> tuple[str, ...]:
-            heads = self.cache.keys[0].shape[1]
-            return HEADS if leaf.ndim > 2 and leaf.shape[1] == heads else ROWS
+        def put_leaf(leaf: Any) -> Any:
+            return put(leaf, *(HEADS if leaf.ndim > 2 and leaf.shape[1] == heads else ROWS))
 
-        cache = jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), self.cache)
-        kept = jax.tree.map(lambda leaf: put(leaf, *axes(leaf)), (self.alive, self.channels, self.own))
-        return replace(self, cache=cache, alive=kept[0], channels=kept[1], own=kept[2])
+        return jax.tree.map(put_leaf, self)
 
     def layer(self, layer: int) -> LayerCache | SelectedLayer:
         """Returns what one layer's attention reads, or chooses from."""
