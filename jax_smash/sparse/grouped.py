@@ -39,7 +39,7 @@ class GroupedButler(Learned):
         Raises:
           ValueError: the predictor is of another form.
         """
-        found = super().sized(predictor, trained_length)
+        found: Any = super().sized(predictor, trained_length)
         return dataclasses.replace(found, int8=self.int8 or found.sizes.int8)
 
     @property
