@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_smash.cache import Block, Entering, SelectedCache, SelectedLayer, Selection, Write
 from jax_smash.cache.write import pick
 from jax_smash.models.predictors import Pool, PredictorConfig, importance
-from jax_smash.pytree import pytree, replace
+from jax_smash.pytree import pytree
 from jax_smash.sparse.learned import Learned
 from jax_smash.sparse.memory import Heard, Memory, Parts
 
@@ -198,18 +198,19 @@ class PageGate(Learned):
 
     def best(self, view: SelectedLayer, score: Float[Array, "B K X"]) -> Selection:
         """Returns the pages with the highest scores, until they have `top_p` of the probability."""
-        found = super().best(view, score)
-        if self.top_p == 1:
-            return found
-        size, full = self.page_size, score > -jnp.inf
+        if self.top_p < 1:
+            score = jnp.where(self._enough(view, score), -jnp.inf, score)
+        return super().best(view, score)
+
+    def _enough(self, view: SelectedLayer, score: Float[Array, "B K P"]) -> Bool[Array, "B K P"]:
+        """Returns which pages come behind those that have `top_p` of the probability."""
+        full, (_, heads, pages) = score > -jnp.inf, score.shape
         likely = jnp.where(full, jax.nn.softmax(jnp.where(full, score, -1e30), axis=-1), 0.0)
-        slots = found.slots.reshape(*found.slots.shape[:2], -1, size)
-        page = slots[..., 0] // size
-        of_page = jnp.take_along_axis(likely, page, axis=2)
-        before = jnp.cumsum(of_page, axis=-1) - of_page
-        always = (page * size < self.sinks) | (page == ((view.filled - 1) // size)[:, None, None])
-        read = jnp.repeat((before < self.top_p) | always, size, axis=2)
-        return replace(found, valid=found.valid & read)
+        always = self._always(view.filled, view.plan.limit(view.filled, heads), pages)
+        order = jnp.argsort(-jnp.where(always, likely + 1, likely), axis=2)
+        in_order = jnp.take_along_axis(likely, order, axis=2)
+        enough = jnp.cumsum(in_order, axis=2) - in_order >= self.top_p
+        return jnp.take_along_axis(enough, jnp.argsort(order, axis=2), axis=2)
 
     def key_bytes(self, slots: int, itemsize: int) -> int:
         """Returns the bytes of a key of each KV head and page, which the layers of a producer share."""

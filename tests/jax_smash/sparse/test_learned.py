@@ -183,21 +183,30 @@ def test_a_text_longer_than_those_of_the_training_is_told_of(tmp_path, caplog):
     assert "room for 64 entries, and the predictor was trained on texts of 32" in caplog.text
 
 
-def test_a_sum_of_probabilities_ends_the_budget():
-    model = sparsified(base(), PageGate(budget=32, sinks=1, top_p=0.7), modules("gate"))
+@pytest.mark.parametrize("page", [4, 16], ids=["gathered", "whole"])
+def test_a_sum_of_probabilities_ends_the_budget(page):
+    model = tiny_model(layer_kinds=("full", "full"), max_positions=512)
+    gate = modules("gate", config=model.config, page=page)
+    model = sparsified(model, PageGate(budget=8 * page, sinks=1, top_p=0.7), gate)
     policy, bound = model.definition.policy, model.definition.bind(model.params["target"])
-    cache = bound.init_cache(1, SLOTS, 16)
-    token = jnp.ones((1, 22), jnp.int32)
-    position = jnp.arange(22, dtype=jnp.int32)[None]
-    out = bound.forward(bound.embed(token), position, cache, Block.causal(jnp.ones((1, 22), bool), prompt=True))
-    view = cache.commit(out.block_kv, Write(position=position, count=jnp.full(1, 22, jnp.int32))).layer(0)
+    count = 5 * page + 2
+    cache = bound.init_cache(1, 16 * page, count)
+    token = jnp.ones((1, count), jnp.int32)
+    position = jnp.arange(count, dtype=jnp.int32)[None]
+    out = bound.forward(bound.embed(token), position, cache, Block.causal(jnp.ones((1, count), bool), prompt=True))
+    view = cache.commit(out.block_kv, Write(position=position, count=jnp.full(1, count, jnp.int32))).layer(0)
     likely = np.full((1, 2, 16), -np.inf, np.float32)
     likely[0, :, :5] = np.log([[0.05, 0.5, 0.1, 0.3, 0.05], [0.05, 0.8, 0.05, 0.05, 0.05]])
     found = policy.best(view, jnp.asarray(likely))
     assert isinstance(found, Selection)
-    pages = [sorted({int(s) // 4 for s in found.slots[0, h][found.valid[0, h]]}) for h in range(2)]
+    pages = [sorted({int(s) // page for s in found.slots[0, h][found.valid[0, h]]}) for h in range(2)]
     # The first page and the last, which is not full, are always read; the first counts.
     assert pages == [[0, 1, 3, 5], [0, 1, 5]]
+    # What a kernel reads is the same.
+    assert (found.pages is not None) == (page == 16)
+    if found.pages is not None:
+        assert found.pages.counts.tolist() == [[4, 3]]
+        assert [sorted(found.pages.table[0, h, :n].tolist()) for h, n in enumerate((4, 3))] == pages
 
 
 def test_scores_of_one_step_serve_as_many_as_are_asked_for():
