@@ -172,6 +172,25 @@ def test_loss_and_recall_are_those_of_a_plain_program(kind, changes, monkeypatch
     assert expected[4] > 0
 
 
+def test_predictors_beside_each_other_are_told_what_each_is_told_alone():
+    alone = {kind: settings_of(kind) for kind in FORMS}
+    predictors = {kind: settings.predictors["a"] for kind, settings in alone.items()}
+    made = {kind: parts(settings) for kind, settings in alone.items()}
+    base = next(iter(made.values()))[0][0]
+    graphdefs = {kind: graphdefs["a"] for kind, ((_, graphdefs), _) in made.items()}
+    butler = {kind: params["butler"]["a"] for kind, (_, params) in made.items()}
+    settings = dataclasses.replace(alone["gate"], predictors=predictors)
+    objective = jax.jit(butler_objective(base, graphdefs, settings, with_recall=True))
+    total, tally = objective({"base": made["gate"][1]["base"], "butler": butler}, rows())
+    loss = count = 0.0
+    for kind, (structures, params) in made.items():
+        one, own = jax.jit(butler_objective(*structures, alone[kind], with_recall=True))(params, rows())
+        loss, count = loss + float(one), count + float(own.count)
+        for name in ("loss", "recall", "recent_recall"):
+            np.testing.assert_allclose(tally.means[f"{kind} {name}"], own.means[f"a {name}"], rtol=1e-5)
+    np.testing.assert_allclose([total, tally.count], [loss, count], rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", FORMS)
 def test_gradients_reach_every_weight_of_the_predictor(kind):
     settings = settings_of(kind)
