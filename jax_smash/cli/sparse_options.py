@@ -66,10 +66,15 @@ class SparseFlags:
         Args:
           model: that is loaded.
           batch: rows that decode together.
+
+        Raises:
+          FileNotFoundError, ValueError: a predictor is missing, or does not fit the model.
         """
-        from jax_smash.sparse import Selecting, pays_from, told
+        from jax_smash.sparse import Learned, Selecting, described, pays_from, told
 
         policy = self.policy()
+        if isinstance(policy, Learned):
+            policy = described(policy, model.name, model.config)
         said = [] if policy is None or (known := told(policy)) is None else [known]
         if isinstance(policy, Selecting) and self.sparse_from in (None, AUTO) and not policy.pays_from:
             params = model.params["target"]

@@ -290,7 +290,12 @@ def test_other_forwards_fail_a_row_but_where_drafts_may_be_others(smashed, way, 
 
 def test_a_model_that_drafts_by_a_part_of_its_cache_says_what_plain_decoding_does(smashed):
     _, settings = smashed
-    settings |= {"methods": ("self-sparse",), "trees": ("chain-3",), "prompt_tokens": 24, "max_new_tokens": 16}
+    settings = settings | {
+        "methods": ("self-sparse",),
+        "trees": ("chain-3",),
+        "prompt_tokens": 24,
+        "max_new_tokens": 16,
+    }
     plain, drafted = measure(Settings(**settings, sparse="oracle:budget=20", checks=False))
     assert (drafted["tokens"], drafted["divergences"], drafted["passed"]) == (plain["tokens"], 0, True)
     assert drafted["mean_accepted_tokens"] > 1
@@ -316,7 +321,7 @@ def test_modules_that_do_not_fit_are_refused_before_weights_are_read(smashed, tm
     folder, settings = smashed
     bare = shutil.copytree(folder / "base", tmp_path / "base")
     (bare / "model.safetensors").unlink()
-    settings |= {"model": str(bare)}
+    settings = settings | {"model": str(bare)}
     with pytest.raises(FileNotFoundError, match=r"has no HAMburger modules in .*; give --modules FOLDER"):
         main(Settings(**settings))
     with pytest.raises(ValueError, match="micro_steps must be at most 3, what the modules were trained for; got 4"):

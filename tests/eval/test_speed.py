@@ -196,7 +196,7 @@ def test_groups_of_one_length_are_measured_beside_their_cap(config):
         ({"group_lengths": (2,), "weights": "int8"}, "group_lengths goes with plain weights; got int8"),
         ({"group_lengths": (2,), "sparse": "quest"}, "group_lengths goes with the whole cache; got sparse quest"),
         ({"kv_budget": "64"}, "kv_budget and page_size go with sparse"),
-        ({"sparse": "best"}, "a policy must be one of dense"),
+        ({"sparse": "best"}, "a policy must be one of butler, dense"),
         ({"group_lengths": (2,), "smash_mode": "checked"}, "group_lengths goes with smash_mode blind; got checked"),
         ({"group_lengths": (2,), "confidence": 2.0}, "confidence must be over 0 and at most 1; got 2.0"),
         ({"group_lengths": (1, 4), "micro_steps": 2}, "group_length must be at most the micro_steps of 2; got 4"),

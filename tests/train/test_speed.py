@@ -42,7 +42,7 @@ def test_a_shape_comes_from_a_file_or_by_name():
     [
         (Hamburger, SmashSettings, {"base": "frozen", "micro_layers": 1, "micro_steps": 3}),
         (EaglePart, EagleSettings, {"head_size": 50, "test_steps": 3}),
-        (Butler, ButlerSettings, {"predictor": {"kind": "gate", "page": 4, "width": 6}}),
+        (Butler, ButlerSettings, {"predictors": {"gate": {"kind": "gate", "page": 4, "width": 6}}}),
         (MedusaPart, MedusaSettings, {"num_heads": 2}),
         (ChimeraPart, ChimeraSettings, {"decoding_heads": 2}),
     ],

@@ -55,7 +55,10 @@ def test_a_warm_start_file_grows_from_run_to_run(call, model, tmp_path):
         (("--method", "recycling", "--lookup-corpus", "."), ["--lookup-corpus does not go with --method recycling"]),
         (("--method", "hybrid", "--draft-model", "int8"), ["--draft-model does not go with --method hybrid"]),
         (("--method", "draft-model"), ["--method draft-model needs --draft-model"]),
-        (("--method", "draft-model", "--draft-model", "sparse:best"), ["draft-model: a policy must be one of dense"]),
+        (
+            ("--method", "draft-model", "--draft-model", "sparse:best"),
+            ["draft-model: a policy must be one of butler, dense"],
+        ),
         (("--method", "draft-model", "--draft-model", "absent"), ["absent"]),
         (("--method", "eagle"), ["--method eagle needs --drafter"]),
         (("--method", "eagle", "--drafter", "absent"), ["absent/eagle.json is missing"]),

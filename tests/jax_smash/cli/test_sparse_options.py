@@ -97,8 +97,8 @@ def test_a_predictor_in_a_folder_is_decoded_by_and_told_of(call, two_layers, tmp
     save_butler(tmp_path / "trained", made.config, made.params, base_fingerprint=model.fingerprint, trained_length=16)
     options = ("--sparse", "grouped:trained,window=4", "--kv-budget", "16")
     said = ("--prompt", PROMPT, "--max-new-tokens", "12", "--json", "out.jsonl")
-    status, _, _ = call("generate", "--model", two_layers, *said, *options)
-    assert status == 0
+    status, _, err = call("generate", "--model", two_layers, *said, *options, "--sparse-from", "0")
+    assert status == 0, err
     assert "the predictor was trained on texts of 16" in caplog.text
     sparse = sparsified(model, GroupedButler(budget=16, window=4), made)
     expected = jax_smash.generate(sparse, PROMPT, max_new_tokens=12)[0].token_ids

@@ -195,7 +195,8 @@ def test_a_chat_goes_on_as_with_plain_decoding(name):
 def test_a_deep_tree_makes_no_larger_program(name):
     def lines(tree):
         model = tiny_model(num_layers=1, layer_kinds=("full",))
-        draft = DraftOptions(tree=tree, draft_model="int8" if name == "draft-model" else None)
+        options = {"draft-model": {"draft_model": "int8"}, "self-sparse": {"sparse": "recency:budget=12"}}
+        draft = DraftOptions(tree=tree, **options.get(name, {}))
         made = make_method(model, name, draft=draft)
         rows = Session(model, made, slots=128, max_new_tokens=8, sampling=[SamplingOptions()], seeds=[0])
         lowered = decode.lower(made.strategy, made.params, rows.state, jnp.asarray(4, jnp.int32))

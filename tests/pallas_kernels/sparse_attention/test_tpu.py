@@ -200,8 +200,8 @@ def test_a_kernel_that_read_every_page_of_its_tables_would_move_too_much(monkeyp
     whole = tpu.tables.whole
 
     def every_page(pages, slots, size):
-        table, count = whole(pages, slots, size)
-        return Pages(table, jnp.full_like(count, table.shape[2]))
+        made = whole(pages, slots, size)
+        return made._replace(counts=jnp.full_like(made.counts, made.table.shape[2]))
 
     monkeypatch.setattr(tpu.tables, "whole", every_page)
     by_grid, copied = moved(BYTES, monkeypatch)
