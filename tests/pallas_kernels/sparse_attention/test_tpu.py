@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from eval.chips.kernel_bytes import Blocks, kernel_bytes
 from eval.chips.topology import MEMORY, devices
-from pallas_kernels.sparse_attention import Pages, sparse_attention, tpu
+from pallas_kernels.sparse_attention import sparse_attention, tpu
 from pallas_kernels.sparse_attention.cases import BENCHMARKS, TESTS, Case, described, make, random_case
 from pallas_kernels.tree_attention import tpu as tree_tpu
 from tests.kernels import flip, scribble, tolerance
