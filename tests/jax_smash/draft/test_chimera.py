@@ -15,7 +15,7 @@ def chat(changes=None, **options):
     return Chat(random_drafter(target(), **(changes or {})), method="chimera", plain=PlainChimera, **options)
 
 
-@pytest.mark.parametrize("chunk", [1, 16])
+@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
     made = chat(chunk=chunk)
     made.turn(prompts_of((19, 1, 7)))
@@ -32,9 +32,9 @@ def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"gram": 1},
+        pytest.param({"gram": 1}, marks=pytest.mark.slow),
         {"gram": 5, "max_positions": 16},
-        {"gram_encoder": "residual"},
+        pytest.param({"gram_encoder": "residual"}, marks=pytest.mark.slow),
         {"gram": 2, "gram_encoder": "residual", "decoding_heads": 2},
     ],
 )
