@@ -10,6 +10,7 @@ from jax_smash.loading import Model, quantised
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.drafted import drafted, width_and_room
 from jax_smash.methods.method import Method, Setup
+from jax_smash.models.predictors import with_predictor, without_predictor
 from jax_smash.plan import step_bytes
 from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import has_int8
@@ -27,8 +28,8 @@ CHAIN = Reach(ranks=1, levels=7, first=0.85, deeper=0.85)
 def self_sparse(setup: Setup) -> Method:
     """Makes the method for a model: the policy of its drafts, their weights, and trees that pay."""
     model, draft = setup.model, setup.draft
-    params = model.params["target"] if draft.draft_model is None else _rounded(model)
     checks, drafts = self_drafting(model, _policy(setup))
+    params = checks.params["target"] if draft.draft_model is None else _rounded(model, checks)
     ladder = make_ladder(
         model,
         draft.tree,
@@ -42,8 +43,7 @@ def self_sparse(setup: Setup) -> Method:
     width, room = width_and_room(ladder, model)
     draws = DRAWS.get(draft.verify, Draws.COUPLED)
     drafter = SelfSparse(model=drafts, width=width, room=room, draws=draws, sampled=setup.sampled)
-    checking = dataclasses.replace(setup, model=dataclasses.replace(model, definition=checks))
-    method = drafted(NAME, checking, drafter, None, ladder=ladder)
+    method = drafted(NAME, dataclasses.replace(setup, model=checks), drafter, None, ladder=ladder)
     return dataclasses.replace(method, params={**method.params, "drafter": params})
 
 
@@ -58,8 +58,8 @@ def _policy(setup: Setup) -> SparsePolicy:
     return dataclasses.replace(POLICY, pays_from=known)
 
 
-def _rounded(model: Model) -> Any:
-    """Returns the target's weights in int8.
+def _rounded(model: Model, checks: Model) -> Any:
+    """Returns the target's weights in int8, and those of its policy's predictor as they are.
 
     Raises:
       ValueError: they are already.
@@ -68,7 +68,9 @@ def _rounded(model: Model) -> Any:
         raise ValueError(
             f"draft-model: int8 drafts with a copy in int8, and the weights of {model.name} are int8 already"
         )
-    return quantised(model).params["target"]
+    _, predictor = without_predictor(checks.params["target"])
+    base = quantised(model).params["target"]
+    return base if predictor is None else with_predictor(base, predictor)
 
 
 def _plain_steps(model: Model, params: Any, policy: SparsePolicy, *, batch: int, slots: int) -> float:

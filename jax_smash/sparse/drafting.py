@@ -5,12 +5,13 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block, Noted
+from jax_smash.cache import Block, Listening, Noted, SelectedCache
 from jax_smash.loading import Model
-from jax_smash.protocols import Forward, PredictingPolicy, SelectingPolicy, SparsePolicy, continues_blocks
+from jax_smash.protocols import Forward, SelectingPolicy, SparsePolicy, continues_blocks
 from jax_smash.pytree import replace
 from jax_smash.sparse.controls import Recency
-from jax_smash.sparse.model import SparseDef, SparseModel
+from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.model import SparseDef, SparseModel, beside_predictor
 from jax_smash.sparse.streaming import StreamingLLM
 
 
@@ -23,7 +24,7 @@ class ReadWhole(SparseModel):
     @property
     def continued_blocks(self) -> bool:
         """Whether a block may have entries that earlier forwards read."""
-        return continues_blocks(self.model)
+        return continues_blocks(self.model) and self.predictor is None
 
     def forward(
         self, inputs: Float[Array, "B T D"], position: Int[Array, "B T"], cache: Any, block: Block, policy: Any = None
@@ -35,21 +36,26 @@ class ReadWhole(SparseModel):
 class ReadInPart(SparseModel):
     """A model that reads the slots that a policy chooses, of a cache that it does not write.
 
-    Nothing is noted for the policy, so a block may have entries that earlier forwards read, whatever the policy.
+    Nothing is noted for the policy, so a block may have entries that earlier forwards read, but where a predictor
+    attends to the block itself.
     """
 
     @property
     def continued_blocks(self) -> bool:
         """Whether a block may have entries that earlier forwards read."""
-        return continues_blocks(self.model)
+        attends = isinstance(self.policy, Learned) and self.policy.attends
+        return continues_blocks(self.model) and not attends
 
     def forward(
         self, inputs: Float[Array, "B T D"], position: Int[Array, "B T"], cache: Any, block: Block, policy: Any = None
     ) -> Forward:
         """Runs all layers over a block. Returns keys and values alone, without notes."""
-        out = super().forward(inputs, position, cache, block, policy)
+        read = cache
+        if self.predictor is not None and isinstance(cache, SelectedCache):
+            read = Listening(cache, self.predictor)
+        out = self.model.forward(inputs, position, read, block, policy)
         entries = tuple(made.entries if isinstance(made, Noted) else made for made in out.block_kv)
-        return replace(out, block_kv=entries)
+        return replace(out, block_kv=entries, policy_state=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +64,7 @@ class WholeDef(SparseDef):
 
     def bind(self, params: Any) -> ReadWhole:
         """Returns the model with these parameters."""
-        return ReadWhole(self.definition.bind(params), self.policy)
+        return ReadWhole(*self.bound(params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +73,15 @@ class PartDef(SparseDef):
 
     def bind(self, params: Any) -> ReadInPart:
         """Returns the model with these parameters."""
-        return ReadInPart(self.definition.bind(params), self.policy)
+        return ReadInPart(*self.bound(params))
 
 
 def drafting_policy(policy: SparsePolicy) -> SelectingPolicy:
     """Returns a policy that a model can draft for itself by. For StreamingLLM that is the recency that reads the same.
 
     Raises:
-      ValueError: it leaves nothing out, evicts slots, goes by probabilities that checks do not note, has a predictor,
-        or reads prompts step by step.
+      ValueError: it leaves nothing out, evicts slots, goes by probabilities that checks do not note, or reads prompts
+        step by step.
     """
     if isinstance(policy, StreamingLLM):
         return Recency(budget=policy.slots, sinks=policy.sinks)
@@ -86,26 +92,25 @@ def drafting_policy(policy: SparsePolicy) -> SelectingPolicy:
         raise ValueError(f"a model that drafts for itself checks by its whole cache, and {name} evicts slots of it")
     if policy.records:
         raise ValueError(f"a model that drafts for itself notes no probabilities, and {name} goes by them")
-    if isinstance(policy, PredictingPolicy):
-        raise ValueError(f"a model that drafts for itself reads drafts level by level, and {name}'s predictor does not")
     if policy.stepwise:
         raise ValueError(f"a model that drafts for itself reads prompts by its whole cache; got {name} with stepwise")
     return policy
 
 
-def self_drafting(model: Model, policy: SparsePolicy) -> tuple[WholeDef, PartDef]:
-    """Returns a model as it checks drafts and as it makes them, both with one cache.
+def self_drafting(model: Model, policy: SparsePolicy) -> tuple[Model, PartDef]:
+    """Returns a model as it checks drafts, and its definition as it makes them, both with one cache.
+
+    The parameters of a policy's predictor are among those of the model, under `target`; drafts need them too.
 
     Args:
       model: from `load`.
       policy: chooses the slots that drafts read.
 
     Raises:
-      ValueError: the model has a policy already, or cannot have this one; or as `drafting_policy` says.
+      FileNotFoundError: the policy's predictor is missing.
+      ValueError: the model has a policy already, or cannot have this one; its predictor is of another form, or was
+        trained with other weights; or as `drafting_policy` says.
     """
-    if isinstance(model.definition, SparseDef):
-        raise ValueError(f"{model.name} must have a cache without a policy; it has {model.definition.policy}")
-    policy = drafting_policy(policy)
-    policy.check(model)
-    parts: Any = (model.definition, policy, model.max_positions)
-    return WholeDef(*parts), PartDef(*parts)
+    model, policy, predictor = beside_predictor(model, drafting_policy(policy))
+    parts: Any = (model.definition, policy, model.max_positions, predictor)
+    return dataclasses.replace(model, definition=WholeDef(*parts)), PartDef(*parts)

@@ -46,6 +46,8 @@ class Learned(Selecting):
 
     form: ClassVar[str]
     """Of the predictor, one of `models.predictors.FORMS`."""
+    attends: ClassVar[bool] = False
+    """Queries of an entry need what the predictor made of the entries before it, those of its block too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

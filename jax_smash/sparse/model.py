@@ -139,9 +139,13 @@ class SparseDef:
 
     def bind(self, params: Any) -> Any:
         """Returns the model with these parameters."""
+        return SparseModel(*self.bound(params))
+
+    def bound(self, params: Any) -> tuple[CausalLM, SparsePolicy, Any]:
+        """Returns the model with its parameters, the policy, and the predictor with its own; None without one."""
         base, own = without_predictor(params)
         predictor = None if self.predictor is None else self.predictor.bind(own)
-        return SparseModel(self.definition.bind(base), self.policy, predictor)
+        return self.definition.bind(base), self.policy, predictor
 
 
 def sparsified(model: Model, policy: SparsePolicy, predictor: ButlerModules | None = None) -> Model:
@@ -160,14 +164,25 @@ def sparsified(model: Model, policy: SparsePolicy, predictor: ButlerModules | No
       ValueError: the policy does not go with the model, or the model has one; the predictor is of another form, or was
         trained with other weights.
     """
+    longest = None if policy.endless else model.max_positions
+    model, policy, definition = beside_predictor(model, policy, predictor)
+    return dataclasses.replace(model, definition=SparseDef(model.definition, policy, longest, definition))
+
+
+def beside_predictor(
+    model: Model, policy: SparsePolicy, predictor: ButlerModules | None = None
+) -> tuple[Model, SparsePolicy, NnxModel | None]:
+    """Returns a model whose parameters have those of a policy's predictor among them, the policy, and the predictor.
+
+    A policy without a predictor, and its model, stay as they are. Arguments and errors are those of `sparsified`.
+    """
     if isinstance(model.definition, SparseDef):
         raise ValueError(f"{model.name} must have a cache without a policy; it has {model.definition.policy}")
     policy.check(model)
-    longest = None if policy.endless else model.max_positions
     if not isinstance(policy, Learned):
         if predictor is not None:
             raise ValueError(f"{type(policy).__name__} takes no predictor; got {predictor}")
-        return dataclasses.replace(model, definition=SparseDef(model.definition, policy, longest))
+        return model, policy, None
     if predictor is None:
         predictor = load_predictor(model, policy)
     else:
@@ -177,5 +192,4 @@ def sparsified(model: Model, policy: SparsePolicy, predictor: ButlerModules | No
     mesh = mesh_of(model.params)
     own = predictor.params if mesh is None else place(predictor.params, mesh)
     params = {**model.params, "target": with_predictor(model.params["target"], own)}
-    definition = SparseDef(model.definition, policy, longest, predictor.definition)
-    return dataclasses.replace(model, definition=definition, params=params)
+    return dataclasses.replace(model, params=params), policy, predictor.definition

@@ -8,10 +8,13 @@ import pytest
 
 from jax_smash import DraftOptions, generate
 from jax_smash.cache import SelectedCache
+from jax_smash.checkpoints.butler import save_butler
+from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
-from jax_smash.sparse import Quest, sparsified
+from jax_smash.sparse import Learned, named_policy, sparsified
+from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
 
 SLOTS = 64
@@ -20,6 +23,11 @@ PENALISED = SamplingOptions(temperature=0.7, repetition_penalty=1.3, presence_pe
 CHOICES = [SamplingOptions(), SamplingOptions(temperature=0.8, top_k=20), PENALISED, SamplingOptions()]
 QUEST = "quest:budget=12,page_size=4,dense_layers=0"
 POLICIES = [QUEST, "tokenselect:budget=12,sinks=2,window=4", "streaming:slots=12,sinks=2"]
+LEARNED = {
+    "per_head": "butler:{},budget=12",
+    "grouped": "grouped:{},budget=12,window=2,int8=true",
+    "gate": "gate:{},budget=16",
+}
 MORE = ["recency:budget=12", "random:budget=12", "oracle:budget=12", "oracle:budget=50%"]
 
 
@@ -43,6 +51,30 @@ def test_text_is_plain_decodings_whatever_the_policy(policy):
     assert tokens(done) == tokens(said("ar"))
     kept = sum(c.drafted.kept[0] for c in done) / sum(c.drafted.tried[0] for c in done)
     assert 0.05 < kept < 1, "drafts must be good, and sometimes wrong, for the test to say anything"
+
+
+@pytest.fixture
+def predictor(tmp_path):
+    """Returns the name of a policy whose predictor is saved in a folder, by its form."""
+
+    def saved(form, **sizes):
+        base = model()
+        made = modules_of(sizes_of(base.config, form, **sizes))
+        mark = fingerprint(base.config, base.params["target"])
+        save_butler(tmp_path, made.config, made.params, base_fingerprint=mark, trained_length=SLOTS)
+        return LEARNED[form].format(tmp_path)
+
+    return saved
+
+
+@pytest.mark.parametrize("form", [*LEARNED, pytest.param("ahead", marks=pytest.mark.slow)])
+def test_text_is_plain_decodings_whatever_predicts(predictor, form):
+    """The paper's form attends to drafted entries, so whole drafts are read again; the others go on level by level."""
+    policy = predictor("grouped", look_ahead=1) if form == "ahead" else predictor(form)
+    done = said("self-sparse", tree="chain-3", sparse=policy)
+    assert tokens(done) == tokens(said("ar"))
+    kept = sum(c.drafted.kept[0] for c in done) / sum(c.drafted.tried[0] for c in done)
+    assert 0.05 < kept < 1
 
 
 @pytest.mark.parametrize("batch_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 8))])
@@ -76,35 +108,44 @@ def session(method, which=None, **draft):
     return rows
 
 
-def test_there_is_one_set_of_keys_and_values_and_its_policy_learns_from_checks_alone():
-    """What the cache and its channels hold is what they hold where every token was read by the whole cache."""
-    rows = session("self-sparse", tree="chain-3", sparse=QUEST)
+@pytest.mark.parametrize("form", ["quest", *LEARNED])
+def test_there_is_one_set_of_keys_and_values_and_its_policy_learns_from_checks_alone(predictor, form):
+    """What is kept for the policy is what would be where every token was read by the whole cache."""
+    name = QUEST if form == "quest" else predictor(form)
+    rows = session("self-sparse", tree="chain-3", sparse=name)
     assert jax.tree.leaves(rows.state.rows.memory["drafter"]) == []
     held = rows.state.rows.cache
     assert isinstance(held, SelectedCache)
-    policy = Quest(budget=12, page_size=4, dense_layers=0)
-    plain = sparsified(model(), policy)
-    read = Session(
-        plain,
-        make_method(plain, "ar", slots=SLOTS, batch=2),
-        slots=SLOTS,
-        max_new_tokens=2,
-        sampling=[SamplingOptions()] * 2,
-        seeds=[0, 1],
-    )
-    lengths = np.asarray(held.slot_length)
+    whole = read_whole(name, rows, held.slot_length)
+    assert np.array_equal(whole.slot_length, held.slot_length)
+    for layer in range(2):
+        for row, n in enumerate(held.slot_length):
+            for part in ("keys", "values"):
+                near(*(getattr(cache.cache, part)[layer][row, :, :n] for cache in (held, whole)))
+    if not isinstance(held.policy, Learned):
+        near((held.channels[0].low, held.channels[0].high), (whole.channels[0].low, whole.channels[0].high))
+        return
+    unit = held.policy.unit
+    for layer, keys in held.own.keys.items():
+        for ours, theirs in zip(keys, whole.own.keys[layer], strict=True):
+            for row, n in enumerate(held.slot_length):
+                apart = np.abs(np.asarray(ours[row, :, : n // unit], np.float32) - theirs[row, :, : n // unit])
+                assert apart.max() <= (1 if ours.dtype == np.int8 else 1e-4)
+
+
+def read_whole(name, rows, lengths):
+    """Returns the cache of a model that reads the same texts as prompts."""
+    plain = sparsified(model(), named_policy(name))
+    method = make_method(plain, "ar", slots=SLOTS, batch=2)
+    sampling = [SamplingOptions()] * 2
+    read = Session(plain, method, slots=SLOTS, max_new_tokens=2, sampling=sampling, seeds=[0, 1])
     texts = [model().encode(text) + out for text, out in zip(PROMPTS, rows.outputs(), strict=False)]
     read.read([text[:n] for text, n in zip(texts, lengths, strict=True)], limits=[1, 1])
-    whole = read.state.rows.cache
-    assert np.array_equal(whole.slot_length, lengths)
-    for layer in range(2):
-        for row, n in enumerate(lengths):
-            for name in ("keys", "values"):
-                ours, theirs = (getattr(cache.layer(layer).layer, name)[row, :, :n] for cache in (held, whole))
-                assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-            for name in ("low", "high"):
-                ours, theirs = (getattr(cache.channels[layer], name)[row] for cache in (held, whole))
-                assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    return read.state.rows.cache
+
+
+def near(found, expected):
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-4, atol=1e-4), found, expected))
 
 
 def test_more_of_the_cache_drafts_better():

@@ -35,7 +35,8 @@ def model():
 def made(policy):
     """Returns the model as it checks, as it drafts and as it is, and two caches with a text: the policy's, its own."""
     plain = model()
-    checks, drafts = (part.bind(plain.params["target"]) for part in self_drafting(plain, policy))
+    checking, drafting = self_drafting(plain, policy)
+    checks, drafts = (part.bind(checking.params["target"]) for part in (checking.definition, drafting))
     own = plain.definition.bind(plain.params["target"])
     token = jnp.asarray(np.random.default_rng(0).integers(0, 250, (2, READ)), jnp.int32)
     position = jnp.broadcast_to(jnp.arange(READ, dtype=jnp.int32), token.shape)
