@@ -20,7 +20,7 @@ from jax_smash.sparse import (
     SnapKV,
     TokenSelect,
 )
-from tests.jax_smash.sparse.whole_rows import SLOTS, whole_rows
+from tests.jax_smash.sparse.whole_rows import whole_rows
 
 
 def softmax(scores, seen):
@@ -62,6 +62,7 @@ class Rule:
             return self.alive
         scores, filled, size = self.scores(query, keys), len(keys), self.policy.page_size
         limit, slot = self.limit(filled), np.arange(filled)
+        self.ranked = []
         always = (slot < self.policy.sinks) | (slot >= filled - self.window(limit))
         if size > 1 and self.policy.newest_page:
             always |= slot // size == (filled - 1) // size
@@ -70,7 +71,9 @@ class Rule:
             rank = np.where(always, np.inf, of_head)
             rank[~self.alive[head]] = -np.inf
             pages = [rank[i : i + size].max() for i in range(0, filled, size)]
-            best = np.argsort([-page for page in pages], kind="stable")[: limit // size]
+            order = np.argsort([-page for page in pages], kind="stable")
+            best = order[: limit // size]
+            self.ranked.append((np.asarray(pages), pages[best[-1]]))
             kept = [page for page in best if pages[page] > -np.inf]
             chosen[head] = np.isin(slot // size, kept) & self.alive[head]
         return chosen
@@ -198,10 +201,12 @@ class LearnedRule(Rule):
 
     Attributes:
       base: that made the text.
+      predictor: its modules; None for random ones.
+      slots: of a row that is read whole.
       taps: for each layer the residuals of the committed entries, and that of the root where it is known.
     """
 
-    base, taps, made, left = None, None, 0, 0
+    base, predictor, slots, taps, made, left = None, None, 0, None, 0, 0
 
     @functools.cached_property
     def last(self):
@@ -209,8 +214,9 @@ class LearnedRule(Rule):
 
     def predicted(self, filled):
         """Returns queries of the root [n, d], and keys [S, k, d], by the form that training reads whole rows with."""
-        taps = tuple(np.pad(x, ((0, SLOTS - len(x)), (0, 0)))[None] for x in self.taps)
-        queries, keys = whole_rows(self.base, self.policy.predictor, jax.tree.map(jnp.float32, taps))
+        taps = tuple(np.pad(x, ((0, self.slots - len(x)), (0, 0)))[None] for x in self.taps)
+        predictor = self.policy.predictor if self.predictor is None else self.predictor
+        queries, keys = whole_rows(self.base, predictor, jax.tree.map(jnp.float32, taps))
         asking = filled - self.policy.predictor.look_ahead
         asked = np.asarray(queries[self.layer, 0, max(asking, 0)], float) * (asking >= 0)
         return asked, np.asarray(keys[self.layer, 0], float)
@@ -277,7 +283,7 @@ BOUND = {}
 WIDE = {}
 """Weights that were converted before, and their float64 copies."""
 
-ANGLES = 64
+ANGLES = 256
 """Positions whose angles are made at once."""
 
 
@@ -289,7 +295,7 @@ def angles(rope, width):
 class Row:
     """One row of a model, decoded with the masks that its rules force."""
 
-    def __init__(self, model, policy, slots):
+    def __init__(self, model, policy, slots, predictor=None):
         self.config = model.config
         self.model = BOUND.setdefault(id(model), model.definition.bind(model.params["target"]))
         config = self.config
@@ -304,7 +310,7 @@ class Row:
             if isinstance(rule, RandomRule):
                 rule.slots = slots
             if isinstance(rule, LearnedRule):
-                rule.base = self.model
+                rule.base, rule.predictor, rule.slots = self.model, predictor, slots
         self.residuals = [np.zeros((0, config.d_model))] * (config.num_layers + 1)
         empty = np.zeros((0, config.num_kv_heads, config.head_width))
         self.keys, self.values = [empty] * config.num_layers, [empty] * config.num_layers
@@ -325,7 +331,7 @@ class Row:
         first, second = np.split(x, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
-    def read(self, tokens, depth, seen, path, *, root=0, prompt=False):
+    def read(self, tokens, depth, seen, path, *, root=0, prompt=False, taken=None):
         """Reads entries and keeps those of a path.
 
         Args:
@@ -335,6 +341,7 @@ class Row:
           path: the entries that are kept, in order.
           root: the entry whose query chooses.
           prompt: the entries read all that is kept.
+          taken: says of a layer, its rule and the slots that it chose which are read; None for these.
 
         Returns:
           Logits of each entry, and each layer's chosen slots [K, L], None where all are read.
@@ -357,6 +364,8 @@ class Row:
             past = np.ones((heads, length), bool) if rule is None else rule.alive
             choice = None if rule is None or prompt else rule.choose(query[root], self.keys[i])
             chosen.append(choice)
+            if choice is not None and taken is not None:
+                choice = taken(i, rule, choice)
             visible = past if choice is None else choice
             visible = np.broadcast_to(visible[:, None], (heads, len(tokens), length))
             visible = np.concatenate([visible, np.broadcast_to(seen, (heads, *seen.shape))], axis=2)

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from jax_smash import DraftOptions, generate
-from jax_smash.cache import Block, Entering, Listening, SelectedCache, SelectedLayer, Write, after
+from jax_smash.cache import Block, SelectedCache, Write, after
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import make_method
-from jax_smash.models.rope import rotate, rotation
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
 from jax_smash.sharding import make_mesh, place
@@ -33,6 +32,7 @@ from jax_smash.sparse import (
     TokenSelect,
     sparsified,
 )
+from tests.jax_smash.sparse.chosen import choices, chosen_slots
 from tests.jax_smash.sparse.masked import Row
 from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
@@ -100,23 +100,7 @@ def step(policy, prompt, cache, token, position, valid, ancestors, path, count):
     if prompt:
         return made, logits, []
     # What was chosen is not in the record of every policy; so it is chosen again.
-    return made, logits, [choices(policy, cache, i, out.taps, position, block) for i in range(2)]
-
-
-def choices(policy, cache, layer, taps, position, block):
-    """Returns what a layer chooses for the root's residual; None where it reads everything."""
-    reading, layers, config = cache, bound(policy).layers, model().config
-    if isinstance(policy, Learned):
-        reading = Listening(cache, bound(policy).predictor)
-        for i in range(layer + 1):
-            reading = reading.entered(Entering(i, layers[i], taps[i], position, block))
-    view, module, x, position = reading.layer(layer), layers[layer], taps[layer][:, 0], position[:, :1]
-    if not isinstance(view, SelectedLayer):
-        return None
-    heads = module.attention_norm(x) @ module.attention.w_qkv[...]
-    query = heads.reshape(len(x), 1, config.num_kv_heads, -1, config.head_width)[:, :, :, :-2]
-    query = rotate(query.reshape(len(x), 1, config.num_heads, -1), rotation(config.rope, config.head_width, position))
-    return policy.select(view, query[:, 0])
+    return made, logits, choices(bound(policy), cache, out.taps, position, block)
 
 
 def tree(rng, nodes=NODES):
@@ -131,17 +115,6 @@ def tree(rng, nodes=NODES):
 
 def packed(seen):
     return (seen * (1 << np.arange(seen.shape[-1]))).sum(-1, dtype=np.uint32)[..., None]
-
-
-def chosen_slots(selection, row, kv_heads, length):
-    """Returns a layer's choice as a mask [K, L]."""
-    mask = np.zeros((kv_heads, SLOTS), bool)
-    for head in range(kv_heads):
-        slots, valid = np.asarray(selection.slots[row, head]), np.asarray(selection.valid[row, head])
-        assert len(set(slots[valid])) == valid.sum(), "a slot must be read once"
-        mask[head, slots[valid]] = True
-    assert not mask[:, length:].any(), "an empty slot must not be read"
-    return mask[:, :length]
 
 
 def near(logits, reference):
@@ -187,7 +160,7 @@ def begun(policy, rule=None):
 
 def decoded(policy, cache, rows):
     """Decodes trees with random paths; yields for each step whether slots and logits are the reference's."""
-    rng, config = np.random.default_rng(0), model().config
+    rng = np.random.default_rng(0)
     for i in range(STEPS):
         nodes = [1, NODES, 3, NODES][i % 4]
         token = rng.integers(0, 250, (3, NODES)).astype(np.int32)
@@ -208,7 +181,7 @@ def decoded(policy, cache, rows):
                 token[row, :nodes], depth[row, :nodes], seen[row][own], path[row, : count[row]]
             )
             same = [
-                (chosen_slots(selection, row, config.num_kv_heads, length) == mask).all()
+                (chosen_slots(selection, row, length) == mask).all()
                 for selection, mask in zip(chosen, masks, strict=True)
                 if mask is not None
             ]

@@ -4,22 +4,27 @@ import jax
 import jax.numpy as jnp
 
 from jax_smash.cache import Block
+from jax_smash.checkpoints.butler import ButlerModules
 from jax_smash.models.attended import attended
 from jax_smash.models.rope import longest
 from tests.predictors import modules_of
-
-SLOTS = 64
-"""Entries of a row, padding included."""
 
 READERS = {}
 """Functions that read whole rows, compiled before."""
 
 
-def whole_rows(base, config, taps):
-    """Returns queries and keys of one row, of which some taps are given in full length."""
-    key = id(base), config
+def whole_rows(base, predictor, taps):
+    """Returns queries and keys of one row, of which some taps are given in full length.
+
+    Args:
+      base: bound to its parameters.
+      predictor: modules, or the configuration of random ones.
+      taps: residuals that enter the layers, as far as they are known.
+    """
+    key = id(base), id(predictor) if isinstance(predictor, ButlerModules) else predictor
     if key not in READERS:
-        predictor = modules_of(config)
+        if not isinstance(predictor, ButlerModules):
+            predictor = modules_of(predictor)
         module = predictor.definition.bind(predictor.params)
 
         def read(taps):
