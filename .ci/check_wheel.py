@@ -20,6 +20,11 @@ def main(path: str) -> None:
         "jax_smash/assets/tiny/hamburger/model.safetensors",
         "jax_smash/assets/tiny/hamburger/smasher.json",
         "jax_smash/assets/tiny/hamburger/smasher.safetensors",
+        *(
+            f"jax_smash/assets/predictors/smollm2/{form}/butler.{kind}"
+            for form in ("per_head", "grouped", "gate")
+            for kind in ("json", "safetensors")
+        ),
         "pallas_kernels/__init__.py",
     }
     missing = wanted - set(names)

