@@ -3,6 +3,8 @@
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import jax_smash
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +27,8 @@ def test_the_oldest_jax_in_the_checks_is_the_oldest_that_is_promised():
     assert f"jax=={promised.removeprefix('jax>=')}" in (ROOT / ".ci" / "oldest.txt").read_text().splitlines()
 
 
-def test_the_shipped_model_is_small():
-    files = [f for f in (ROOT / "jax_smash" / "assets").rglob("*") if f.is_file()]
+@pytest.mark.parametrize(("folder", "most"), [("tiny", 24e6), ("predictors", 12e6)])
+def test_what_is_shipped_is_small(folder, most):
+    files = [f for f in (ROOT / "jax_smash" / "assets" / folder).rglob("*") if f.is_file()]
     assert files
-    assert sum(f.stat().st_size for f in files) <= 24e6
+    assert sum(f.stat().st_size for f in files) <= most
