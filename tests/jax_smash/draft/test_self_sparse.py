@@ -129,8 +129,8 @@ def test_there_is_one_set_of_keys_and_values_and_its_policy_learns_from_checks_a
     for layer, keys in held.own.keys.items():
         for ours, theirs in zip(keys, whole.own.keys[layer], strict=True):
             for row, n in enumerate(held.slot_length):
-                apart = np.abs(np.asarray(ours[row, :, : n // unit], np.float32) - theirs[row, :, : n // unit])
-                assert apart.max() <= (1 if ours.dtype == np.int8 else 1e-4)
+                a, b = (np.asarray(part[row, :, : n // unit], np.float32) for part in (ours, theirs))
+                assert np.abs(a - b).max() <= (1 if ours.dtype == np.int8 else 1e-4)
 
 
 def read_whole(name, rows, lengths):
