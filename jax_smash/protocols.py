@@ -23,7 +23,8 @@ class Forward:
       taps: tap i is the residual that enters layer i; the last one, tap L, is the residual before the final norm.
       block_kv: what the cache's `commit` writes of the new entries: keys and values of each layer, or what stands in
         their place.
-      policy_state: what a sparse policy's predictor made of the residuals; None without one.
+      policy_state: what a sparse policy's predictor made of the residuals, or the cache of what a policy has chosen for
+        forwards behind this one; None without either.
     """
 
     hidden: Float[Array, "B T D"]

@@ -11,7 +11,7 @@ from jax_smash.attention.by_head import Gathered, attend_by_head, gather_pages
 from jax_smash.attention.dispatch import attend
 from jax_smash.attention.formula import MASKED, SCORES_AT_ONCE
 from jax_smash.attention.pages import attend_pages
-from jax_smash.cache import EMPTY, Block, Note, SelectedLayer, Selection
+from jax_smash.cache import EMPTY, Block, ChosenPages, HeldLayer, Note, SelectedLayer, Selection
 from jax_smash.cache.selected import take_slots
 from jax_smash.pytree import replace
 
@@ -42,6 +42,9 @@ def attend_selected(
         # Their keys and values are among the new ones.
         block = replace(block, earlier=None)
     plan, policy = view.plan, view.policy
+    if view.holds and not block.prompt:
+        held = _hold(view, _asking(query, block))
+        return attend_held(query, key, value, position, held, block), Note(held=held)
     if plan.pays_from and not block.prompt:
         always = replace(view, plan=dataclasses.replace(plan, pays_from=0))
 
@@ -57,9 +60,7 @@ def attend_selected(
             return attend(*new, view.layer, block, **scoring), Note(query=kept)
         out = attend_by_head(*new, (view.layer.keys, view.layer.values, view.positions()), block, **scoring)
         return out, Note(query=kept)
-    first = jnp.argmax(block.valid[:, -query.shape[1] :], axis=1).astype(jnp.int32)
-    asking = jnp.take_along_axis(query, first[:, None, None, None], axis=1)[:, 0]
-    chosen = policy.select(view, asking)
+    chosen = policy.select(view, _asking(query, block))
     if chosen.pages is not None and view.alive is None and not policy.records:
         out = attend_pages(*new, view.layer, chosen.pages, block, **scoring)
         return out, Note(selection=chosen if policy.remembers else None, query=kept)
@@ -69,6 +70,61 @@ def attend_selected(
         return out, Note(selection=chosen if policy.remembers else None, query=kept)
     out, past, own = _attend_and_record(*new, *gathered, block, **scoring)
     return out, Note(selection=chosen, query=kept, past=past, own=own)
+
+
+def attend_held(
+    query: Float[Array, "B Q N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K H"],
+    position: Int[Array, "B T"],
+    view: HeldLayer,
+    block: Block,
+) -> Float[Array, "B Q N H"]:
+    """Returns attention of each entry over slots that were chosen before, and the block's entries that it may see."""
+    new, plan = (query, key, value, position), view.plan
+    # Keys and values of entries that earlier forwards read are among the new ones.
+    block = replace(block, earlier=None)
+    scoring: Any = {"scale": plan.scale, "softcap": plan.softcap}
+
+    def part() -> Array:
+        gathered = (view.keys, view.values, view.position)
+        if view.pages is None:
+            return attend_by_head(*new, gathered, block, **scoring)
+        return attend_pages(*new, view.layer, view.pages, block, gathered=gathered, **scoring)
+
+    if not plan.pays_from:
+        return part()
+    return jax.lax.cond(view.filled.max() < plan.pays_from, lambda: attend(*new, view.layer, block, **scoring), part)
+
+
+def _hold(view: SelectedLayer, asking: Float[Array, "B N H"]) -> HeldLayer:
+    """Returns the slots that a query chooses; where all of them are read, nothing that means anything."""
+
+    def choose() -> tuple[Gathered, ChosenPages | None]:
+        chosen = view.policy.select(view, asking)
+        return _gathered(view, chosen), chosen.pages
+
+    def nothing() -> Any:
+        return jax.tree.map(lambda made: jnp.zeros(made.shape, made.dtype), jax.eval_shape(choose))
+
+    short = view.plan.pays_from
+    found = jax.lax.cond(view.filled.max() < short, nothing, choose) if short else choose()
+    (keys, values, position), pages = found
+    return HeldLayer(
+        layer=view.layer,
+        filled=view.filled,
+        keys=keys,
+        values=values,
+        position=position,
+        pages=pages,
+        plan=view.plan,
+    )
+
+
+def _asking(query: Float[Array, "B Q N H"], block: Block) -> Float[Array, "B N H"]:
+    """Returns the query of each row's first valid entry."""
+    first = jnp.argmax(block.valid[:, -query.shape[1] :], axis=1).astype(jnp.int32)
+    return jnp.take_along_axis(query, first[:, None, None, None], axis=1)[:, 0]
 
 
 def _gathered(view: SelectedLayer, chosen: Selection) -> Gathered:

@@ -1,6 +1,7 @@
 """What a model keeps of a text: blocks of new entries, the cache, its one write."""
 
 from jax_smash.cache.block import Block, BlockKV, Earlier, KeyValue, Noted, SideBySide
+from jax_smash.cache.held import HeldCache, HeldLayer
 from jax_smash.cache.listening import Entering, Listening
 from jax_smash.cache.selected import (
     AfterReading,
@@ -24,6 +25,8 @@ __all__ = [
     "ChosenPages",
     "Earlier",
     "Entering",
+    "HeldCache",
+    "HeldLayer",
     "KVCache",
     "KeyValue",
     "LayerCache",

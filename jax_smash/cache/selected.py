@@ -92,12 +92,14 @@ class Note:
       past: probabilities on the selected slots, summed over the query heads of a KV head; None where the policy records
         none.
       own: the same on the block's entries.
+      held: the chosen slots themselves, where the forwards behind this one read them too; see `SelectedCache.holds`.
     """
 
     selection: Selection | None = None
     query: Float[Array, "B T N H"] | None = None
     past: Float[Array, "B T K C"] | None = None
     own: Float[Array, "B T K T"] | None = None
+    held: Any = None
 
 
 @pytree
@@ -164,6 +166,7 @@ class SelectedLayer:
       policy: chooses the slots: a `protocols.SelectingPolicy`.
       plan: how many.
       told: in a forward, what a predictor says of the layer; None without one.
+      holds: as in `SelectedCache`.
     """
 
     layer: LayerCache
@@ -173,6 +176,7 @@ class SelectedLayer:
     told: Any = None
     policy: Any = static()
     plan: LayerPlan = static()
+    holds: bool = static(default=False)
 
     sinks = None
     """Sinks are slots like others."""
@@ -194,6 +198,7 @@ class SelectedCache:
       own: what a predictor keeps of the rows, all layers together; None without one.
       policy: chooses the slots.
       plans: of each layer; None where it reads everything.
+      holds: a forward notes the slots that it has chosen, for others to read (`cache.held`).
     """
 
     cache: KVCache
@@ -202,6 +207,7 @@ class SelectedCache:
     own: Any = None
     policy: Any = static()
     plans: tuple[LayerPlan | None, ...] = static()
+    holds: bool = static(default=False)
 
     sinks = None
     """Sinks are slots like others."""
@@ -245,6 +251,7 @@ class SelectedCache:
             channels=self.channels[layer],
             policy=self.policy,
             plan=plan,
+            holds=self.holds,
         )
 
     def commit(self, block_kv: Any, write: Write) -> "SelectedCache":

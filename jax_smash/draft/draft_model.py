@@ -13,7 +13,7 @@ from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.trees.levels import Levels
 from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow
 from jax_smash.draft.verify.children import Children, draw_independent, draw_without_replacement
-from jax_smash.protocols import CausalLM, ModelDef, Needs, Params, continues_blocks
+from jax_smash.protocols import CausalLM, Forward, ModelDef, Needs, Params, continues_blocks
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest
 
@@ -152,22 +152,31 @@ class DraftModel:
         levels = Levels.of(topology, 1 if self.width == 1 else min(self.room or nodes, nodes))
         continues = continues_blocks(model)
 
-        def grown(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
+        def grown(growing: Growing, depth: Int[Array, ""], past: Past) -> tuple[Growing, Past]:
             tree = grow(topology, growing.token)
             if not continues:
                 hidden, read = _read_all(model, context, past, tree, levels, depth)
             elif growing.read is None:
-                hidden, read = _read_root(model, context, past, tree, levels)
+                hidden, read, out = _read_root(model, context, past, tree, levels)
+                past = self._behind_root(past, out)
             else:
                 hidden, read = _read_level(model, context, past, tree, levels, depth, growing.read)
             logits = model.unembed(hidden)
-            return self._with_children(context, topology, levels, depth, logits, replace(growing, read=read)), None
+            return self._with_children(context, topology, levels, depth, logits, replace(growing, read=read)), past
 
         token = jnp.broadcast_to(context.pending[:, None], (len(context.pending), nodes))
         token = jnp.where((topology.depth > 0)[None], -1, token)
-        root, _ = grown(Growing(token=token, proposal=None, read=None), jnp.int32(0))
-        whole, _ = jax.lax.scan(grown, root, jnp.arange(1, forwards, dtype=jnp.int32))
+        root, behind = grown(Growing(token=token, proposal=None, read=None), jnp.int32(0), past)
+        whole, _ = jax.lax.scan(
+            lambda growing, depth: (grown(growing, depth, behind)[0], None),
+            root,
+            jnp.arange(1, forwards, dtype=jnp.int32),
+        )
         return replace(grow(topology, whole.token), proposal=whole.proposal), whole.read
+
+    def _behind_root(self, past: Past, out: Forward) -> Past:
+        """Returns what stands before the root for the levels behind it, which has been read."""
+        return past
 
     def _with_children(
         self,
@@ -255,13 +264,13 @@ def _forwards(levels: int, nodes: int) -> int:
 
 def _read_root(
     model: CausalLM, context: Context, past: Past, tree: DraftTree, levels: Levels
-) -> tuple[Float[Array, "B 1 D"], Earlier]:
-    """Reads unread tokens and the root. Returns the hidden state behind the root, and room for all entries."""
+) -> tuple[Float[Array, "B 1 D"], Earlier, Forward]:
+    """Reads unread tokens and the root. Returns the hidden state behind the root, room for entries, and the forward."""
     tokens = jnp.concatenate([past.token, tree.token[:, :1]], axis=1)
     valid = jnp.concatenate([past.there, tree.valid[:, :1]], axis=1)
     position = context.token_length[:, None] + jnp.arange(-tokens.shape[1], 0, dtype=jnp.int32)[None]
     out = model.forward(model.embed(tokens), jnp.maximum(position, 0), past.cache, Block.causal(valid))
-    return out.hidden[:, -1:], levels.with_room(Earlier(block_kv=out.block_kv, position=position))
+    return out.hidden[:, -1:], levels.with_room(Earlier(block_kv=out.block_kv, position=position)), out
 
 
 def _read_level(

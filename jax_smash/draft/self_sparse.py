@@ -9,7 +9,8 @@ from jaxtyping import Array, Int
 from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.draft_model import DraftModel, Past
 from jax_smash.draft.trees.tree import DraftTree, Topology, grow
-from jax_smash.protocols import Needs, Params
+from jax_smash.protocols import Forward, Needs, Params
+from jax_smash.pytree import replace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,8 @@ class SelfSparse(DraftModel):
 
     Source: Sun et al. 2024, "TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Speculative
     Decoding", section 4 (a model with retrieved parts of its cache drafts for itself with the whole).
-    Differs: slots are chosen anew for each drafted level; any policy may choose them; one level of drafting, not two.
+    Differs: slots are chosen anew for each draft, by the pending token; any policy may choose them; one level of
+    drafting, not two.
     """
 
     @property
@@ -48,6 +50,10 @@ class SelfSparse(DraftModel):
         past = Past(cache=context.cache, token=nothing, there=nothing > 0)
         tree, _ = self.drafted(params, past, context, topology)
         return tree, None
+
+    def _behind_root(self, past: Past, out: Forward) -> Past:
+        """Has the levels behind the root read the slots that the root has chosen, where it did not read all of them."""
+        return past if out.policy_state is None else replace(past, cache=out.policy_state)
 
     def learn(self, params: Params, own: Any, shared: Any, made: Any, outcome: Outcome) -> tuple[Any, Any]:
         """Learns nothing."""

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jax_smash.attention import attend, attend_selected
-from jax_smash.cache import Block, KeyValue, LayerCache, Noted, SelectedLayer, SideBySide
+from jax_smash.attention import attend, attend_held, attend_selected
+from jax_smash.cache import Block, HeldLayer, KeyValue, LayerCache, Noted, SelectedLayer, SideBySide
 from jax_smash.config import AttentionKind, ModelConfig
 from jax_smash.models.projection import project, project_pair
 from jax_smash.models.rope import Angles, rotate, rotate_beside
@@ -138,7 +138,7 @@ class Attention(nnx.Module):
         x: Float[Array, "B T I"],
         position: Int[Array, "B T"],
         angles: Angles | None,
-        cache: LayerCache | SelectedLayer | None,
+        cache: LayerCache | SelectedLayer | HeldLayer | None,
         block: Block,
         num_queries: int | None = None,
         far: Angles | None = None,
@@ -154,6 +154,8 @@ class Attention(nnx.Module):
         new = block.behind_earlier(rotated[..., -1, :], value, position)
         if isinstance(cache, SelectedLayer):
             out, note = attend_selected(query, *new, cache, block)
+        elif isinstance(cache, HeldLayer):
+            out = attend_held(query, *new, cache, block)
         else:
             out = attend(
                 query,
@@ -266,7 +268,7 @@ class Layer(nnx.Module):
         x: Float[Array, "B T D"],
         position: Int[Array, "B T"],
         angles: Angles | None,
-        cache: LayerCache | SelectedLayer | None,
+        cache: LayerCache | SelectedLayer | HeldLayer | None,
         block: Block,
         num_queries: int | None = None,
         far: Angles | None = None,

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from jax_smash.cache import Block, Entering, KeyValue, KVCache, Listening, SelectedCache, Sinks, init_cache
+from jax_smash.cache import Block, Entering, HeldCache, KeyValue, KVCache, Listening, SelectedCache, Sinks, init_cache
 from jax_smash.config import ModelConfig
 from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
@@ -59,7 +59,7 @@ class Transformer(nnx.Module):
         self,
         inputs: Float[Array, "B T D"],
         position: Int[Array, "B T"],
-        cache: KVCache | SelectedCache | Listening | None,
+        cache: KVCache | SelectedCache | HeldCache | Listening | None,
         block: Block,
         policy: SparsePolicy | None = None,
     ) -> Forward:

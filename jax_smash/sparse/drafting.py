@@ -5,12 +5,11 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block, Listening, Noted, SelectedCache
+from jax_smash.cache import Block, HeldCache, Listening, Noted, SelectedCache
 from jax_smash.loading import Model
 from jax_smash.protocols import Forward, SelectingPolicy, SparsePolicy, continues_blocks
 from jax_smash.pytree import replace
 from jax_smash.sparse.controls import Recency
-from jax_smash.sparse.learned import Learned
 from jax_smash.sparse.model import SparseDef, SparseModel, beside_predictor
 from jax_smash.sparse.streaming import StreamingLLM
 
@@ -36,26 +35,30 @@ class ReadWhole(SparseModel):
 class ReadInPart(SparseModel):
     """A model that reads the slots that a policy chooses, of a cache that it does not write.
 
-    Nothing is noted for the policy, so a block may have entries that earlier forwards read, but where a predictor
-    attends to the block itself.
+    Nothing is noted for the policy. The slots that a forward chooses are its `policy_state`: a cache that the forwards
+    behind it read, so that a draft has one set of slots, and they are gathered once.
     """
 
     @property
     def continued_blocks(self) -> bool:
         """Whether a block may have entries that earlier forwards read."""
-        attends = isinstance(self.policy, Learned) and self.policy.attends
-        return continues_blocks(self.model) and not attends
+        return continues_blocks(self.model)
 
     def forward(
         self, inputs: Float[Array, "B T D"], position: Int[Array, "B T"], cache: Any, block: Block, policy: Any = None
     ) -> Forward:
         """Runs all layers over a block. Returns keys and values alone, without notes."""
-        read = cache
-        if self.predictor is not None and isinstance(cache, SelectedCache):
-            read = Listening(cache, self.predictor)
+        if not isinstance(cache, SelectedCache):
+            return self.model.forward(inputs, position, cache, block, policy)
+        cache = replace(cache, holds=True)
+        read = cache if self.predictor is None else Listening(cache, self.predictor)
         out = self.model.forward(inputs, position, read, block, policy)
         entries = tuple(made.entries if isinstance(made, Noted) else made for made in out.block_kv)
-        return replace(out, block_kv=entries, policy_state=None)
+        layers = tuple(
+            made.note.held if isinstance(made, Noted) else cache.layer(i) for i, made in enumerate(out.block_kv)
+        )
+        held = HeldCache(layers=layers, slot_length=cache.slot_length, reach=cache.reach)
+        return replace(out, block_kv=entries, policy_state=held)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,24 +66,38 @@ def test_a_check_is_a_forward_of_the_model_itself(policy):
     assert not np.allclose(drafts.forward(drafts.embed(token), position, kept, block).hidden, expected, atol=1e-2)
 
 
-@pytest.mark.parametrize("policy", [Recency(budget=12), TokenSelect(budget=12, sinks=2, window=4)])
-def test_a_drafted_token_sees_those_before_it_that_no_cache_holds(policy):
-    """With a choice that no query bears on, or one query; an entry behind an earlier one is as in one forward."""
-    _, drafts, _, cache, _ = made(policy)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Recency(budget=12),
+        TokenSelect(budget=12, sinks=2, window=4),
+        Oracle(budget=8),
+        Quest(budget=12, page_size=4, dense_layers=1),
+        Oracle(budget=32, page_size=16),
+        Oracle(budget=8, pays_from=READ),
+        Oracle(budget=8, pays_from=READ + 1),
+    ],
+)
+def test_a_draft_reads_the_slots_that_its_first_token_chooses(policy):
+    """What is read behind an earlier entry, of slots that this one chose, is as in one forward over both."""
+    _, drafts, own, cache, plain = made(policy)
     assert drafts.continued_blocks
     token, position = entries(2)
-    token = token.at[:, 1].set(token[:, 0])
     both = drafts.forward(drafts.embed(token), position, cache, Block.causal(jnp.ones((2, 2), bool)))
     first = drafts.forward(drafts.embed(token[:, :1]), position[:, :1], cache, Block.causal(jnp.ones((2, 1), bool)))
     assert not any(isinstance(made, Noted) for made in first.block_kv)
     earlier = Earlier(block_kv=first.block_kv, position=position[:, :1])
     block = Block(valid=jnp.ones((2, 2), bool), ancestors=jnp.full((2, 1, 1), 3, jnp.uint32), earlier=earlier)
-    second = drafts.forward(drafts.embed(token[:, 1:]), position[:, 1:], cache, block)
-    alone = Block.causal(jnp.ones((2, 1), bool))
-    blind = drafts.forward(drafts.embed(token[:, 1:]), position[:, 1:], cache, alone)
-    if isinstance(policy, Recency):
-        assert np.allclose(second.hidden[:, 0], both.hidden[:, 1], rtol=1e-4, atol=1e-4)
-    assert not np.allclose(second.hidden, blind.hidden, atol=1e-2)
+    child = (drafts.embed(token[:, 1:]), position[:, 1:])
+    second = drafts.forward(*child, first.policy_state, block).hidden
+    assert np.allclose(second[:, 0], both.hidden[:, 1], rtol=1e-4, atol=1e-4)
+    alone = drafts.forward(*child, first.policy_state, Block.causal(jnp.ones((2, 1), bool))).hidden
+    assert not np.allclose(second, alone, atol=1e-2)
+    whole = own.forward(own.embed(token), position, plain, Block.causal(jnp.ones((2, 2), bool))).hidden[:, 1:]
+    assert np.allclose(second, whole, rtol=1e-4, atol=1e-4) == (policy.pays_from > READ)
+    if isinstance(policy, Oracle | Quest) and policy.page_size < 16 and not policy.pays_from:
+        anew = drafts.forward(*child, cache, block).hidden
+        assert not np.allclose(second, anew, atol=1e-3)
 
 
 def test_policies_keep_their_cache_under_both():
