@@ -56,6 +56,7 @@ WAYS = {
     "medusa": drafted("medusa", drafter="random"),
     "self-sparse": drafted("self-sparse", tree="chain-2", sparse="quest:budget=12,page_size=4,dense_layers=0"),
     "chimera": drafted("chimera", drafter="random"),
+    "dflash": drafted("dflash", drafter="random"),
     "blind": smashed(confidence=0.5),
     "blind-reduced": smashed(confidence=0.5, micro_head="16"),
     "checked": smashed(mode="checked", confidence=0.5),

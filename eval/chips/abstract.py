@@ -11,6 +11,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jax_smash.cache import KVCache, SelectedCache
 from jax_smash.checkpoints.chimera import ChimeraModules
+from jax_smash.checkpoints.dflash import DFlashModules
 from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.checkpoints.smasher import SmashModules
@@ -22,6 +23,8 @@ from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.models.chimera import abstract_chimera
 from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.definition import NnxModel
+from jax_smash.models.dflash import abstract_dflash
+from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle import abstract_eagle
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.medusa import MedusaConfig, abstract_medusa
@@ -157,6 +160,12 @@ class AbstractModel:
         structure, params = abstract_chimera(config, self.dtype)
         return ChimeraModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
 
+    def dflash(self) -> DFlashModules:
+        """Returns a DFlash drafter of the usual sizes; its parameters are shapes."""
+        config = DFlashConfig.for_target(self.config)
+        structure, params = abstract_dflash(config, self.dtype)
+        return DFlashModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
+
     def _shapes(self, name: str, config: ModelConfig, weights: str) -> Model:
         structure, params = abstract_params(config, self.dtype)
         params = {"target": self._stored(params, weights)}
@@ -242,6 +251,8 @@ def _made(model: AbstractModel, name: str, *, draft: DraftOptions, **options: An
         draft = dataclasses.replace(draft, drafter=model.medusa())
     if name == "chimera":
         draft = dataclasses.replace(draft, drafter=model.chimera())
+    if name == "dflash":
+        draft = dataclasses.replace(draft, drafter=model.dflash())
     return make_method(model.model(), name, draft=draft, **options)
 
 

@@ -34,11 +34,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "medusa": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
     "self-sparse": {"draft": DraftOptions(tree="chain-3", sparse="quest:budget=12,page_size=4,dense_layers=0")},
     "chimera": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
+    "dflash": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
 }
 """The options of each method; a method not named here takes none."""
 
-KEPT = tuple(name for name in METHODS if name not in ("eagle", "medusa", "chimera", "self-sparse"))
-"""Methods whose tokens and shapes are kept: for three others no trained drafter comes with the project, and self-sparse
+KEPT = tuple(name for name in METHODS if name not in ("eagle", "medusa", "chimera", "dflash", "self-sparse"))
+"""Methods whose tokens and shapes are kept: for four others no trained drafter comes with the project, and self-sparse
 drafts by arrays that are plain decoding's own."""
 
 MODULES = {"hamburger": "auto"}

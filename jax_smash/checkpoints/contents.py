@@ -51,6 +51,8 @@ def _whole_folder(directory: Path, names: list[str]) -> str:
         return "a sentence-transformers model (modules.json)"
     if "smasher.json" in names:
         return "HAMburger modules (smasher.json), which are given beside their base"
+    if "dflash.json" in names:
+        return "a DFlash drafter (dflash.json), which is given beside its target"
     if "params.json" in names and any(name.endswith(".pth") for name in names):
         return "a Llama checkpoint in Meta's own format (params.json)"
     return ""

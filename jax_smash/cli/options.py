@@ -147,17 +147,17 @@ class DraftFlags:
     one with a part of its cache, as in sparse:quest or sparse:h2o:budget=128; see --sparse. --method self-sparse, which
     drafts with this one's own cache, takes int8 alone."""
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
-    """What --method eagle, medusa or chimera drafts with: a folder with eagle.json and eagle.safetensors (or the files
-    of the other method's name), or random for random weights, which tell what drafting costs."""
+    """What --method eagle, medusa, chimera or dflash drafts with: a folder with eagle.json and eagle.safetensors (or the
+    files of the other method's name), or random for random weights, which tell what drafting costs."""
     gram_slots: Annotated[int, _flag("N")] = 0
     """Chimera looks up the codes of the last N different trigrams of each row. Drafts do not depend on it."""
     stored_probabilities: tyro.conf.FlagCreatePairsOff[bool] = False
     """Token Recycling keeps the probability of each successor too, and grows its trees by them."""
 
     verify: Annotated[str, _flag("NAME", "(default: coupling)")] = "coupling"
-    """How drafts are checked where rows sample. coupling: the text is plain decoding's. For --method draft-model also
-    rejection (classic speculative sampling; in a tree siblings differ), rejection-independent and k-seq: other texts of
-    the same distribution. typical-lossy: likely tokens are kept, which is another distribution."""
+    """How drafts are checked where rows sample. coupling: the text is plain decoding's. For --method draft-model and
+    dflash also rejection (classic speculative sampling; in a tree siblings differ), rejection-independent and k-seq:
+    other texts of the same distribution. typical-lossy: likely tokens are kept, which is another distribution."""
 
     def options(self, method: str, *, overwrite: bool, sparse: Any = None) -> Any:
         """Returns the library's options of drafting.
@@ -184,7 +184,7 @@ class DraftFlags:
             raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or 'none'}")
         if method == "draft-model" and self.draft_model is None:
             raise UsageError("--method draft-model needs --draft-model: a model, or int8")
-        if method in ("eagle", "medusa", "chimera") and self.drafter is None:
+        if method in ("eagle", "medusa", "chimera", "dflash") and self.drafter is None:
             raise UsageError(f"--method {method} needs --drafter: a folder that holds one, or random")
         try:
             check_draft(method, options)

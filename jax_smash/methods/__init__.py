@@ -8,6 +8,7 @@ from jax_smash.draft.warm_start import save_successors
 from jax_smash.loading import Model
 from jax_smash.methods import drafted, hamburger
 from jax_smash.methods.chimera import chimera
+from jax_smash.methods.dflash import dflash
 from jax_smash.methods.draft_options import INT8, OPTIONS, RANDOM, SPARSE, DraftOptions, check_draft, misfits
 from jax_smash.methods.drafted import REACH
 from jax_smash.methods.eagle import eagle
@@ -98,6 +99,7 @@ METHODS: dict[str, Callable[[Setup], Method]] = {
     "medusa": medusa,
     "self-sparse": self_sparse,
     "chimera": chimera,
+    "dflash": dflash,
 }
 
 __all__ = [

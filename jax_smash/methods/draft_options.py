@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_smash.checkpoints.chimera import ChimeraModules, read_chimera
+from jax_smash.checkpoints.dflash import DFlashModules, read_dflash
 from jax_smash.checkpoints.eagle import EagleModules, read_eagle
 from jax_smash.checkpoints.medusa import MedusaModules, read_medusa
 from jax_smash.costs import read_costs
@@ -25,7 +26,10 @@ DRAWS: dict[str, Draws] = {
     "k-seq": Draws.INDEPENDENT,
     "typical-lossy": Draws.LIKELIEST,
 }
-"""How a draft model draws for each verification; for one not named here, with the noise of the target's choice."""
+"""How a drafter draws for each verification; for one not named here, with the noise of the target's choice."""
+
+DRAWN = ("draft-model", "dflash")
+"""Methods whose drafts may be drawn, from a distribution that the rules of rejection know."""
 
 SPARSE = "sparse:"
 """What a draft model's name begins with that is the target itself, with a cache read by the policy named behind it."""
@@ -47,6 +51,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "eagle": ("tree", "drafter", "verify"),
     "medusa": ("tree", "drafter", "verify"),
     "chimera": ("tree", "drafter", "verify", "gram_slots"),
+    "dflash": ("tree", "drafter", "verify"),
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
@@ -54,6 +59,7 @@ READERS: dict[str, Callable[[str | Path], Any]] = {
     "eagle": read_eagle,
     "medusa": read_medusa,
     "chimera": read_chimera,
+    "dflash": read_dflash,
 }
 """What reads the description of a folder's drafter, by method."""
 
@@ -73,8 +79,9 @@ class DraftOptions:
         read by a policy by `sparse:` and what `sparse.named_policy` takes. Method self-sparse takes `int8` alone.
       sparse: the policy of what method self-sparse reads of the target's cache to draft, or what `sparse.named_policy`
         takes; None for the method's own.
-      drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.medusa.save_medusa` or
-        `checkpoints.chimera.save_chimera` wrote, by the method; a loaded drafter; or `random` for random weights.
+      drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.medusa.save_medusa`,
+        `checkpoints.chimera.save_chimera` or `checkpoints.dflash.save_dflash` wrote, by the method; a loaded drafter;
+        or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       gram_slots: grams whose codes Chimera keeps for each row, to look them up; 0 makes every code anew.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
@@ -87,7 +94,7 @@ class DraftOptions:
     lookup_corpus: Path | None = None
     draft_model: str | Model | None = None
     sparse: str | SparsePolicy | None = None
-    drafter: str | Path | EagleModules | MedusaModules | ChimeraModules | None = None
+    drafter: str | Path | EagleModules | MedusaModules | ChimeraModules | DFlashModules | None = None
     verify: str = "coupling"
     stored_probabilities: bool = False
     gram_slots: int = 0
@@ -127,8 +134,9 @@ def check_draft(name: str, draft: DraftOptions) -> None:
             drafting_policy(named_policy(draft.sparse) if isinstance(draft.sparse, str) else draft.sparse)
     if draft.verify not in VERIFICATIONS:
         raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}; got {draft.verify!r}")
-    if name != "draft-model" and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):
-        raise ValueError(f"verify {draft.verify} is for drawn tokens, as method draft-model drafts; got {name}")
+    if name not in DRAWN and DRAWS.get(draft.verify) in (Draws.DIFFERENT, Draws.INDEPENDENT):
+        said = f"as {' or '.join(DRAWN)} drafts"
+        raise ValueError(f"verify {draft.verify} is for drawn tokens, {said}; got method {name}")
     if draft.gram_slots < 0:
         raise ValueError(f"gram_slots must be at least 0; got {draft.gram_slots}")
     if draft.warm_start is not None and not draft.warm_start.is_file():
