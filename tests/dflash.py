@@ -12,7 +12,7 @@ from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.dflash import random_dflash
 from jax_smash.models.dflash_config import DFlashConfig
-from tests.eagle import _target
+from tests.eagle import taps_of_text
 
 SIZES = {"num_layers": 2, "taps": (1, 2), "block_size": 4}
 """Of a drafter that tests can afford."""
@@ -48,7 +48,7 @@ class PlainDFlash:
 
     def __init__(self, model: Model, drafter: DFlashModules, shift: int = 0):
         self.config, self.shift = drafter.config, shift
-        self._taps = functools.partial(_target(model.definition), model.params["target"])
+        self._taps = functools.partial(taps_of_text(model.definition), model.params["target"])
         self._embedding, self._rows = (
             np.asarray(model.params["target"][name][...], np.float64) for name in ("embedding", "head")
         )

@@ -55,7 +55,7 @@ class PlainEagle:
 
     def __init__(self, model: Model, drafter: EagleModules, shift: int = 0):
         self.config, self.shift = drafter.config, shift
-        self._taps = functools.partial(_target(model.definition), model.params["target"])
+        self._taps = functools.partial(taps_of_text(model.definition), model.params["target"])
         self._embedding = np.asarray(model.params["target"]["embedding"][...], np.float64)
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))
 
@@ -138,7 +138,7 @@ class PlainEagle:
 
 
 @functools.cache
-def _target(definition):
+def taps_of_text(definition):
     @jax.jit
     def taps(params, tokens, count):
         bound = definition.bind(params)

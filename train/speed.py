@@ -30,9 +30,10 @@ from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.parts.butler.part import Butler
 from train.parts.butler.settings import ButlerSettings
 from train.parts.drafter.chimera import ChimeraPart
+from train.parts.drafter.dflash import DFlashPart
 from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.medusa import MedusaPart
-from train.parts.drafter.settings import ChimeraSettings, EagleSettings, MedusaSettings
+from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, EagleSettings, MedusaSettings
 from train.parts.hamburger.part import Hamburger
 from train.parts.hamburger.settings import SmashSettings
 from train.parts.language_model.part import LanguageModel
@@ -137,6 +138,7 @@ PARTS: dict[str, Callable[[Path | None, str | None, dict[str, Any]], Any]] = {
     "eagle": _beside(EaglePart, EagleSettings),
     "medusa": _beside(MedusaPart, MedusaSettings),
     "chimera": _beside(ChimeraPart, ChimeraSettings),
+    "dflash": _beside(DFlashPart, DFlashSettings),
     "butler": _beside(Butler, ButlerSettings),
 }
 """What can be measured: of a training file, a named shape and changes of the file's fields."""
@@ -163,7 +165,8 @@ def main(
     Args:
       config: a training file; what is given here replaces what it says.
       shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
-      part: what is trained: `language-model`, or beside a base `hamburger`, `eagle`, `medusa`, `chimera` or `butler`.
+      part: what is trained: `language-model`, or beside a base `hamburger`, `eagle`, `medusa`, `chimera`, `dflash` or
+        `butler`.
       batch_size: rows a step.
       length: targets a row.
       dtype: of the products, float32 or bfloat16.

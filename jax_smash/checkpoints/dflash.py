@@ -17,9 +17,9 @@ from flax import nnx
 
 from jax_smash.checkpoints.module_files import Described, ModuleFiles
 from jax_smash.config import ModelConfig
+from jax_smash.models.definition import NnxModel
 from jax_smash.models.dflash import abstract_dflash, random_dflash
 from jax_smash.models.dflash_config import DFlashConfig
-from jax_smash.models.definition import NnxModel
 from jax_smash.pytree import size
 
 CONFIG, WEIGHTS = "dflash.json", "dflash.safetensors"

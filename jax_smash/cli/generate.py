@@ -50,7 +50,8 @@ class Generate:
     """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
     method: Annotated[str, tyro.conf.arg(metavar="METHOD")] = "ar"
     """How to decode: ar is plain decoding; recycling, lookup, suffix, lookahead, draft-model, hybrid,
-    eagle, medusa, chimera, dflash and self-sparse draft; hamburger says several tokens at once and keeps them in one slot."""
+    eagle, medusa, chimera, dflash and self-sparse draft; hamburger says several tokens at once and keeps them in one
+    slot."""
     prompt: Annotated[str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """The text to continue."""
     prompts: Annotated[

@@ -3,9 +3,8 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, KVCache, Write
 from jax_smash.draft.context import Context, Outcome, Seen
@@ -154,9 +153,9 @@ class DFlashDrafter:
         context: Context,
         topology: Topology,
         logits: Float[Array, "B T V"],
-        within: Array,
+        within: Bool[Array, "B T"],
     ) -> DraftTree:
-        """Returns a tree whose nodes each draw children of their own from the distribution of their children's place."""
+        """Returns a tree of which each node has drawn its own children from the distribution of their place."""
         depth = jnp.minimum(topology.depth, logits.shape[1] - 1)
         position = context.token_length[:, None] + topology.depth[None]
         node = jnp.broadcast_to(jnp.arange(topology.nodes, dtype=jnp.int32), position.shape)

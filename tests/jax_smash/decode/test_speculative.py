@@ -5,7 +5,7 @@ import pytest
 from jax_smash import generate
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions
-from tests import chimera
+from tests import chimera, dflash
 from tests.drafting import other_model
 from tests.eagle import random_drafter
 from tests.medusa import random_heads
@@ -15,7 +15,7 @@ from tests.tiny import tiny_model
 PROMPTS = ["the cat sat on the mat. the cat", "a b a b a b", "x", "to be or not to be, to be or", "mmmmmmmm", "q w"]
 CASES = [("recycling", "off"), ("recycling", "recycling-80"), ("hybrid", "auto"), ("draft-model", "chain-2")]
 CASES += [("draft-model", "siblings"), ("lookup", "chain-4"), ("suffix", "auto"), ("lookahead", "auto")]
-CASES += [(name, "siblings") for name in ("eagle", "medusa", "chimera", "self-sparse")]
+CASES += [(name, "siblings") for name in ("eagle", "medusa", "chimera", "dflash", "self-sparse")]
 # Other pairs of a drafter and a way to make trees, both of which stand above.
 MORE_CASES = [
     *(("recycling", tree) for tree in ("chain-1", "chain-4", "auto")),
@@ -28,6 +28,7 @@ MORE_CASES = [
     *(("medusa", tree) for tree in ("off", "chain-4", "auto")),
     *(("self-sparse", tree) for tree in ("off", "chain-4", "auto")),
     *(("chimera", tree) for tree in ("off", "auto", "recycling-80")),
+    *(("dflash", tree) for tree in ("off", "auto", "tree-12")),
 ]
 SIBLINGS = "[[0], [1], [0, 0], [1, 0]]"
 GREEDY = SamplingOptions()
@@ -61,6 +62,8 @@ def made(method, tree="auto", **options):
         options["sparse"] = "quest:budget=12,page_size=4,dense_layers=0"
     if method == "chimera":
         options["drafter"] = chimera.random_drafter(tiny_model(stop_tokens=(10,)))
+    if method == "dflash":
+        options["drafter"] = dflash.random_drafter(tiny_model(stop_tokens=(10,)))
     draft = DraftOptions(tree=tree, **options)
     model, sampling = tiny_model(stop_tokens=(10,)), [GREEDY] * len(PROMPTS) + MIXED
     completions = generate(

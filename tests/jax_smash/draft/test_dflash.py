@@ -4,9 +4,8 @@ import functools
 
 import pytest
 
-from jax_smash.draft.trees.tree import chain
 from tests.dflash import PlainDFlash, random_drafter
-from tests.jax_smash.draft.test_eagle import CHOICES, Chat, prompts_of, siblings, target
+from tests.jax_smash.draft.test_eagle import Chat, prompts_of, siblings, target
 
 __all__ = ["siblings"]
 

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from jax_smash.checkpoints.chimera import load_chimera, random_drafter, save_chimera
+from jax_smash.checkpoints.dflash import load_dflash, save_dflash
+from jax_smash.checkpoints.dflash import random_drafter as random_dflash
 from jax_smash.checkpoints.eagle import load_eagle, random_modules, save_eagle
 from jax_smash.checkpoints.medusa import load_medusa, random_heads, save_medusa
 from jax_smash.methods import DraftOptions, make_method
@@ -15,6 +17,7 @@ KINDS = {
     "eagle": (random_modules, save_eagle, load_eagle),
     "medusa": (random_heads, save_medusa, load_medusa),
     "chimera": (random_drafter, save_chimera, load_chimera),
+    "dflash": (random_dflash, save_dflash, load_dflash),
 }
 
 
@@ -65,7 +68,7 @@ def test_weights_that_are_not_those_of_the_description_are_refused(kind, tmp_pat
         method(kind, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "other"), [("eagle", "medusa"), ("medusa", "eagle"), ("chimera", "medusa")])
+@pytest.mark.parametrize(("kind", "other"), [("eagle", "medusa"), ("medusa", "eagle"), ("chimera", "medusa"), ("dflash", "eagle")])
 def test_a_drafter_of_another_kind_is_refused(kind, other, tmp_path):
     with pytest.raises(ValueError, match=rf"method {kind} needs \w+ as its drafter; got \w+Modules"):
         method(kind, KINDS[other][0](tiny_config()))

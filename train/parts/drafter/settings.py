@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jax_smash.models.chimera_config import ChimeraConfig
+from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.medusa import MedusaConfig
 from train.run.settings import Settings
@@ -117,7 +118,7 @@ class MedusaSettings(DrafterSettings):
 
 
 LABELS = ("target", "text")
-"""What Chimera's heads learn to say: the target's prediction, or the text's own next token."""
+"""What Chimera's heads and DFlash's places learn to say: the target's prediction, or the text's own next token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,4 +168,58 @@ class ChimeraSettings(DrafterSettings):
             gram=self.gram,
             gram_encoder=self.gram_encoder,
             decoding_heads=self.decoding_heads,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlashSettings(DrafterSettings):
+    """What decides the weights of a DFlash drafter.
+
+    Attributes:
+      taps: as of `DFlashConfig`; None for as many as there are layers, evenly spread.
+      num_layers, block_size, mask_token, window: as of `DFlashConfig`.
+      mlp_width: F of the drafter's layers; 0 for the target's.
+      max_positions: as of `DFlashConfig`; 0 for the target's.
+      anchors: blocks of a row at most, each behind a random token.
+      decay_places: places of a block over which what a place counts falls to 1/e.
+      labels: `target` for what the target predicts, `text` for the text's own next tokens.
+    """
+
+    taps: tuple[int, ...] | None = None
+    num_layers: int = 5
+    block_size: int = 16
+    mask_token: int | None = None
+    window: int = 0
+    mlp_width: int = 0
+    max_positions: int = 0
+    anchors: int = 512
+    decay_places: float = 7.0
+    labels: str = "target"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.taps is not None:
+            object.__setattr__(self, "taps", tuple(self.taps))
+        if self.anchors < 1:
+            raise ValueError(f"anchors must be at least 1; got {self.anchors}")
+        if not 0 < self.decay_places < float("inf"):
+            raise ValueError(f"decay_places must be above 0 and finite; got {self.decay_places}")
+        if self.labels not in LABELS:
+            raise ValueError(f"labels must be one of {', '.join(LABELS)}; got {self.labels!r}")
+        if self.dflash.block_size > self.length:
+            raise ValueError(f"block_size must be at most the row's {self.length}; got {self.block_size}")
+
+    @property
+    def dflash(self) -> DFlashConfig:
+        """The drafter's sizes."""
+        changes = {"taps": self.taps} if self.taps is not None else {}
+        return DFlashConfig.for_target(
+            self.model,
+            num_layers=self.num_layers,
+            block_size=self.block_size,
+            mask_token=self.mask_token,
+            window=self.window,
+            mlp_width=self.mlp_width or self.model.mlp_width,
+            max_positions=self.max_positions or self.model.max_positions,
+            **changes,
         )
