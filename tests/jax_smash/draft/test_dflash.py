@@ -1,13 +1,26 @@
 """What DFlash proposes is what the plain drafter proposes, however the text was read and whatever was rejected."""
 
+import dataclasses
 import functools
+import itertools
 
+import numpy as np
 import pytest
 
+from jax_smash import generate
+from jax_smash.draft.trees.templates import named_tree
+from jax_smash.draft.trees.tree import chain
+from jax_smash.methods import DraftOptions, make_method
 from tests.dflash import PlainDFlash, random_drafter
-from tests.jax_smash.draft.test_eagle import Chat, prompts_of, siblings, target
+from tests.drafting import proposing
+from tests.goodness import FALSE_ALARM, TOKENS
+from tests.jax_smash.draft import test_draft_model as rejected
+from tests.jax_smash.draft.test_eagle import CHOICES, Chat, prompts_of, siblings, target
 
 __all__ = ["siblings"]
+
+NODES = 7
+"""Of a tree that grows where the drafter is most certain, the root among them."""
 
 
 @functools.cache
@@ -31,3 +44,168 @@ def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
     assert made.differing == 0
     assert made.kept > 10
     assert made.rejected > 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_positions": 16, "mask_token": 3},
+        pytest.param({"window": 6, "taps": (0, 1, 2)}, marks=pytest.mark.slow),
+        pytest.param({"block_size": 2, "num_layers": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_trees_of_every_kind_of_drafter_are_the_plain_ones(changes, siblings):
+    made = chat(changes)
+    made.turn(prompts_of((4, 1, 9)))
+    assert made.compared > 30
+    assert made.differing == 0
+
+
+def test_trees_of_rows_that_sample_are_the_plain_ones_with_the_noise_of_the_choice(siblings):
+    made = chat(sampling=CHOICES)
+    made.turn(prompts_of((4, 1, 9)))
+    assert made.compared > 30
+    assert made.differing == 0
+    assert made.kept > 0
+
+
+def test_a_context_beside_other_positions_gives_other_trees(siblings):
+    """The control."""
+    made = chat(shift=1)
+    made.turn(prompts_of((4, 3, 9)))
+    assert made.differing > 0.5 * made.compared
+
+
+def test_nothing_is_drafted_below_the_block_nor_behind_the_positions_that_the_drafter_has(siblings):
+    made = chat({"max_positions": 10, "block_size": 3})
+    made.turn(prompts_of((4, 5, 6)), limits=[3, 3, 3])
+    # The pending tokens have positions 6, 7 and 8, and blocks have two places behind them.
+    assert made.session.state.rows.token_length.tolist() == [7, 8, 9]
+    assert made.propose(chain(4)).valid.sum(1).tolist() == [3, 3, 2]
+
+
+class Watched(Chat):
+    """A chat in which a chain, a tree of a fixed shape and one that grows are asked for after each step."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.strategy, self.seen = self.made.strategy, []
+        growing = dataclasses.replace(self.strategy.drafter, grows=True, width=4)
+        self._grown = functools.partial(
+            proposing(dataclasses.replace(self.strategy, drafter=growing)), self.made.params
+        )
+
+    def compare(self, texts):
+        """Notes the paths that each tree proposes, beside the text up to there."""
+        trees = [self.propose(chain(3)), self.propose(named_tree("tree.json"))]
+        trees.append(self._grown(self.session.state, chain(NODES - 1)))
+        found = [(paths(tree), paths(tree, ranks=True)) for tree in trees]
+        for row, text in enumerate(texts):
+            if len(text) > 1:
+                self.seen.append((row, text, [(tokens[row], ranks[row]) for tokens, ranks in found]))
+
+
+def paths(tree, *, ranks=False):
+    """Returns the tokens that lead to each valid node of each row, or their ranks."""
+    ancestors = np.asarray(tree.parent)
+    values = np.asarray(tree.rank if ranks else tree.token)
+    rows = []
+    for row, valid in enumerate(np.asarray(tree.valid)):
+        to = {0: ()}
+        for node in range(1, len(valid)):
+            if valid[node]:
+                to[node] = (*to[ancestors[row, node]], int(values[row, node]))
+        rows.append([to[node] for node in sorted(to)][1:])
+    return rows
+
+
+def accepted(tokens, following):
+    """Returns how many tokens of a text a tree of these paths has."""
+    return max((len(path) for path in tokens if list(path) == following[: len(path)]), default=0)
+
+
+@functools.cache
+def watched():
+    made = Watched(drafter(), method="dflash", plain=PlainDFlash)
+    made.turn(prompts_of((4, 2, 9)))
+    return made
+
+
+def test_a_tree_never_accepts_less_than_the_chain_inside_it(siblings):
+    made, more = watched(), 0
+    for row, text, trees in made.seen:
+        following = made.texts[row][len(text) :]
+        assert trees[0][1] == [(0,), (0, 0), (0, 0, 0)]
+        for tokens, ranks in trees:
+            inside = [path for path, rank in zip(tokens, ranks, strict=True) if not any(rank)]
+            # Every chain of the block's likeliest tokens begins alike.
+            assert inside == trees[0][0][: len(inside)]
+            assert accepted(tokens, following) >= accepted(inside, following)
+            more += accepted(tokens, following) > accepted(inside, following)
+    assert len(made.seen) > 20
+    assert more > 5
+
+
+def test_a_tree_that_grows_has_the_nodes_of_the_highest_products(siblings):
+    made, chains = watched(), set()
+    for _, text, trees in made.seen:
+        logits = made.plain.logits(text)
+        chance = np.exp(logits - logits.max(-1, keepdims=True))
+        chance /= chance.sum(-1, keepdims=True)
+        every = {
+            path: np.prod([chance[place, token] for place, token in enumerate(path)])
+            for length in (1, 2, 3)
+            for path in itertools.product(*(np.argsort(-row)[:4].tolist() for row in chance[:length]))
+        }
+        tokens, _ = trees[2]
+        assert len({*tokens}) == NODES - 1
+        best = sorted(every.values(), reverse=True)[: NODES - 1]
+        np.testing.assert_allclose(sorted((every[path] for path in tokens), reverse=True), best, rtol=1e-3)
+        # Neither the chain nor a tree of a fixed shape is expected to keep more, and a chain is what grows in the end.
+        for others, _ in trees[:2]:
+            assert sum(best) >= (1 - 1e-6) * sum(every.get(path, 0.0) for path in others[: NODES - 1])
+        chains.add(max(map(len, tokens)))
+    assert len(chains) > 1
+
+
+@pytest.mark.parametrize("tree", ["tree-6", pytest.param("auto", marks=pytest.mark.slow)])
+def test_text_is_plain_decodings_and_takes_fewer_forwards(tree):
+    request = {"sampling": CHOICES, "seed": [1, 2, 3], "max_new_tokens": 24, "slots": 64}
+    plain = generate(target(), prompts_of((4, 1, 9)), **request)
+    draft = DraftOptions(tree=tree, drafter=drafter())
+    drafted = generate(target(), prompts_of((4, 1, 9)), method="dflash", draft=draft, **request)
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    assert sum(c.target_forwards for c in drafted) < sum(c.target_forwards for c in plain)
+
+
+SIBLINGS = pytest.param("rejection", "siblings", marks=pytest.mark.slow)
+INDEPENDENT = pytest.param("rejection-independent", "siblings", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("verify", "tree"), [("rejection", "chain"), SIBLINGS, INDEPENDENT])
+def test_drawn_places_that_are_checked_by_rejection_follow_the_target(verify, tree, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "siblings.json").write_text("[[0], [1], [0, 0], [0, 1]]")
+    made = random_drafter(rejected.TARGET(), taps=(0, 1), block_size=3, spread=4.0)
+    draft = DraftOptions(tree=rejected.TREES[tree], drafter=made, verify=verify)
+    options = {"sampling": rejected.SAMPLED, "num_samples": rejected.DRAWN, "max_new_tokens": TOKENS, "batch_size": 1}
+    completions = generate(rejected.TARGET(), [rejected.PROMPT], method="dflash", draft=draft, **options)
+    assert rejected.unlikely(completions, rejected.joint(rejected.TARGET)) > FALSE_ALARM
+    assert rejected.unlikely(completions, rejected.joint(rejected.OTHER)) < FALSE_ALARM
+    # Some drafts were kept and some were not.
+    assert 0 < sum(c.drafted.kept[0] for c in completions) < sum(c.drafted.tried[0] for c in completions)
+
+
+def test_what_is_drafted_is_what_the_trees_name_says():
+    def made(tree, **options):
+        found = make_method(
+            target(), "dflash", draft=DraftOptions(drafter=drafter(), tree=tree, **options), sampled=True
+        )
+        return found.source, found.strategy.levels, found.strategy.drafter.grows
+
+    assert made("auto") == ("the tree chain-3", 3, False)
+    assert made("tree-2") == ("the tree tree-2", 2, True)
+    assert made("tree-12") == ("the tree tree-12", 3, True)
+    assert made("tree-2", verify="typical-lossy")[2]
+    # Drawn tokens stand where they were drawn.
+    assert not made("tree-12", verify="rejection")[2]

@@ -68,7 +68,9 @@ def test_weights_that_are_not_those_of_the_description_are_refused(kind, tmp_pat
         method(kind, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "other"), [("eagle", "medusa"), ("medusa", "eagle"), ("chimera", "medusa"), ("dflash", "eagle")])
+@pytest.mark.parametrize(
+    ("kind", "other"), [("eagle", "medusa"), ("medusa", "eagle"), ("chimera", "medusa"), ("dflash", "eagle")]
+)
 def test_a_drafter_of_another_kind_is_refused(kind, other, tmp_path):
     with pytest.raises(ValueError, match=rf"method {kind} needs \w+ as its drafter; got \w+Modules"):
         method(kind, KINDS[other][0](tiny_config()))

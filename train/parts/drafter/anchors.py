@@ -107,9 +107,7 @@ def _filled(
     position = position[:, :, None] + jnp.arange(size, dtype=jnp.int32)[None, None]
     seen = visible(batch.segments, anchors, size)
     valid = jnp.concatenate([batch.segments > 0, jnp.repeat(anchors.there, size, axis=1)], axis=1)
-    block = Block(
-        valid=valid, ancestors=pack(seen), earlier=Earlier(block_kv=context, position=batch.positions)
-    )
+    block = Block(valid=valid, ancestors=pack(seen), earlier=Earlier(block_kv=context, position=batch.positions))
     vectors = drafter.masked(token, target).reshape(rows, count * size, -1)
     made = drafter.filled(vectors, position.reshape(rows, -1), None, block)
     return made.reshape(rows, count, size, -1)[:, :, 1:]
