@@ -16,6 +16,7 @@ import pytest
 
 import jax_smash
 from jax_smash.checkpoints.chimera import load_chimera
+from jax_smash.checkpoints.dflash import load_dflash
 from jax_smash.checkpoints.eagle import load_eagle
 from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import find
@@ -225,3 +226,27 @@ def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts
     assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
     assert load_chimera(drafter).base_fingerprint == model.fingerprint
     assert "| Grams | 3 tokens, encoder mlp |" in (drafter / "README.md").read_text()
+
+
+def test_dflash_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts_for_it_alone(root, tmp_path):
+    fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_layers": 1, "block_size": 3, "anchors": 4}))
+    places = ("dflash", tmp_path / "config.json", root / "packed", str(root / "base"))
+    main(*places, tmp_path / "whole", **RUN)
+    main(*places, tmp_path / "run", until=4, **RUN)
+    main(*places, tmp_path / "run", resume=True, **RUN)
+    for name in ("dflash.safetensors", "dflash.json"):
+        assert (tmp_path / "run/drafter" / name).read_bytes() == (tmp_path / "whole/drafter" / name).read_bytes()
+    lines = [line for line in read_metrics(tmp_path / "whole/metrics.jsonl") if "loss" in line]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    for place in (1, 2):
+        shares = [lines[-1][f"top{rank}_{place}"] for rank in range(1, 6)]
+        assert shares == sorted(shares)
+    model, drafter = jax_smash.load(root / "base"), tmp_path / "run/drafter"
+    options, draft = {"max_new_tokens": 6, "slots": 64}, DraftOptions(drafter=drafter)
+    drafted = jax_smash.generate(model, ["Once there"], method="dflash", draft=draft, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+    assert load_dflash(drafter).base_fingerprint == model.fingerprint
+    assert (
+        "| Blocks | 3 entries, place k counting exp(−k / 7); 4 a row at most |" in (drafter / "README.md").read_text()
+    )

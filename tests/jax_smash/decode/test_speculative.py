@@ -15,7 +15,8 @@ from tests.tiny import tiny_model
 PROMPTS = ["the cat sat on the mat. the cat", "a b a b a b", "x", "to be or not to be, to be or", "mmmmmmmm", "q w"]
 CASES = [("recycling", "off"), ("recycling", "recycling-80"), ("hybrid", "auto"), ("draft-model", "chain-2")]
 CASES += [("draft-model", "siblings"), ("lookup", "chain-4"), ("suffix", "auto"), ("lookahead", "auto")]
-CASES += [(name, "siblings") for name in ("eagle", "medusa", "chimera", "dflash", "self-sparse")]
+CASES += [(name, "siblings") for name in ("eagle", "medusa", "chimera", "self-sparse")]
+CASES += [("dflash", "tree-12")]
 # Other pairs of a drafter and a way to make trees, both of which stand above.
 MORE_CASES = [
     *(("recycling", tree) for tree in ("chain-1", "chain-4", "auto")),
@@ -28,7 +29,7 @@ MORE_CASES = [
     *(("medusa", tree) for tree in ("off", "chain-4", "auto")),
     *(("self-sparse", tree) for tree in ("off", "chain-4", "auto")),
     *(("chimera", tree) for tree in ("off", "auto", "recycling-80")),
-    *(("dflash", tree) for tree in ("off", "auto", "tree-12")),
+    *(("dflash", tree) for tree in ("off", "auto", "siblings")),
 ]
 SIBLINGS = "[[0], [1], [0, 0], [1, 0]]"
 GREEDY = SamplingOptions()

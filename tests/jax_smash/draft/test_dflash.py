@@ -4,16 +4,21 @@ import dataclasses
 import functools
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_smash import generate
+from jax_smash.draft.context import Context
+from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.trees.templates import named_tree
-from jax_smash.draft.trees.tree import chain
+from jax_smash.draft.trees.tree import chain, tree_from_ranks
 from jax_smash.methods import DraftOptions, make_method
+from jax_smash.sampling import row_keys
 from tests.dflash import PlainDFlash, random_drafter
 from tests.drafting import proposing
-from tests.goodness import FALSE_ALARM, TOKENS
+from tests.goodness import FALSE_ALARM, TOKENS, goodness
 from tests.jax_smash.draft import test_draft_model as rejected
 from tests.jax_smash.draft.test_eagle import CHOICES, Chat, prompts_of, siblings, target
 
@@ -32,9 +37,9 @@ def chat(changes=None, **options):
     return Chat(drafter(**(changes or {})), method="dflash", plain=PlainDFlash, **options)
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 16])
-def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
-    made = chat(chunk=chunk)
+@pytest.mark.parametrize(("chunk", "sampling"), [pytest.param(1, None, marks=pytest.mark.slow), (16, CHOICES)])
+def test_trees_are_the_plain_drafters_in_chunks_of_any_size_with_the_noise_of_the_choice(chunk, sampling, siblings):
+    made = chat(chunk=chunk, sampling=sampling)
     made.turn(prompts_of((19, 1, 7)))
     # A turn goes on behind a pending token that was never read. One row ends early, and one sits a turn out.
     made.turn(prompts_of((3, 11, 2), seed=1), limits=[14, 2, 14])
@@ -49,7 +54,7 @@ def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"max_positions": 16, "mask_token": 3},
+        {"max_positions": 16, "mask_token": 3, "block_size": 3},
         pytest.param({"window": 6, "taps": (0, 1, 2)}, marks=pytest.mark.slow),
         pytest.param({"block_size": 2, "num_layers": 1}, marks=pytest.mark.slow),
     ],
@@ -61,14 +66,6 @@ def test_trees_of_every_kind_of_drafter_are_the_plain_ones(changes, siblings):
     assert made.differing == 0
 
 
-def test_trees_of_rows_that_sample_are_the_plain_ones_with_the_noise_of_the_choice(siblings):
-    made = chat(sampling=CHOICES)
-    made.turn(prompts_of((4, 1, 9)))
-    assert made.compared > 30
-    assert made.differing == 0
-    assert made.kept > 0
-
-
 def test_a_context_beside_other_positions_gives_other_trees(siblings):
     """The control."""
     made = chat(shift=1)
@@ -76,6 +73,7 @@ def test_a_context_beside_other_positions_gives_other_trees(siblings):
     assert made.differing > 0.5 * made.compared
 
 
+@pytest.mark.slow
 def test_nothing_is_drafted_below_the_block_nor_behind_the_positions_that_the_drafter_has(siblings):
     made = chat({"max_positions": 10, "block_size": 3})
     made.turn(prompts_of((4, 5, 6)), limits=[3, 3, 3])
@@ -168,7 +166,8 @@ def test_a_tree_that_grows_has_the_nodes_of_the_highest_products(siblings):
     assert len(chains) > 1
 
 
-@pytest.mark.parametrize("tree", ["tree-6", pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", ["tree-6", "auto"])
 def test_text_is_plain_decodings_and_takes_fewer_forwards(tree):
     request = {"sampling": CHOICES, "seed": [1, 2, 3], "max_new_tokens": 24, "slots": 64}
     plain = generate(target(), prompts_of((4, 1, 9)), **request)
@@ -178,11 +177,10 @@ def test_text_is_plain_decodings_and_takes_fewer_forwards(tree):
     assert sum(c.target_forwards for c in drafted) < sum(c.target_forwards for c in plain)
 
 
-SIBLINGS = pytest.param("rejection", "siblings", marks=pytest.mark.slow)
-INDEPENDENT = pytest.param("rejection-independent", "siblings", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("verify", "tree"), [("rejection", "chain"), SIBLINGS, INDEPENDENT])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verify", "tree"), [("rejection", "chain"), ("rejection", "siblings"), ("rejection-independent", "siblings")]
+)
 def test_drawn_places_that_are_checked_by_rejection_follow_the_target(verify, tree, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "siblings.json").write_text("[[0], [1], [0, 0], [0, 1]]")
@@ -194,6 +192,38 @@ def test_drawn_places_that_are_checked_by_rejection_follow_the_target(verify, tr
     assert rejected.unlikely(completions, rejected.joint(rejected.OTHER)) < FALSE_ALARM
     # Some drafts were kept and some were not.
     assert 0 < sum(c.drafted.kept[0] for c in completions) < sum(c.drafted.tried[0] for c in completions)
+
+
+@pytest.mark.parametrize("draws", [Draws.INDEPENDENT, Draws.DIFFERENT])
+def test_what_a_place_proposes_is_drawn_from_what_the_tree_says_it_is(draws):
+    rows, places, width, shape = 4_000, 2, 2, tree_from_ranks([[0], [1], [0, 0], [1, 0], [0, 0, 0]])
+    logits = jnp.asarray(np.random.default_rng(1).normal(size=(places, 6)), jnp.float32)
+    made = dataclasses.replace(drafter_of("chain-2"), draws=draws, width=width, sampled=True)
+    number = jnp.zeros(rows, jnp.int32)
+    rows_now = {"pending": number, "token_length": number + 5, "running": number == 0}
+    context = Context(**rows_now, key=row_keys(np.arange(rows)), processors=(), processed=())
+
+    @jax.jit
+    def drawn(context):
+        every = jnp.broadcast_to(logits[None], (rows, *logits.shape))
+        return made._drawn(context, shape, every, jnp.ones((rows, places), bool))
+
+    tree = drawn(context)
+    expected = np.asarray(jax.nn.softmax(logits), np.float64)
+    for node, place in enumerate([0, 1, 1]):
+        np.testing.assert_allclose(tree.proposal[:, node], np.broadcast_to(expected[place], (rows, 6)), rtol=1e-5)
+    for node, place in ((1, 0), (3, 1), (4, 1)):
+        assert goodness(np.bincount(tree.token[:, node], minlength=6), expected[place]) > FALSE_ALARM
+        # The control.
+        assert goodness(np.bincount(tree.token[:, node], minlength=6), expected[1 - place]) < FALSE_ALARM
+    # Nodes draw by themselves, and below the last place nothing is drafted.
+    assert 0 < np.mean(tree.token[:, 3] == tree.token[:, 4]) < 0.9
+    assert (np.asarray(tree.token[:, 1] == tree.token[:, 2]).any()) == (draws is Draws.INDEPENDENT)
+    assert not tree.valid[:, 5].any()
+
+
+def drafter_of(tree):
+    return make_method(target(), "dflash", draft=DraftOptions(drafter=drafter(), tree=tree)).strategy.drafter
 
 
 def test_what_is_drafted_is_what_the_trees_name_says():
