@@ -63,10 +63,11 @@ class DFlash(nnx.Module):
           target: bound, whose vectors of tokens are used.
         """
         first = target.embed(pending).astype(self.dtype)[:, :, None]
-        if self.mask is None:
-            mask = target.embed(jnp.full((1, 1), self.config.mask_token, jnp.int32)).astype(self.dtype)[0, 0]
-        else:
+        if self.mask is not None:
             mask = self.mask[...]
+        else:
+            assert self.config.mask_token is not None
+            mask = target.embed(jnp.full((1, 1), self.config.mask_token, jnp.int32)).astype(self.dtype)[0, 0]
         behind = (*first.shape[:2], self.config.block_size - 1, self.config.d_model)
         return jnp.concatenate([first, jnp.broadcast_to(mask, behind)], axis=2)
 

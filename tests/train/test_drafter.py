@@ -228,16 +228,12 @@ def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts
     assert "| Grams | 3 tokens, encoder mlp |" in (drafter / "README.md").read_text()
 
 
-def test_dflash_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts_for_it_alone(root, tmp_path):
+def test_dflash_learns_beside_its_target_and_drafts_for_it_alone(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"num_layers": 1, "block_size": 3, "anchors": 4}))
     places = ("dflash", tmp_path / "config.json", root / "packed", str(root / "base"))
-    main(*places, tmp_path / "whole", **RUN)
-    main(*places, tmp_path / "run", until=4, **RUN)
-    main(*places, tmp_path / "run", resume=True, **RUN)
-    for name in ("dflash.safetensors", "dflash.json"):
-        assert (tmp_path / "run/drafter" / name).read_bytes() == (tmp_path / "whole/drafter" / name).read_bytes()
-    lines = [line for line in read_metrics(tmp_path / "whole/metrics.jsonl") if "loss" in line]
+    main(*places, tmp_path / "run", **RUN)
+    lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]
     assert lines[-1]["loss"] < lines[0]["loss"]
     for place in (1, 2):
         shares = [lines[-1][f"top{rank}_{place}"] for rank in range(1, 6)]
