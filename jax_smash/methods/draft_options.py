@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from jax_smash.checkpoints.chimera import ChimeraModules, read_chimera
-from jax_smash.checkpoints.eagle import EagleModules, read_eagle
+from jax_smash.checkpoints.eagle import EagleModules
+from jax_smash.checkpoints.eagle1 import Eagle1Modules
+from jax_smash.checkpoints.eagle_drafters import read_eagle_drafter
 from jax_smash.checkpoints.medusa import MedusaModules, read_medusa
 from jax_smash.costs import read_costs
 from jax_smash.draft.corpus_texts import corpus_files
 from jax_smash.draft.draft_model import Draws
+from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import check_place
@@ -50,8 +53,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
+CONFIDENT = ("eagle",)
+"""Methods whose trees may grow by the drafter's confidence."""
+
 READERS: dict[str, Callable[[str | Path], Any]] = {
-    "eagle": read_eagle,
+    "eagle": read_eagle_drafter,
     "medusa": read_medusa,
     "chimera": read_chimera,
 }
@@ -63,7 +69,7 @@ class DraftOptions:
     """The options of drafted decoding.
 
     Attributes:
-      tree: `auto`, or a name of `draft.trees.templates.named_tree`.
+      tree: `auto`, a name of `draft.trees.templates.named_tree`, or of `draft.trees.confident.confident`.
       costs: a file with the cost curve that alone decides where the tree is `auto`, as `costs.store.read_costs` reads
         it; None begins with a stored curve and follows what steps take.
       warm_start: a file with what an earlier drafter learned, to begin with.
@@ -73,8 +79,9 @@ class DraftOptions:
         read by a policy by `sparse:` and what `sparse.named_policy` takes. Method self-sparse takes `int8` alone.
       sparse: the policy of what method self-sparse reads of the target's cache to draft, or what `sparse.named_policy`
         takes; None for the method's own.
-      drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.medusa.save_medusa` or
-        `checkpoints.chimera.save_chimera` wrote, by the method; a loaded drafter; or `random` for random weights.
+      drafter: a folder that `checkpoints.eagle.save_eagle` or `checkpoints.eagle1.save_eagle1`,
+        `checkpoints.medusa.save_medusa` or `checkpoints.chimera.save_chimera` wrote, by the method; a loaded drafter;
+        or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       gram_slots: grams whose codes Chimera keeps for each row, to look them up; 0 makes every code anew.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
@@ -87,7 +94,7 @@ class DraftOptions:
     lookup_corpus: Path | None = None
     draft_model: str | Model | None = None
     sparse: str | SparsePolicy | None = None
-    drafter: str | Path | EagleModules | MedusaModules | ChimeraModules | None = None
+    drafter: str | Path | EagleModules | Eagle1Modules | MedusaModules | ChimeraModules | None = None
     verify: str = "coupling"
     stored_probabilities: bool = False
     gram_slots: int = 0
@@ -109,7 +116,7 @@ def check_draft(name: str, draft: DraftOptions) -> None:
         raise ValueError(f"{option} does not go with method {name}, which takes {taken}")
     with _about("tree"):
         if draft.tree != "auto":
-            named_tree(draft.tree)
+            _check_tree(name, draft)
     with _about("costs"):
         if draft.costs is not None:
             if draft.tree != "auto":
@@ -141,6 +148,19 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     with _about("lookup-corpus"):
         if draft.lookup_corpus is not None:
             corpus_files(draft.lookup_corpus)
+
+
+def _check_tree(name: str, draft: DraftOptions) -> None:
+    """Refuses a tree that there is none of, or that the method or the verification does not go with."""
+    if confident(draft.tree) is None:
+        named_tree(draft.tree)
+        return
+    if name not in CONFIDENT:
+        raise ValueError(
+            f"{draft.tree} grows by a drafter's confidence, for methods {', '.join(CONFIDENT)}; got {name}"
+        )
+    if draft.verify != "coupling":
+        raise ValueError(f"{draft.tree} goes with verify coupling, which keeps the text exact; got {draft.verify}")
 
 
 @contextlib.contextmanager

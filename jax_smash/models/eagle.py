@@ -48,15 +48,18 @@ class Eagle(PairLayer):
         ids = jnp.arange(config.head_size, dtype=jnp.int32)
         self.tokens = TokenIds(ids) if config.head_size < config.vocab_size else None
 
-    def features(
-        self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]
-    ) -> Float[Array, "B T D"]:
+    def features(self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read, of all of whose taps some are needed."""
         return self.join([taps[i] for i in self.config.taps])
 
-    def speaker(self, target: Any) -> "Eagle":
-        """Returns itself: it has a head of its own."""
-        return self
+    def logits(self, hidden: Float[Array, "B T D"], target: Any) -> Float[Array, "B T V"]:
+        """Returns those of the drafter's own head, as `unembed` does."""
+        return self.unembed(hidden)
+
+    def guesses(self, hidden: Float[Array, "B T D"], n: int, target: Any, *, total: bool = False) -> Likeliest:
+        """Returns the n likeliest tokens behind each entry by the drafter's own head."""
+        found = likeliest_rows(hidden, self.head[...], _logits, n, total=total)
+        return found if self.tokens is None else replace(found, tokens=self.tokens[...][found.tokens])
 
     def join(self, taps: Sequence[Float[Array, "B T D"]]) -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read.
@@ -85,23 +88,10 @@ class Eagle(PairLayer):
 
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Returns float32 logits of the target's tokens; minus infinity for what the head cannot say."""
-        return self._of_all(constrain(_logits(hidden, self.head[...]), ..., "vocab"))
-
-    def likeliest(
-        self, hidden: Float[Array, "B T D"], n: int, *, total: bool = False, keep: bool = False
-    ) -> Likeliest:
-        """Returns the n likeliest tokens behind each entry, at most as many as the head has; as a model does."""
-        found = likeliest_rows(hidden, self.head[...], _logits, n, total=total, keep=keep)
-        if self.tokens is None:
-            return found
-        logits = None if found.logits is None else self._of_all(found.logits)
-        return replace(found, tokens=self.tokens[...][found.tokens], logits=logits)
-
-    def _of_all(self, logits: Float[Array, "B T X"]) -> Float[Array, "B T V"]:
-        """Returns logits of the target's tokens from those of the head's rows."""
+        logits = constrain(_logits(hidden, self.head[...]), ..., "vocab")
         if self.tokens is None:
             return logits
-        nothing = jnp.full((*logits.shape[:-1], self.config.vocab_size), -jnp.inf, jnp.float32)
+        nothing = jnp.full((*hidden.shape[:-1], self.config.vocab_size), -jnp.inf, jnp.float32)
         return nothing.at[..., self.tokens[...]].set(logits)
 
 

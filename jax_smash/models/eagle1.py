@@ -14,6 +14,7 @@ from jax_smash.models.config_fields import config_of
 from jax_smash.models.layers import MLP, Attention, Keys, OneKey, RMSNorm, weight
 from jax_smash.models.pairs import FULL, PairLayer
 from jax_smash.models.projection import project
+from jax_smash.sampling.vocabulary import Likeliest, likeliest_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,21 +133,25 @@ class Eagle1(PairLayer):
         self.mlp_norm = RMSNorm(d, layer, rngs=rngs, dtype=dtype)
         self.mlp = MLP(layer, rngs=rngs, dtype=dtype)
 
-    def features(
-        self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]
-    ) -> Float[Array, "B T D"]:
+    def features(self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
         """Returns the target's hidden states behind its final norm."""
         return hidden.astype(self.dtype)
 
-    def speaker(self, target: Any) -> Any:
-        """Returns the target, whose head reads what the layer makes."""
-        return target
+    def logits(self, hidden: Float[Array, "B T D"], target: Any) -> Float[Array, "B T V"]:
+        """Returns those of the target's own head."""
+        return target.unembed(hidden)
+
+    def guesses(self, hidden: Float[Array, "B T D"], n: int, target: Any, *, total: bool = False) -> Likeliest:
+        """Returns the n likeliest tokens behind each entry by the target's own head."""
+        return likeliest_tokens(target, hidden, n, total=total)
 
     def entries(
         self, vectors: Float[Array, "B T D"], features: Float[Array, "B T D"]
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
         """Returns vector and feature joined, which the residual begins with and the attention reads as it is."""
-        x = project(jnp.concatenate([vectors.astype(self.dtype), features.astype(self.dtype)], axis=-1), self.w_join[...])
+        x = project(
+            jnp.concatenate([vectors.astype(self.dtype), features.astype(self.dtype)], axis=-1), self.w_join[...]
+        )
         if self.b_join is not None:
             x += self.b_join[...][None, None]
         return x, x

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -11,6 +10,7 @@ from jax_smash.config import AttentionKind
 from jax_smash.models.layers import MLP, Attention, RMSNorm, rows_axis
 from jax_smash.models.rope import longest, rotation
 from jax_smash.pytree import pytree
+from jax_smash.sampling.vocabulary import Likeliest
 from jax_smash.sharding import constrain
 
 FULL: AttentionKind = "full"
@@ -47,14 +47,28 @@ class PairLayer(nnx.Module):
         """What the drafter computes in, and its cache holds."""
         return self.mlp_norm.scale[...].dtype
 
-    def features(
-        self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]
-    ) -> Float[Array, "B T D"]:
+    def features(self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read, from its hidden states and all of its taps."""
         raise NotImplementedError
 
-    def speaker(self, target: Any) -> Any:
-        """Returns what makes logits of `EagleForward.hidden`, as a model does: the drafter, or the bound target."""
+    def logits(self, hidden: Float[Array, "B T D"], target: Any) -> Float[Array, "B T V"]:
+        """Returns float32 logits behind entries.
+
+        Args:
+          hidden: of `EagleForward`.
+          target: bound, whose head is used where the drafter has none.
+        """
+        raise NotImplementedError
+
+    def guesses(self, hidden: Float[Array, "B T D"], n: int, target: Any, *, total: bool = False) -> Likeliest:
+        """Returns the n likeliest tokens behind each entry; arguments as of `logits`.
+
+        Args:
+          hidden: of `EagleForward`.
+          n: at most as many as the drafter can say.
+          target: bound.
+          total: also add up all logits' exponentials.
+        """
         raise NotImplementedError
 
     def entries(
