@@ -7,12 +7,15 @@ feature, `b_join [D]` where there is one, `attention.w_qkv` (and `attention.b_qk
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
+from jax_smash.checkpoints.fit import dotted
 from jax_smash.checkpoints.module_files import Described, ModuleFiles
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
@@ -84,6 +87,15 @@ def load_eagle1(folder: str | Path, *, dtype: Any = None) -> Eagle1Modules:
     """
     described, (structure, params) = FILES.load(folder, dtype)
     return Eagle1Modules(described.config, NnxModel(structure), params, described.base_fingerprint)
+
+
+def eagle1_of(
+    config: Eagle1Config, tensors: Mapping[str, np.ndarray], dtype: Any, base_fingerprint: str
+) -> Eagle1Modules:
+    """Returns a drafter of tensors by their dotted names, on the default device."""
+    structure, abstract = abstract_eagle1(config, dtype)
+    leaves = [(path, v.replace(jax.device_put(tensors[dotted(path)]))) for path, v in nnx.to_flat_state(abstract)]
+    return Eagle1Modules(config, NnxModel(structure), nnx.from_flat_state(leaves), base_fingerprint)
 
 
 def read_eagle1(folder: str | Path) -> Described:

@@ -53,7 +53,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
-CONFIDENT = ("eagle",)
+CONFIDENT = ("eagle", "medusa")
 """Methods whose trees may grow by the drafter's confidence."""
 
 READERS: dict[str, Callable[[str | Path], Any]] = {

@@ -2,14 +2,13 @@
 
 import functools
 
-import numpy as np
 import pytest
 
 from jax_smash import generate
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import SamplingOptions
-from tests.drafting import proposed, proposing
+from tests.drafting import paths_of, proposed, proposing
 from tests.eagle import PlainEagle, plain_confident, random_drafter
 from tests.eagle1 import PlainEagle1, random_drafter1
 from tests.jax_smash.draft.test_eagle import CHOICES, SOME, Chat, prompts_of, target
@@ -20,16 +19,6 @@ TREE = "confident-8:depth=4,width=3"
 @functools.cache
 def drafter(kind):
     return random_drafter1(target()) if kind == "eagle1" else random_drafter(target(), tokens=SOME)
-
-
-def paths(tree, row):
-    """Returns the tokens from the root to each node of a row."""
-    parent, token, valid = (np.asarray(x)[row].tolist() for x in (tree.parent, tree.token, tree.valid))
-    found = {0: ()}
-    for node in range(1, len(token)):
-        if valid[node]:
-            found[node] = (*found[parent[node]], token[node])
-    return {path for node, path in found.items() if node}
 
 
 class Confident(Chat):
@@ -53,7 +42,7 @@ class Confident(Chat):
         beside = proposed(self._chain(self.session.state, chain(4)))
         for row, text in enumerate(texts):
             if len(text) > 1:
-                found = paths(tree, row)
+                found = paths_of(tree, row)
                 self.compared += 1
                 self.differing += found != plain_confident(self.plain, self.sizes, text, self._chosen(row, len(text)))
                 self.trees.append((row, text, found))

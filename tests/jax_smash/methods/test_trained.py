@@ -6,6 +6,7 @@ import pytest
 
 from jax_smash.checkpoints.chimera import load_chimera, random_drafter, save_chimera
 from jax_smash.checkpoints.eagle import load_eagle, random_modules, save_eagle
+from jax_smash.checkpoints.eagle1 import load_eagle1, random_eagle1_modules, save_eagle1
 from jax_smash.checkpoints.medusa import load_medusa, random_heads, save_medusa
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.pytree import size
@@ -13,9 +14,12 @@ from tests.tiny import tiny_config, tiny_model
 
 KINDS = {
     "eagle": (random_modules, save_eagle, load_eagle),
+    "eagle1": (random_eagle1_modules, save_eagle1, load_eagle1),
     "medusa": (random_heads, save_medusa, load_medusa),
     "chimera": (random_drafter, save_chimera, load_chimera),
 }
+METHODS = {"eagle1": "eagle"}
+"""Methods whose names are not their drafters' kinds."""
 
 
 def saved(kind, folder, *, base_fingerprint="", **changes):
@@ -26,7 +30,7 @@ def saved(kind, folder, *, base_fingerprint="", **changes):
 
 
 def method(kind, drafter):
-    return make_method(tiny_model(), kind, draft=DraftOptions(drafter=drafter))
+    return make_method(tiny_model(), METHODS.get(kind, kind), draft=DraftOptions(drafter=drafter))
 
 
 @pytest.mark.parametrize("kind", KINDS)
