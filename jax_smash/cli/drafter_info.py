@@ -32,7 +32,7 @@ def kinds() -> dict[str, Kind]:
     from jax_smash.models.eagle1 import abstract_eagle1
     from jax_smash.models.medusa import abstract_medusa
 
-    made = {
+    made: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
         eagle.CONFIG: ("eagle", eagle.read_eagle, abstract_eagle),
         eagle1.CONFIG: ("eagle", eagle1.read_eagle1, abstract_eagle1),
         medusa.CONFIG: ("medusa", medusa.read_medusa, abstract_medusa),

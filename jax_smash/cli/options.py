@@ -149,8 +149,8 @@ class DraftFlags:
     one with a part of its cache, as in sparse:quest or sparse:h2o:budget=128; see --sparse. --method self-sparse, which
     drafts with this one's own cache, takes int8 alone."""
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
-    """What --method eagle, medusa or chimera drafts with: a folder with eagle.json and eagle.safetensors, or eagle1.json
-    and eagle1.safetensors (or the files of the other method's name), or random for random weights, which tell what drafting costs."""
+    """What --method eagle, medusa or chimera drafts with: a folder with eagle.json and eagle.safetensors (or the files
+    of the other method's name; of EAGLE-1, eagle1), or random for random weights, which tell what drafting costs."""
     gram_slots: Annotated[int, _flag("N")] = 0
     """Chimera looks up the codes of the last N different trigrams of each row. Drafts do not depend on it."""
     stored_probabilities: tyro.conf.FlagCreatePairsOff[bool] = False

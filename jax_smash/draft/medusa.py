@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -83,13 +84,14 @@ class MedusaDrafter:
                 head = jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
                 place = context.token_length[:, None] + head
                 logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
-            found = likeliest_of(logits, self.width, total=True)
-            value, child, total = found.values, found.tokens, found.total
+            found = likeliest_of(logits, self.width)
+            value, child = found.values, found.tokens
+            everything = jax.nn.logsumexp(logits, axis=-1)
         else:
             value, child = (jnp.swapaxes(x[:, :, 0], 0, 1) for x in heads.likeliest(vectors, self.width, target))
         child = jnp.where(value > -jnp.inf, child, -1)
         if self.confident is not None:
-            probability = jnp.exp(value - total[:, :, None])
+            probability = jnp.exp(value - everything[:, :, None])
             return self._grown(self.confident, topology, context.pending, (child, probability)), None
         return grow(topology, self._tokens(topology, context.pending, child)), None
 

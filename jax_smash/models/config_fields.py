@@ -38,8 +38,9 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     if kind is RopeConfig:
         if not isinstance(value, Mapping):
             raise ValueError(f"{name} must be an object; got {value!r}")
+        given: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in value.items()}
         try:
-            return RopeConfig(**{key: tuple(x) if isinstance(x, list) else x for key, x in value.items()})
+            return RopeConfig(**given)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from error
     if kind in (int, float, bool, str):
