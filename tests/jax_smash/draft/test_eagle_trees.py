@@ -58,8 +58,7 @@ def accepted(drafted, text):
 def test_a_tree_is_the_plain_one_and_accepts_no_less_than_the_chain_inside_it(kind):
     chat = Confident(kind)
     chat.turn(prompts_of((6, 1, 9)))
-    chat.turn(prompts_of((2, 3, 0), seed=1), limits=[6] * 3)
-    assert chat.compared > 30
+    assert chat.compared > 20
     assert chat.differing == 0
     by_tree = by_chain = 0
     for (row, text, found), greedy in zip(chat.trees, chat.chains, strict=True):
@@ -72,6 +71,7 @@ def test_a_tree_is_the_plain_one_and_accepts_no_less_than_the_chain_inside_it(ki
     assert by_tree > by_chain > 0
 
 
+@pytest.mark.slow
 def test_a_tree_without_the_chain_is_the_papers_and_of_rows_that_sample_that_of_the_noise():
     chat = Confident("eagle", tree=f"{TREE},chain=false", sampling=CHOICES)
     chat.turn(prompts_of((4, 1, 9)), limits=[8] * 3)
@@ -81,7 +81,8 @@ def test_a_tree_without_the_chain_is_the_papers_and_of_rows_that_sample_that_of_
     assert any(greedy not in found for (_, _, found), greedy in zip(chat.trees, chat.chains, strict=True))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("eagle1", marks=pytest.mark.slow), "eagle"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle1", "eagle"])
 def test_sampled_text_is_plain_decodings(kind):
     request = {"sampling": [*CHOICES, SamplingOptions(temperature=1.0)], "seed": [1, 2, 3, 4]}
     request |= {"max_new_tokens": 20, "slots": 64, "batch_size": 4}
@@ -93,6 +94,7 @@ def test_sampled_text_is_plain_decodings(kind):
     assert sum(c.target_forwards for c in drafted) < sum(c.target_forwards for c in plain)
 
 
+@pytest.mark.slow
 def test_nothing_grows_behind_the_positions_that_were_trained():
     made = random_drafter1(target(), max_positions=7)
     draft = DraftOptions(tree=TREE, drafter=made)
