@@ -27,11 +27,15 @@ from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion, generate
 from jax_smash.serve.prompts import FilePrompt, read_prompts
 from jax_smash.serve.request import make_request
+from train.data.documents import read_documents
 from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
 from train.run.program import make_devices, run_program
 
 GROUP = 64
 """Batches of a call of `generate`, whose completions are in memory at once."""
+
+ASKED = ("turns", "question", "instruction")
+"""Fields of a line that `train.pack` reads as a chat, beside those of `messages`."""
 
 ANSWERS = "answers.jsonl"
 """File of the answers in a folder."""
@@ -60,8 +64,8 @@ def main(
 
     Args:
       model: a model's name, a directory, a .gguf file, or owner/model on the Hugging Face hub.
-      prompts: `.jsonl` file of prompts, as `jax-smash generate` reads it, or of chats (`{"messages"}`); a reply that
-        stands at the end of a chat is written anew.
+      prompts: `.jsonl` file of prompts, as `jax-smash generate` reads it, or of chats, questions or instructions, as
+        `train.pack` reads them; or a folder of such files. A reply at the end of a chat is written anew.
       output: `.jsonl` file of the answers; a name without an ending is a folder, which gets `answers.jsonl`.
       avoid: `.jsonl` files of evaluations' questions, as texts or with a field such as `turns` or `question`; prompts
         that share thirteen words in a row with one are left out.
@@ -129,13 +133,23 @@ def without_overlap(asked: list[FilePrompt], avoid: Sequence[Path]) -> tuple[lis
 
 
 def read_questions(path: Path) -> list[FilePrompt]:
-    """Returns the prompts of a file; of chats, what stands before the last reply.
+    """Returns the prompts of a file, or of all in a folder; of chats, what stands before the last reply.
 
     Raises:
-      OSError: the file cannot be read.
+      OSError: a file cannot be read.
       ValueError: a line is neither a prompt nor a chat, which the message names, or there is no line.
     """
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
+        if not found:
+            raise ValueError(f"{path} must hold .jsonl or .json files of prompts; got none")
+        return [question for file in found for question in read_questions(file)]
     lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    if path.suffix == ".json" or (lines and '"prompt"' not in lines[0] and any(f'"{f}"' in lines[0] for f in ASKED)):
+        chats = [list(document.messages[:-1]) for document in read_documents(path, passage=1) if document.messages]
+        if not chats:
+            raise ValueError(f"{path} must hold at least one chat, question or instruction; got none")
+        return chats
     if not lines or '"messages"' not in lines[0]:
         return read_prompts(path)
     return [_question(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1)]

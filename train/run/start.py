@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_smash.checkpoints.fingerprint import Fingerprint
 from jax_smash.checkpoints.huggingface import load_params, read_config
@@ -102,12 +102,23 @@ class Stored:
         found = {*Shards(self.folder).dtypes.values()}
         return found.pop() if len(found) == 1 else np.dtype(np.float32)
 
-    def load(self, mesh: Mesh, *, dtype: Any = None) -> tuple[nnx.State, str]:
+    def fingerprint(self) -> str:
+        """Returns the weights' fingerprint, read without a device.
+
+        Raises:
+          ValueError, FileNotFoundError: they cannot be read.
+        """
+        seen = Fingerprint(self.config)
+        load_params(self.folder, self.config, dtype=np.float32, place=seen.place(lambda path, array: np.zeros(())))
+        return seen.hexdigest()
+
+    def load(self, mesh: Mesh, *, dtype: Any = None, without: str | None = None) -> tuple[nnx.State, str]:
         """Returns the weights on a mesh and their fingerprint; each tensor goes to its devices as it is read.
 
         Args:
           mesh: the devices.
           dtype: of the weights in memory; None keeps that of the files.
+          without: what weights stand under that are looked at for the fingerprint and not kept: a 0 is in their place.
 
         Raises:
           ValueError, FileNotFoundError: they cannot be read, or do not divide among the devices.
@@ -117,6 +128,8 @@ class Stored:
         seen = Fingerprint(self.config)
 
         def place(path: ParamPath, array: np.ndarray) -> jax.Array:
+            if path[0] == without:
+                return jax.device_put(np.zeros((), array.dtype), NamedSharding(mesh, PartitionSpec()))
             placed = jax.make_array_from_callback(array.shape, where[path], lambda index: array[index])
             return jnp.copy(placed)  # Training consumes weights, and these may lie in the reader's memory.
 
