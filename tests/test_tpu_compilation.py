@@ -156,7 +156,9 @@ def test_a_sampled_tree_takes_little_longer_than_a_greedy_one(chip):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("ar", "recycling")])
 def test_every_methods_programs_compile(method):
-    tree = {"lookahead": "auto", "hamburger": "auto", "draft-model": "chain-3"}.get(method, "tree-15")
+    tree = {"lookahead": "auto", "hamburger": "auto", "draft-model": "chain-3", "self-sparse": "chain-3"}.get(
+        method, "tree-15"
+    )
     small = {"num_layers": 2, "batch_size": 2, "slots": 512, "prefill_chunk": 16}
     beside = {"draft_model": "int8"} if method == "draft-model" else {}
     report = measured("llama-3.2-1b", "v5e:1x1", method=method, tree=tree, **small, **beside)

@@ -4,7 +4,7 @@ import functools
 
 from jaxtyping import Array, Float, Int
 
-from jax_smash.attention.by_head import Gathered, attend_by_head, gather_pages, hide_other_pages
+from jax_smash.attention.by_head import attend_by_head, gather_pages, hide_other_pages
 from jax_smash.attention.dispatch import by_platform, takes_xla
 from jax_smash.cache import Block, ChosenPages, LayerCache
 
@@ -21,7 +21,6 @@ def attend_pages(
     scale: float,
     softcap: float = 0.0,
     implementation: str | None = None,
-    gathered: Gathered | None = None,
 ) -> Float[Array, "B Q N H"]:
     """Returns attention of each entry over the filled slots of its KV head's pages, and the entries that it may see.
 
@@ -32,13 +31,12 @@ def attend_pages(
       cache: what the layer has committed; every entry is behind all of it.
       pages: which of its pages are read.
       implementation: as of `attend`. `xla` gathers the pages first, which writes and reads them once more.
-      gathered: their slots, where they were gathered before.
 
     Raises:
       ValueError: there is no such implementation, or the kernel that is named cannot run here.
     """
     arrays = (query, key, value, position, cache, pages, block)
-    xla = functools.partial(_gathered, scale=scale, softcap=softcap, gathered=gathered)
+    xla = functools.partial(_gathered, scale=scale, softcap=softcap)
     if takes_xla(implementation):
         return xla(*arrays)
     from jax_smash.attention import kernels  # Importing Pallas takes most of a second.
@@ -61,10 +59,8 @@ def _gathered(
     *,
     scale: float,
     softcap: float,
-    gathered: Gathered | None,
 ) -> Float[Array, "B Q N H"]:
-    if gathered is None:
-        gathered = gather_pages(cache.keys, cache.values, pages)
+    gathered = gather_pages(cache.keys, cache.values, pages)
     return attend_by_head(query, key, value, position, gathered, block, scale=scale, softcap=softcap)
 
 

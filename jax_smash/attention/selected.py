@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jax_smash.attention.by_head import Gathered, attend_by_head, gather_pages
-from jax_smash.attention.dispatch import attend
+from jax_smash.attention.dispatch import attend, takes_xla
 from jax_smash.attention.formula import MASKED, SCORES_AT_ONCE
 from jax_smash.attention.pages import attend_pages
 from jax_smash.cache import EMPTY, Block, ChosenPages, HeldLayer, Note, SelectedLayer, Selection
@@ -87,10 +87,10 @@ def attend_held(
     scoring: Any = {"scale": plan.scale, "softcap": plan.softcap}
 
     def part() -> Array:
-        gathered = (view.keys, view.values, view.position)
-        if view.pages is None:
-            return attend_by_head(*new, gathered, block, **scoring)
-        return attend_pages(*new, view.layer, view.pages, block, gathered=gathered, **scoring)
+        if view.gathered is not None:
+            return attend_by_head(*new, view.gathered, block, **scoring)
+        assert view.pages is not None
+        return attend_pages(*new, view.layer, view.pages, block, **scoring)
 
     if not plan.pays_from:
         return part()
@@ -100,25 +100,19 @@ def attend_held(
 def _hold(view: SelectedLayer, asking: Float[Array, "B N H"]) -> HeldLayer:
     """Returns the slots that a query chooses; where all of them are read, nothing that means anything."""
 
-    def choose() -> tuple[Gathered, ChosenPages | None]:
+    def choose() -> tuple[ChosenPages | None, Gathered | None]:
         chosen = view.policy.select(view, asking)
-        return _gathered(view, chosen), chosen.pages
+        # A kernel reads pages where they lie.
+        if chosen.pages is not None and not takes_xla(None):
+            return chosen.pages, None
+        return None, _gathered(view, chosen)
 
     def nothing() -> Any:
         return jax.tree.map(lambda made: jnp.zeros(made.shape, made.dtype), jax.eval_shape(choose))
 
     short = view.plan.pays_from
-    found = jax.lax.cond(view.filled.max() < short, nothing, choose) if short else choose()
-    (keys, values, position), pages = found
-    return HeldLayer(
-        layer=view.layer,
-        filled=view.filled,
-        keys=keys,
-        values=values,
-        position=position,
-        pages=pages,
-        plan=view.plan,
-    )
+    pages, gathered = jax.lax.cond(view.filled.max() < short, nothing, choose) if short else choose()
+    return HeldLayer(layer=view.layer, filled=view.filled, pages=pages, gathered=gathered, plan=view.plan)
 
 
 def _asking(query: Float[Array, "B Q N H"], block: Block) -> Float[Array, "B N H"]:

@@ -57,7 +57,7 @@ class ReadInPart(SparseModel):
         layers = tuple(
             made.note.held if isinstance(made, Noted) else cache.layer(i) for i, made in enumerate(out.block_kv)
         )
-        held = HeldCache(layers=layers, slot_length=cache.slot_length, reach=cache.reach)
+        held = HeldCache(layers=layers, reach=cache.reach)
         return replace(out, block_kv=entries, policy_state=held)
 
 

@@ -1,5 +1,6 @@
 """One cache read in two ways: the check is the model itself, and a draft level by level is a draft in one forward."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_smash.cache import Block, Earlier, Noted, SelectedCache, SelectedLayer, Write
+from jax_smash.platform import tracing_for
 from jax_smash.sparse import (
     H2O,
     TOVA,
@@ -98,6 +100,22 @@ def test_a_draft_reads_the_slots_that_its_first_token_chooses(policy):
     if isinstance(policy, Oracle | Quest) and policy.page_size < 16 and not policy.pays_from:
         anew = drafts.forward(*child, cache, block).hidden
         assert not np.allclose(second, anew, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "held"), [(Oracle(budget=32, page_size=16), "pages"), (Oracle(budget=8), "gathered")]
+)
+@pytest.mark.parametrize("pays_from", [0, READ + 1])
+def test_pages_that_a_kernel_reads_are_not_gathered(policy, held, pays_from):
+    _, drafts, _, cache, _ = made(dataclasses.replace(policy, pays_from=pays_from))
+    token, position = entries(1)
+    block = Block.causal(jnp.ones((2, 1), bool))
+    with tracing_for("tpu"):
+        out = jax.eval_shape(lambda: drafts.forward(drafts.embed(token), position, cache, block))
+    layers = out.policy_state.layers
+    assert len(layers) == 2
+    for layer in layers:
+        assert [name for name in ("pages", "gathered") if getattr(layer, name) is not None] == [held]
 
 
 def test_policies_keep_their_cache_under_both():
