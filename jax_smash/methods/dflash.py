@@ -10,11 +10,10 @@ from jax_smash.draft.trees.sizing import best_tree
 from jax_smash.draft.trees.templates import named_tree, sized
 from jax_smash.draft.trees.tree import Topology, check_ranks
 from jax_smash.ladder import Ladder
-from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.drafted import drafted
 from jax_smash.methods.method import Method, Setup
-from jax_smash.methods.trained import check_sizes, fitting, held_as, width_and_taps
+from jax_smash.methods.trained import check_tapped, fitting, held_as
 from jax_smash.models.dflash_config import DFlashConfig
 
 NAME = "dflash"
@@ -33,7 +32,7 @@ def dflash(setup: Setup) -> Method:
         read=read_dflash,
         load=load_dflash,
         random=random_drafter,
-        check=check_target,
+        check=check_tapped,
     )
     config: DFlashConfig = modules.config
     draws = DRAWS.get(setup.draft.verify, Draws.COUPLED)
@@ -65,25 +64,3 @@ def _room_to_grow(config: DFlashConfig, nodes: int) -> Topology:
     """Returns a topology for trees of so many drafted nodes as deep as the block is long."""
     levels = config.block_size - 1
     return best_tree(prior_rates(levels, RANKS), nodes, levels=min(levels, nodes))
-
-
-def check_target(config: DFlashConfig, model: Model, where: str) -> None:
-    """Refuses another target than the drafter was made for.
-
-    Args:
-      config: of the drafter.
-      model: the target at hand.
-      where: the drafter is, named in errors.
-
-    Raises:
-      ValueError: the target gives no taps, or has another width, vocabulary or number of layers.
-    """
-    width, taps = width_and_taps(model)
-    if not taps:
-        raise ValueError(f"{where} reads taps {list(config.taps)} of its target; {model.name} gives none")
-    sizes = {
-        "width": (config.d_model, width),
-        "vocabulary": (config.vocab_size, model.vocab_size),
-        "number of layers": (config.target_layers, taps - 1),
-    }
-    check_sizes(sizes, model, where)

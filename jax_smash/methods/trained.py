@@ -74,6 +74,28 @@ def check_sizes(sizes: Mapping[str, tuple[int, int]], model: Model, where: str) 
             raise ValueError(f"{where} is for a target with a {name} of {wanted}; {model.name} has one of {found}")
 
 
+def check_tapped(config: Any, model: Model, where: str) -> None:
+    """Refuses another target than a drafter that reads taps was made for.
+
+    Args:
+      config: of the drafter: `taps`, `d_model`, `vocab_size` and `target_layers`.
+      model: the target at hand.
+      where: the drafter is, named in errors.
+
+    Raises:
+      ValueError: the target gives no taps, or has another width, vocabulary or number of layers.
+    """
+    width, taps = width_and_taps(model)
+    if not taps:
+        raise ValueError(f"{where} reads taps {list(config.taps)} of its target; {model.name} gives none")
+    sizes = {
+        "width": (config.d_model, width),
+        "vocabulary": (config.vocab_size, model.vocab_size),
+        "number of layers": (config.target_layers, taps - 1),
+    }
+    check_sizes(sizes, model, where)
+
+
 def check_trained_for(expected: str, model: Model, where: str) -> None:
     """Refuses another target than the one that the drafter was trained for, of the same shape though it is.
 
