@@ -68,7 +68,7 @@ def forward_bytes(config: ModelConfig, *, batch: int, width: int, slots: int, it
 
 def device_bytes(device: jax.Device | None = None) -> int | None:
     """Returns the memory that a device gives to arrays in bytes, taken or not; None where it does not tell."""
-    stats = (device or jax.devices()[0]).memory_stats()
+    stats = (device or jax.local_devices()[0]).memory_stats()
     return stats["bytes_limit"] if stats and "bytes_limit" in stats else None
 
 
@@ -84,7 +84,7 @@ def check_memory(*, rows: int, held: int, batch: int, slots: int, device: jax.De
     Raises:
       MemoryError: they do not.
     """
-    device = device or jax.devices()[0]
+    device = device or jax.local_devices()[0]
     total = device_bytes(device)
     if total is None and device.platform == "cpu":
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

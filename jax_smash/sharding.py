@@ -14,8 +14,11 @@ from types import EllipsisType, MappingProxyType
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Shaped
 
 Tree = TypeVar("Tree")
@@ -111,19 +114,29 @@ def make_mesh(shape: str | MeshShape, *, devices: Sequence[jax.Device] | None = 
     return jax.make_mesh(shape.sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=available[: shape.size])
 
 
-def add_virtual_devices(shape: str | MeshShape | None) -> None:
+def add_virtual_devices(shape: str | MeshShape | None, *, processes: int = 1) -> None:
     """Has a CPU make as many devices as a mesh needs, at most `VIRTUAL_DEVICES`, where JAX has not begun to use it.
 
     Other devices are as many as there are. For programs: a library leaves the choice to who imports it.
+
+    Args:
+      shape: of the mesh; None needs one device.
+      processes: that share the mesh, each with as many of its devices.
 
     Raises:
       ValueError: the text is malformed.
     """
     shape = parse_mesh(shape) if isinstance(shape, str) else shape or MeshShape()
     now = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
-    if 1 < shape.size <= VIRTUAL_DEVICES and now < shape.size:
+    each = -(-shape.size // processes)
+    if 1 < each <= VIRTUAL_DEVICES and now < each:
         with contextlib.suppress(RuntimeError):  # The devices are in use, and their number is fixed.
-            jax.config.update("jax_num_cpu_devices", shape.size)
+            jax.config.update("jax_num_cpu_devices", each)
+
+
+def mesh_of_hosts() -> Mesh | None:
+    """Returns a mesh that gives every device of several hosts a share of the rows; None where there is one host."""
+    return None if jax.process_count() == 1 else make_mesh(MeshShape(data=jax.device_count()))
 
 
 def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
@@ -133,7 +146,33 @@ def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
 
 def put(x: Any, mesh: Mesh | None, *axes: str | None) -> Any:
     """Returns an array where a mesh holds it, by the logical names of its leading axes; None leaves it where it is."""
-    return x if mesh is None else jax.device_put(x, axes_sharding(x.shape, axes, mesh))
+    return x if mesh is None else to_devices(x, axes_sharding(x.shape, axes, mesh))
+
+
+def to_devices(x: Any, sharding: Sharding) -> Any:
+    """Returns an array on its devices. Over several hosts, each gives the shares of its own and must have it whole.
+
+    Nothing is compared between the hosts, as `jax.device_put` would: that they have the same is the caller's affair.
+    """
+    if sharding.is_fully_addressable or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+        return jax.device_put(x, sharding)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        # The key's numbers are one more axis, which every device has whole.
+        numbers = to_devices(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def on_host(tree: Any) -> Any:
+    """Returns a tree of arrays as NumPy's. Of arrays that span hosts each host gets all, so all must ask alike."""
+
+    def fetched(x: Any) -> Any:
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+            return multihost_utils.process_allgather(x, tiled=True)
+        return jax.device_get(x)
+
+    return jax.tree.map(fetched, tree)
 
 
 def share_of(x: Any, mesh: Mesh | None, *axes: str | None) -> jax.ShapeDtypeStruct:
@@ -196,7 +235,7 @@ def place(params: Tree, mesh: Mesh, *, rules: Rules = RULES) -> Tree:
     Raises:
       ValueError: as `param_shardings`.
     """
-    return jax.device_put(params, param_shardings(params, mesh, rules=rules))
+    return jax.tree.map(to_devices, params, param_shardings(params, mesh, rules=rules))
 
 
 def constrain(x: Shaped[Array, "..."], *axes: str | EllipsisType | None) -> Shaped[Array, "..."]:

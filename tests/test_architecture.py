@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LAYERS = [
     {"pytree", "shapes", "config", "finish", "sharding", "tasks", "platform", "tracing"},
+    {"hosts"},
     {"cpu"},
     {"cache"},
     {"protocols"},

@@ -29,6 +29,7 @@ from jax_smash.models.definition import NnxModel
 from jax_smash.models.predictors import PredictorConfig, abstract_predictor, predictor_config
 from jax_smash.pytree import size
 from jax_smash.quantise import check_plain
+from jax_smash.sharding import on_host
 
 CONFIG, WEIGHTS = "butler.json", "butler.safetensors"
 
@@ -102,7 +103,7 @@ def save_butler(
     if not base_fingerprint:
         raise ValueError("base_fingerprint must be that of the base's weights; got an empty text")
     check_plain(params)
-    tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
+    tensors = {dotted(path): on_host(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
     check_fit("memory", _shapes(config), {name: array.shape for name, array in tensors.items()})
     check_savable(tensors)
     folder = _folder(folder)

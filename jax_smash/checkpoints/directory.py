@@ -4,9 +4,12 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from jax_smash.hosts import is_first, wait_for_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -29,7 +32,8 @@ def check_new(target: str | Path) -> Path:
 def new_directory(target: str | Path, size: int) -> Iterator[Path]:
     """Gives a directory to fill, and moves it to its place when it is complete.
 
-    What is filled is a hidden neighbour of the target, so that a fault at any moment leaves the target as it was.
+    What is filled is a hidden neighbour of the target, so that a fault at any moment leaves the target as it was. Of
+    several hosts the first one has it; others fill a temporary folder, which is removed, and wait until it is in place.
 
     Args:
       target: the directory to make; it must be absent or empty.
@@ -39,6 +43,11 @@ def new_directory(target: str | Path, size: int) -> Iterator[Path]:
       FileExistsError: something else is there.
       OSError: the disk is full, or has no room for `size` bytes.
     """
+    if not is_first():
+        with tempfile.TemporaryDirectory() as unused:
+            yield Path(unused)
+        wait_for_all("directory")
+        return
     path = check_new(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
@@ -49,6 +58,7 @@ def new_directory(target: str | Path, size: int) -> Iterator[Path]:
     try:
         yield work
         os.replace(work, path)
+        wait_for_all("directory")
     except BaseException as error:
         _remove(work)
         if isinstance(error, OSError) and error.errno in FULL:

@@ -33,6 +33,7 @@ from jax_smash.models.eagle import abstract_eagle, check_tokens, random_eagle
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.pytree import size
 from jax_smash.quantise import check_plain
+from jax_smash.sharding import on_host
 
 CONFIG, WEIGHTS = "eagle.json", "eagle.safetensors"
 
@@ -100,7 +101,7 @@ def save_eagle(folder: str | Path, config: EagleConfig, params: nnx.State, *, ba
       OSError: the disk is full, or the folder cannot be made.
     """
     check_plain(params)
-    tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
+    tensors = {dotted(path): on_host(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
     check_fit("memory", _shapes(config), {name: array.shape for name, array in tensors.items()})
     _check_values(tensors, config)
     check_savable(_weights(tensors))

@@ -23,6 +23,7 @@ from jax_smash.config import ModelConfig
 from jax_smash.models.families import ParamPath, Part, family_of, fill_copies, from_hf, tensor_map, tensor_shapes, to_hf
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
+from jax_smash.sharding import on_host
 
 CONFIG = "config.json"
 MODEL_CONFIG = "model_config.json"
@@ -318,6 +319,8 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _to_host(array: jax.Array) -> np.ndarray:
+    if not array.is_fully_addressable:
+        return on_host(array)
     if next(iter(array.devices())).platform == "cpu" and len(array.devices()) == 1:
         return np.asarray(array)
     # An array keeps the host copy that is made of it; a copy of the array takes it along when it goes.

@@ -26,6 +26,7 @@ from jax_smash.checkpoints.described import (
 )
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.quantise import check_plain
+from jax_smash.sharding import on_host
 
 
 class Described(NamedTuple):
@@ -69,7 +70,7 @@ class ModuleFiles:
           OSError: the disk is full, or the folder cannot be made.
         """
         check_plain(params)
-        tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
+        tensors = {dotted(path): on_host(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
         check_fit("memory", self._shapes(config), {name: array.shape for name, array in tensors.items()})
         check_savable(tensors)
         folder = _whole(folder)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.fit import DTYPES, Shape
+from jax_smash.hosts import is_first
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
@@ -220,7 +221,7 @@ def write_shards(
     contents: Callable[[str], Iterator[np.ndarray]],
     max_shard_bytes: int,
 ) -> None:
-    """Writes safetensors files and, where there are several, their index.
+    """Writes safetensors files and, where there are several, their index. Of several hosts the first one writes.
 
     The format is a JSON header and the tensors behind it. It is written here and not by the safetensors package, whose
     writer wants all tensors of a file in memory at once.
@@ -232,6 +233,11 @@ def write_shards(
       max_shard_bytes: a file gets no further tensor that would make it longer.
     """
     shards = _plan(tensors, max_shard_bytes)
+    if not is_first():
+        for tensor in tensors:
+            for _ in contents(tensor):  # It may take all hosts to give a tensor.
+                pass
+        return
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     names = names if len(shards) > 1 else [WEIGHTS]
     for name, shard in zip(names, shards, strict=True):

@@ -29,6 +29,7 @@ from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.config import ModelConfig
 from jax_smash.pytree import size
 from jax_smash.quantise import check_plain
+from jax_smash.sharding import on_host
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.options import SmashOptions
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
@@ -119,7 +120,7 @@ def save_smasher(
     """
     check_plain(params)
     options.check(config)
-    tensors = {dotted(path): np.asarray(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
+    tensors = {dotted(path): on_host(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
     check_savable(tensors)
     if token_counts is not None:
         tensors[COUNTS] = _counts(token_counts)

@@ -20,7 +20,7 @@ def report(text: str) -> None:
 
 def describe(error: BaseException) -> str:
     """Returns what an exception says, followed by its notes."""
-    text = _message(platform_problem(error) or error)
+    text = _loss(error) or _message(platform_problem(error) or error)
     return "; ".join([text, *getattr(error, "__notes__", [])])
 
 
@@ -36,6 +36,12 @@ def platform_problem(error: BaseException) -> OSError | None:
     except OSError as problem:
         return problem
     return None
+
+
+def _loss(error: BaseException) -> str | None:
+    """Returns what is told where an error is that another process of this program has gone."""
+    hosts = sys.modules.get("jax_smash.hosts")  # Not imported, there are no others.
+    return None if hosts is None else hosts.loss_of_host(error)
 
 
 def _message(error: BaseException) -> str:

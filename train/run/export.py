@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.huggingface import params_bytes
+from jax_smash.hosts import is_first
 from train.parts.part import Ended, Part
 from train.run.frozen import Frozen
 from train.run.step import make_evaluation
@@ -47,7 +48,8 @@ def export_part(
       FileExistsError: `output` has something in it.
       OSError: the disk is full.
     """
-    check_new(output)
+    if is_first():
+        check_new(output)
     about = sources.read_text(encoding="utf-8") if sources else ""
     stored = part.stored(trained, frozen)
     evaluate = make_evaluation(part.measured(), mesh)

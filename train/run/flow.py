@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Unpack
 
+from jax_smash.hosts import agree, decided, is_first
 from jax_smash.sharding import param_shardings
 from train.parts.part import Part
 from train.run.batches import Share
@@ -33,16 +35,20 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     """
     plan = RunPlan(**options)
     plan.begin()
+    described = {f"setting {name}": value for name, value in dataclasses.asdict(part.settings).items()}
+    agree(described | plan.shared() | {"--output": output, "the data's hash": part.data_sha256})
     loop, optimiser = plan.loop(part), part.optimiser()
     rows = part.rows(plan.held_out_rows, Share.of_this_process())
     mesh, shapes = plan.mesh_or_default(), part.shapes()
     check_rows(part.settings.batch_size, mesh, accumulate=part.settings.accumulate)
     param_shardings(shapes, mesh)
-    check_remembered(part.settings, output, resume=plan.resume, packed=part.data_sha256)
+    if is_first():
+        check_remembered(part.settings, output, resume=plan.resume, packed=part.data_sha256)
     frozen = part.frozen(mesh)
-    goes_on = newest_step(output / CHECKPOINTS) is not None
+    goes_on = decided(lambda: newest_step(output / CHECKPOINTS)) is not None
     first = shapes.trained if goes_on else part.begin(mesh)
-    remember(part.settings, output, resume=plan.resume, packed=part.data_sha256)
+    if is_first():
+        remember(part.settings, output, resume=plan.resume, packed=part.data_sha256)
     state = train(
         part.objective(),
         optimiser,
@@ -62,7 +68,7 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     folder = output / part.name
     if loop.end < loop.steps:
         told += [f"stopped after step {loop.end} of {loop.steps}; --resume goes on{part.hint}"]
-    elif folder.exists():
+    elif decided(folder.exists):
         told += [f"exported before to {folder}"]
     else:
         params, step = state.params, int(state.step)

@@ -16,7 +16,8 @@ from jaxtyping import Array
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_smash.sharding import MeshShape, make_mesh, param_shardings
+from jax_smash.hosts import decided, is_first
+from jax_smash.sharding import MeshShape, make_mesh, param_shardings, to_devices
 from train.run.batches import Batches
 from train.run.checkpoint import Checkpoints, only_run
 from train.run.frozen import Frozen, check_frozen
@@ -110,12 +111,13 @@ def train(
     """
     mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
     with only_run(output), Checkpoints(output / CHECKPOINTS) as checkpoints:
-        if checkpoints.latest is not None and not resume:
-            raise ValueError(f"{output} holds a run at step {checkpoints.latest}; resume it or choose another folder")
+        newest = decided(lambda: checkpoints.latest)
+        if newest is not None and not resume:
+            raise ValueError(f"{output} holds a run at step {newest}; resume it or choose another folder")
         abstract = jax.eval_shape(lambda p: first_state(p, optimiser), params)
         shardings = param_shardings(abstract, mesh)
-        if checkpoints.latest is None:
-            params = jax.device_put(params, shardings.params)
+        if newest is None:
+            params = jax.tree.map(to_devices, params, shardings.params)
             make = jax.jit(lambda p: first_state(p, optimiser), out_shardings=shardings, donate_argnums=0)
             state = make(params)
             del params
@@ -180,7 +182,8 @@ class _Run:
                     also = {"held_out_means": means} if means else {}
                     metrics.write(step=done, held_out_loss=loss, held_out=by_set, **also)
                     progress.console.print(f"step {done}: held-out loss {loss:.4f}")
-                    plot_losses(metrics.path, self.output / PLOT)
+                    if is_first():
+                        plot_losses(metrics.path, self.output / PLOT)
                 if saves:
                     notes = {"batches": batches.get_state(), FROZEN_NOTE: fingerprints}
                     self.checkpoints.save(done, state, notes)
@@ -214,5 +217,6 @@ def _progress() -> Progress:
         BarColumn(),
         note,
         TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
+        console=Console(stderr=True, quiet=not is_first()),
+        disable=not is_first(),
     )

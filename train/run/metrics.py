@@ -7,12 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jax_smash.hosts import is_first
+
 
 class Metrics:
-    """A JSONL file of what a run measured; lines after the step that a run resumes from are dropped."""
+    """A JSONL file of what a run measured; lines after the step that a run resumes from are dropped.
+
+    Of several hosts the first one writes it.
+    """
 
     def __init__(self, path: Path, step: int):
         self.path = path
+        if not is_first():
+            return
         kept = [line for line in read_metrics(path) if line["step"] <= step] if step else []
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -20,6 +27,8 @@ class Metrics:
 
     def write(self, **values: Any) -> None:
         """Appends one line."""
+        if not is_first():
+            return
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
 

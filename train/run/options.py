@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import jax
 from jax.sharding import Mesh
 
+from jax_smash.hosts import START_TIMEOUT, HostOptions, join_hosts
 from jax_smash.sharding import MeshShape, make_mesh
 from train.parts.part import Part
 from train.run.loop import Loop
@@ -22,7 +23,12 @@ class RunOptions(TypedDict, total=False):
     Attributes:
       until: step to stop after, with the learning rate that the whole run has there.
       mesh: devices, as in `fsdp=4,tp=2`; by default each works on a share of the rows. A CPU makes as many as it needs.
-      devices: on a CPU, how many virtual devices it makes; one a core trains fastest.
+      devices: on a CPU, how many virtual devices it makes; one a core trains fastest. Of several hosts each makes so
+        many.
+      coordinator: HOST:PORT of process 0, where several hosts train together and JAX does not find them by itself.
+      num_processes: of such a run; 1 runs on this host alone.
+      process_id: of this one, from 0.
+      start_timeout: seconds to wait for all processes to start; by default 300.
       log_every: steps between lines of `metrics.jsonl`; by default 10.
       evaluate_every: steps between evaluations on the held-out rows; by default 200.
       save_every: steps between checkpoints; by default 100.
@@ -34,6 +40,10 @@ class RunOptions(TypedDict, total=False):
     until: int | None
     mesh: str | None
     devices: int | None
+    coordinator: str | None
+    num_processes: int | None
+    process_id: int | None
+    start_timeout: int
     log_every: int
     evaluate_every: int
     save_every: int
@@ -49,6 +59,10 @@ class RunPlan:
     until: int | None = None
     mesh: str | None = None
     devices: int | None = None
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    start_timeout: int = START_TIMEOUT
     log_every: int = 10
     evaluate_every: int = 200
     save_every: int = 100
@@ -57,9 +71,15 @@ class RunPlan:
     resume: bool = False
 
     def begin(self) -> None:
-        """Makes the devices of a CPU, before JAX is used, and checks that the file of sources is there."""
-        make_devices(self.devices, self.mesh)
+        """Joins the other hosts and makes the devices of a CPU, before JAX is used; checks the file of sources."""
         check_sources(self.sources)
+        hosts = HostOptions(self.coordinator, self.num_processes, self.process_id, self.start_timeout)
+        make_devices(self.devices, self.mesh, processes=join_hosts(hosts))
+
+    def shared(self) -> dict[str, Any]:
+        """Returns the options that all hosts must have alike, by their names on a command line."""
+        own = ("coordinator", "process_id", "start_timeout")
+        return {f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if name not in own}
 
     def loop(self, part: Part) -> Loop:
         """Returns how long a part's run is, and when it reports.

@@ -15,6 +15,7 @@ import tyro
 
 from jax_smash.cli.compilation_cache import use_compilation_cache
 from jax_smash.cli.errors import debugging, describe, platform_problem
+from jax_smash.hosts import fail, joined
 from jax_smash.platform import skip_absent_tpu
 from jax_smash.sharding import add_virtual_devices
 from train.run.memory import use_large_pages
@@ -33,7 +34,7 @@ class Option(NamedTuple):
 
 
 def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> NoReturn:
-    """Runs a program on its command line and leaves.
+    """Runs a program on its command line and leaves. Where it is one of several processes, an error ends them all.
 
     What a user can cause is one line on standard error and status 1, 2 for a wrong command line and 130 after Ctrl-C.
     With JAX_SMASH_DEBUG=1 exceptions pass.
@@ -56,10 +57,16 @@ def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> 
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError, AssertionError) as error:
         if debugging() or (isinstance(error, AssertionError) and platform_problem(error) is None):
             raise
-        sys.exit(f"error: {' '.join(describe(error).split())}")
+        end_badly(describe(error))
     except KeyboardInterrupt:
-        sys.exit(130)
+        fail("", status=130)
     sys.exit(0)
+
+
+def end_badly(text: str) -> NoReturn:
+    """Leaves with status 1 and one line on standard error."""
+    line = f"error: {' '.join(text.split())}"
+    fail(line) if joined() else sys.exit(line)
 
 
 def options_of(main: Callable[..., Any]) -> dict[str, Option]:
@@ -75,12 +82,12 @@ def options_of(main: Callable[..., Any]) -> dict[str, Option]:
     return found
 
 
-def make_devices(devices: int | None, mesh: str | None) -> None:
+def make_devices(devices: int | None, mesh: str | None, *, processes: int = 1) -> None:
     """Lets a CPU have as many virtual devices as were asked for, or else as a mesh needs; before JAX is used."""
     if devices is not None:
         jax.config.update("jax_num_cpu_devices", devices)
     else:
-        add_virtual_devices(mesh)
+        add_virtual_devices(mesh, processes=processes)
 
 
 def check_sources(path: Path | None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 import jax_smash
+from jax_smash.hosts import decided
 
 PROMPTS = (
     "Once upon a time, there was a little girl named",
@@ -22,8 +23,12 @@ def greedy_samples(
 ) -> list[tuple[str, str]]:
     """Returns each prompt and each first turn of a dialogue with its greedy continuation, in float32.
 
-    What has no room in the model's context is left out.
+    What has no room in the model's context is left out. Of several hosts the first one asks it.
     """
+    return [tuple(pair) for pair in decided(lambda: _samples(model, prompts, chats))]
+
+
+def _samples(model: Path, prompts: tuple[str, ...], chats: tuple[str, ...]) -> list[tuple[str, str]]:
     loaded = jax_smash.load(model, dtype=jnp.float32)
     room = loaded.config.max_positions - SAMPLE_TOKENS
     turns = {chat: loaded.encode_chat([{"role": "user", "content": chat}]) for chat in chats}

@@ -1,0 +1,92 @@
+"""Several processes of one program on this machine, joined by JAX's own service."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Ended(NamedTuple):
+    """What became of a process: its status, what it printed, and the seconds until it ended."""
+
+    status: int
+    output: str
+    errors: str
+    seconds: float
+
+
+class Hosts:
+    """Processes of one program that run. Everything that they print goes to files, for a pipe that nobody reads fills.
+
+    Args:
+      program: words behind `python`, without what joins the processes.
+      count: of processes.
+      each: further words, for each process; None for none.
+      environment: variables beside this process's own.
+    """
+
+    def __init__(
+        self,
+        program: Sequence[object],
+        count: int = 2,
+        *,
+        each: Sequence[Sequence[object]] | None = None,
+        environment: dict[str, str] | None = None,
+    ):
+        self.address = f"localhost:{free_port()}"
+        self._files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(count)]  # noqa: SIM115
+        variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
+        variables |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | (environment or {})
+        self.processes = []
+        for i, (output, errors) in enumerate(self._files):
+            words = [*program, "--coordinator", self.address, "--num-processes", count, "--process-id", i]
+            words += each[i] if each is not None else []
+            self.processes.append(
+                subprocess.Popen([sys.executable, *map(str, words)], env=variables, stdout=output, stderr=errors)
+            )
+
+    def kill_when(self, process: int, when: Callable[[], bool], *, timeout: float = 240) -> None:
+        """Kills a process with SIGKILL once something is so; raises AssertionError if it ends before."""
+        until = time.monotonic() + timeout
+        while not when():
+            assert self.processes[process].poll() is None, self._read(process)[1]
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        self.processes[process].kill()
+
+    def ended(self, *, timeout: float = 240) -> list[Ended]:
+        """Waits for all, and ends those that have not ended in time; returns what became of them."""
+        began, taken = time.monotonic(), {}
+        while len(taken) < len(self.processes) and time.monotonic() < began + timeout:
+            for i, process in enumerate(self.processes):
+                if i not in taken and process.poll() is not None:
+                    taken[i] = time.monotonic() - began
+            time.sleep(0.01)
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        return [
+            Ended(process.returncode, *self._read(i), taken.get(i, float("inf")))
+            for i, process in enumerate(self.processes)
+        ]
+
+    def _read(self, process: int) -> tuple[str, str]:
+        texts = []
+        for file in self._files[process]:
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        return texts[0], texts[1]
+
+
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
