@@ -7,18 +7,17 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax
-
 from jax_smash.costs import CostCurve, Follower, assumed_costs, estimate_costs, load_costs, read_costs
 from jax_smash.decode.budget import Sizing, unused
 from jax_smash.draft.trees.acceptance import PRIOR_FALL, PRIOR_FIRST, prior_rates
 from jax_smash.draft.trees.sizing import Rates, best_tree, choose_budget, choose_ladder
 from jax_smash.draft.trees.templates import named_tree, sized
 from jax_smash.draft.trees.tree import Topology, chain
+from jax_smash.hosts import decided
 from jax_smash.platform import target_platform
 from jax_smash.protocols import honours_trees
 from jax_smash.shapes import bucket
-from jax_smash.sharding import mesh_of
+from jax_smash.sharding import mesh_of, spans_hosts
 
 if TYPE_CHECKING:
     from jax_smash.loading import Model
@@ -124,14 +123,20 @@ def make_ladder(
         source = f"a chain: {model.name} does not honour tree blocks"
         return Ladder(trees=(chain(min(CHAIN_NODES, reach.levels)),), source=source)
     rates, frozen = reach.rates(), costs is not None
-    curve = read_costs(costs) if costs else _costs(model, method, batch=batch, slots=slots, sampled=sampled)
+    several = spans_hosts(mesh_of(model.params))
+
+    def known() -> CostCurve:
+        return read_costs(costs) if costs else _costs(model, method, batch=batch, slots=slots, sampled=sampled)
+
+    # Of several hosts each has files of its own.
+    curve = CostCurve.from_json(decided(lambda: known().to_json(), shared=several)) if several else known()
     curve = _with_drafting(curve, drafting)
     most, rungs = min(MOST_ROWS, curve.entries[-1]) - 1, CPU_RUNGS if target_platform() == "cpu" else RUNGS
     budgets = choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
     seconds = [curve.at(n + 1) for n in budgets]
     follower = None
-    if not frozen and jax.process_count() == 1:
+    if not frozen and not several:
         # Curves from one source are wrong alike.
         decoding = (model.definition, str(mesh_of(model.params)), method, batch, sampled, curve.source)
         relatives = FOLLOWERS.setdefault(decoding, {})

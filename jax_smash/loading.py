@@ -5,16 +5,15 @@ import functools
 import importlib.util
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
@@ -36,6 +35,7 @@ from jax_smash.checkpoints.smasher import (
 from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
+from jax_smash.models.families import ParamPath
 from jax_smash.models.families.family import in_use
 from jax_smash.models.predictors.beside import without_predictor
 from jax_smash.models.transformer import abstract_params, random_params
@@ -43,7 +43,7 @@ from jax_smash.platform import prepare_devices
 from jax_smash.protocols import ModelDef
 from jax_smash.pytree import size
 from jax_smash.quantise import activation_dtype, check_weights, has_int8, quantise_params, quantising_place
-from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place
+from jax_smash.sharding import make_mesh, mesh_of, on_mesh, param_shardings, place, spans_hosts, to_devices
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.options import SmashOptions
 
@@ -193,7 +193,8 @@ def load(
     with ThreadPoolExecutor(1) as pool:
         # Beside the weights: a tokenizer, and the library that reads it, take a second or two.
         reading = pool.submit(lambda: (adapter and load_tokenizer(own)) or load_tokenizer(path))
-        graphdef, params = _read_params(source, config, dtype, seen.place(placing), adapter)
+        lie = _shardings(config, mesh) if mesh is not None and spans_hosts(mesh) else None
+        graphdef, params = _read_params(source, config, dtype, seen.place(placing), adapter, lie)
         tokenizer = reading.result()
     if mesh is not None:
         params = place(params, mesh)  # The scales of quantised weights are still on the device that made them.
@@ -222,12 +223,17 @@ def load(
 
 
 def _read_params(
-    source: Path, config: ModelConfig, dtype: Any, placing: huggingface.Place, adapter: Adapter | None = None
+    source: Path,
+    config: ModelConfig,
+    dtype: Any,
+    placing: huggingface.Place,
+    adapter: Adapter | None = None,
+    shardings: Mapping[ParamPath, Sharding] | None = None,
 ) -> tuple[nnx.GraphDef, nnx.State]:
     """Returns structure and parameters of a checkpoint in any layout, an adapter merged into them."""
     if orbax.is_checkpoint(source):
-        return orbax.load(source, dtype=dtype, place=placing)[1:]
-    return huggingface.load_params(source, config, dtype=dtype, place=placing, adapter=adapter)
+        return orbax.load(source, dtype=dtype, place=placing, shardings=shardings)[1:]
+    return huggingface.load_params(source, config, dtype=dtype, place=placing, shardings=shardings, adapter=adapter)
 
 
 def _stored_fingerprint(source: Path, config: ModelConfig) -> str:
@@ -429,9 +435,14 @@ def _placing(config: ModelConfig, weights: str, mesh: Mesh | None) -> huggingfac
     """Returns a function that puts a parameter on its devices, as it is or as int8; None where nothing need be done."""
     if mesh is None and weights == "plain":
         return None
-    _, abstract = abstract_params(config)
-    placing = None if mesh is None else _place_on(mesh, abstract)
-    return quantising_place(abstract, placing) if weights == "int8" else placing
+    placing = None
+    if mesh is not None:
+        lie = _shardings(config, mesh)
+
+        def placing(where: ParamPath, array: Any) -> Any:
+            return to_devices(array, lie[where])
+
+    return quantising_place(abstract_params(config)[1], placing) if weights == "int8" else placing
 
 
 def _divisible(config: ModelConfig, source: Path | None, mesh: Mesh | None) -> ModelConfig:
@@ -460,11 +471,11 @@ def _divisible(config: ModelConfig, source: Path | None, mesh: Mesh | None) -> M
     return config
 
 
-def _place_on(mesh: Mesh, abstract: nnx.State) -> huggingface.Place:
-    """Returns a function that puts a parameter on its devices.
+def _shardings(config: ModelConfig, mesh: Mesh) -> dict[ParamPath, Sharding]:
+    """Returns where each parameter of a model lies on a mesh.
 
     Raises:
       ValueError: a parameter does not fit the mesh.
     """
-    shardings = {where: v.get_value() for where, v in nnx.to_flat_state(param_shardings(abstract, mesh))}
-    return lambda where, array: jax.device_put(array, shardings[where])
+    shardings = param_shardings(abstract_params(config)[1], mesh)
+    return {where: v.get_value() for where, v in nnx.to_flat_state(shardings)}

@@ -144,6 +144,11 @@ def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
+def spans_hosts(mesh: Mesh | None) -> bool:
+    """Returns whether a mesh has devices of several hosts."""
+    return mesh is not None and mesh.is_multi_process
+
+
 def put(x: Any, mesh: Mesh | None, *axes: str | None) -> Any:
     """Returns an array where a mesh holds it, by the logical names of its leading axes; None leaves it where it is."""
     return x if mesh is None else to_devices(x, axes_sharding(x.shape, axes, mesh))

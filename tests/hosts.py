@@ -72,10 +72,13 @@ class Hosts:
         for process in self.processes:
             process.kill()
             process.wait()
-        return [
+        found = [
             Ended(process.returncode, *self._read(i), taken.get(i, float("inf")))
             for i, process in enumerate(self.processes)
         ]
+        for file in (file for files in self._files for file in files):
+            file.close()
+        return found
 
     def _read(self, process: int) -> tuple[str, str]:
         texts = []

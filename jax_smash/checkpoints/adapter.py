@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.fit import check_fit
-from jax_smash.checkpoints.shards import PIECE, WEIGHTS, Shards, finite
+from jax_smash.checkpoints.shards import ALL, PIECE, WEIGHTS, Shards, finite
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import family_of, tensor_map, tensor_shapes
 
@@ -160,11 +160,11 @@ class MergedShards(Shards):
 
     changes: Mapping[str, Change] = MappingProxyType({})
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+    def read(self, name: str, start: int, stop: int, columns: slice = ALL) -> np.ndarray:
         """Returns part of a tensor, along its first axis; float32 where it is changed."""
-        weights = super().read(name, start, stop)
+        weights = super().read(name, start, stop, columns)
         change = self.changes.get(name)
-        return weights if change is None else weights.astype(np.float32) + change.rows(start, stop)
+        return weights if change is None else weights.astype(np.float32) + change.rows(start, stop)[:, columns]
 
 
 def is_adapter(directory: Path) -> bool:

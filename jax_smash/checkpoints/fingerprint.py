@@ -14,6 +14,7 @@ from jax_smash.checkpoints.huggingface import Place
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import ParamPath, Part, tensor_map
 from jax_smash.quantise import has_int8
+from jax_smash.sharding import on_host
 
 SAMPLE = 1024
 """Elements of a tensor that count; of a smaller one all do."""
@@ -56,7 +57,7 @@ class Fingerprint:
           array: its floats, of numpy or JAX, on one device or divided.
         """
         for part in self._parts[where]:
-            elements = np.asarray(_taken(array, _coordinates(part, array.shape)), np.float32)
+            elements = np.asarray(on_host(_taken(array, _coordinates(part, array.shape))), np.float32)
             bits = elements.astype(jnp.bfloat16).view(np.uint16).astype("<u2")
             self._found[part.name, part.start] = f"{part.name} {list(part.shape)} ".encode() + bits.tobytes()
 

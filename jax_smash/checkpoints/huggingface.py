@@ -12,18 +12,20 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Sharding
 
 from jax_smash.checkpoints.adapter import CHANGES, SETTINGS, Adapter
 from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import DTYPES, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.gguf import GgufTensors, config_json, find_gguf, is_gguf, open_gguf
+from jax_smash.checkpoints.held import held_box, region_of
 from jax_smash.checkpoints.shards import BITS, Shards, contiguous, pieces, write_shards
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import ParamPath, Part, family_of, fill_copies, from_hf, tensor_map, tensor_shapes, to_hf
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
-from jax_smash.sharding import on_host
+from jax_smash.sharding import on_host, to_devices
 
 CONFIG = "config.json"
 MODEL_CONFIG = "model_config.json"
@@ -137,6 +139,7 @@ def load_params(
     *,
     dtype: Any = None,
     place: Place | None = None,
+    shardings: Mapping[ParamPath, Sharding] | None = None,
     progress: Progress | None = None,
     adapter: Adapter | None = None,
 ) -> tuple[nnx.GraphDef, nnx.State]:
@@ -147,6 +150,8 @@ def load_params(
       config: of the model; None reads it from the checkpoint.
       dtype: of the weights in memory; None keeps the checkpoint's, which of quantised ones is float32.
       place: puts a parameter where it belongs; None puts all on the default device.
+      shardings: where each parameter lies among the devices of several hosts. Each then reads only what its own hold,
+        and `place` is given arrays that lie there.
       progress: told of every parameter.
       adapter: merged into the weights as they are read: in float32, before they are cast.
 
@@ -166,10 +171,24 @@ def load_params(
         # The longest first, while there is most room for the copy that moves to a device.
         for where in sorted(shapes, key=lambda p: -math.prod(shapes[p])):
             bits = _aligned(shapes[where], BITS[weights.itemsize])
+            lies = None if shardings is None else shardings[where]
+            # The copies of KV heads are made of heads that other devices may hold.
+            box = None if lies is None or config.kv_copies > 1 else held_box(lies, shapes[where])
             for part in parts[where]:
-                shards.read_into(names[part.name], part.view(bits), weights, pool, start=part.start, rows=part.shape[0])
+                region = None if box is None else region_of(part, shapes[where], box)
+                shards.read_into(
+                    names[part.name],
+                    part.view(bits),
+                    weights,
+                    pool,
+                    start=part.start,
+                    rows=part.shape[0],
+                    region=region,
+                )
             fill_copies(where, bits, config)
-            array = bits.view(weights)
+            array: Any = bits.view(weights)
+            if lies is not None:
+                array = to_devices(array, lies)
             # Not jnp.asarray, which copies: on a CPU the array itself becomes the parameter.
             leaves[where] = place(where, array) if place else jax.device_put(array)
             if progress:

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import Shape, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.huggingface import CONFIG, MODEL_CONFIG, Place, params_bytes
 from jax_smash.config import ModelConfig, from_fields
+from jax_smash.models.families import ParamPath
 from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import check_plain
 
@@ -78,7 +79,11 @@ def write(
 
 
 def load(
-    path: str | Path, *, dtype: Any = None, place: Place | None = None
+    path: str | Path,
+    *,
+    dtype: Any = None,
+    place: Place | None = None,
+    shardings: Mapping[ParamPath, Sharding] | None = None,
 ) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
     """Loads what `save` wrote, onto the default device.
 
@@ -86,6 +91,7 @@ def load(
       path: the directory.
       dtype: of the weights in memory; None keeps the checkpoint's.
       place: puts a parameter where it belongs, as it is or quantised, from the default device.
+      shardings: where each parameter lies among the devices of several hosts, as in `huggingface.load_params`.
 
     Raises:
       FileNotFoundError: there is no such checkpoint.
@@ -101,7 +107,8 @@ def load(
     graphdef, abstract = abstract_params(config, weights)
     where = {dotted(p): p for p, _ in nnx.to_flat_state(abstract)}
     arrays: dict[str, Any] = {}
-    for share in _read(directory / PARAMS, shapes, weights):
+    lie = None if shardings is None else {dotted(p): sharding for p, sharding in shardings.items()}
+    for share in _read(directory / PARAMS, shapes, weights, lie):
         for name, array in share.items():
             if not _finite(array):
                 raise ValueError(f"{name} in {directory} holds NaN or infinity")
@@ -148,13 +155,15 @@ def metadata(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{directory / PARAMS} is damaged or incomplete: {_line(error)}") from error
 
 
-def _read(path: Path, shapes: Mapping[str, Shape], dtype: np.dtype) -> Iterator[dict[str, jax.Array]]:
+def _read(
+    path: Path, shapes: Mapping[str, Shape], dtype: np.dtype, lie: Mapping[str, Sharding] | None
+) -> Iterator[dict[str, jax.Array]]:
     """Yields all parameters, a share at a time: what is being read is in memory about three times."""
     ocp = _orbax()
-    device = SingleDeviceSharding(jax.devices()[0])
+    lie = lie or dict.fromkeys(shapes, SingleDeviceSharding(jax.local_devices()[0]))
     for names in _shares(shapes):
         target = dict.fromkeys(shapes, ocp.PLACEHOLDER)
-        target |= {name: jax.ShapeDtypeStruct(shapes[name], dtype, sharding=device) for name in names}
+        target |= {name: jax.ShapeDtypeStruct(shapes[name], dtype, sharding=lie[name]) for name in names}
         try:
             found = ocp.load(path, target)
         except Exception as error:

@@ -1,7 +1,9 @@
 """Safetensors files, read and written in small pieces, so that memory holds one copy of the weights."""
 
+import itertools
 import json
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -13,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from jax_smash.checkpoints.contents import contents
 from jax_smash.checkpoints.fit import DTYPES, Shape
+from jax_smash.checkpoints.held import Box
 from jax_smash.hosts import is_first
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -23,6 +26,11 @@ PIECE = 2**20
 
 MARGIN = 32
 """Elements that part the rows of a piece while its axes are turned."""
+
+RUN = 2**12
+"""Bytes of a row that are worth reading by themselves."""
+
+ALL = slice(None)
 
 BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
 """The dtype that stands for weights while they are moved, by their width in bytes: NumPy copies it fast."""
@@ -80,24 +88,46 @@ class Shards:
             self.dtypes[name] = DTYPES[entry["dtype"]]
             self._places[name] = (path, 8 + header_bytes + entry["data_offsets"][0])
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+    def read(self, name: str, start: int, stop: int, columns: slice = ALL) -> np.ndarray:
         """Returns part of a tensor, along its first axis.
+
+        Args:
+          name: of the tensor.
+          start, stop: rows.
+          columns: of a matrix; where they are a part of it, no other bytes are read.
 
         Raises:
           ValueError: the file has become shorter since its header was read.
         """
         shape, dtype = self.shapes[name], self.dtypes[name]
         row_bytes = dtype.itemsize * math.prod(shape[1:])
-        raw = np.empty((stop - start) * row_bytes, np.uint8)
         path, offset = self._places[name]
+        first, last = 0, row_bytes
+        if columns != ALL:
+            first, last = columns.start * dtype.itemsize, columns.stop * dtype.itemsize
+        width = last - first
+        each = 1 if width < row_bytes else max(1, stop - start)  # Rows that lie together in the file.
+        raw = np.empty((stop - start) * width, np.uint8)
         # Opened for every piece, so that threads need not share a place in the file.
         with path.open("rb", buffering=0) as file:
-            file.seek(offset + start * row_bytes)
-            if file.readinto(raw) != raw.nbytes:
-                raise ValueError(f"{path} is damaged or incomplete: it ends inside {name}")
-        return raw.view(dtype).reshape(stop - start, *shape[1:])
+            for row in range(start, stop, each):
+                part = raw[(row - start) * width :][: each * width]
+                file.seek(offset + row * row_bytes + first)
+                if file.readinto(part) != part.nbytes:
+                    raise ValueError(f"{path} is damaged or incomplete: it ends inside {name}")
+        return raw.view(dtype).reshape(stop - start, *(shape[1:] if columns == ALL else (-1,)))
 
-    def read_into(self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor, *, start: int, rows: int) -> None:
+    def read_into(
+        self,
+        name: str,
+        view: np.ndarray,
+        dtype: np.dtype,
+        pool: Executor,
+        *,
+        start: int,
+        rows: int,
+        region: Box | None = None,
+    ) -> None:
         """Writes rows of a tensor into a view, cast to a dtype.
 
         Args:
@@ -106,17 +136,43 @@ class Shards:
           dtype: what those bits mean.
           pool: runs the pieces.
           start, rows: which rows of the tensor, along its first axis.
+          region: of the view, outside which nothing is read or written; None for all.
 
         Raises:
           ValueError: the tensor holds NaN or infinity, or does so after the cast.
         """
-        each = rows // view.shape[0]
+        if not view.size:
+            return
+        each, region = rows // view.shape[0], region or tuple(slice(0, size) for size in view.shape)
+        columns, inner = self._columns(name, view.shape, region)
 
         def move(piece: slice) -> None:
-            weights = self.read(name, start + piece.start * each, start + piece.stop * each)
-            cast_into(view[piece], weights, dtype, f"{name} in {self.directory}")
+            weights = self.read(name, start + piece.start * each, start + piece.stop * each, columns)
+            part = view[piece][:, *inner]
+            if columns == ALL:
+                weights = weights.reshape(len(part), *view.shape[1:])[:, *inner]
+            cast_into(part, np.ascontiguousarray(weights).reshape(part.shape), dtype, f"{name} in {self.directory}")
 
-        list(pool.map(move, pieces(view)))
+        whole = view[region[0]]
+        list(pool.map(move, (slice(region[0].start + p.start, region[0].start + p.stop) for p in pieces(whole))))
+
+    def _columns(self, name: str, view: Shape, region: Box) -> tuple[slice, Box]:
+        """Returns which columns of a matrix a region needs, `ALL` where rows are read whole, and its other axes.
+
+        Rows are read whole too where what is needed of one is shorter than `RUN`: a disk gives no less.
+        """
+        shape, inner = self.shapes[name], region[1:]
+        if len(shape) == 2:
+            # The view's last axes are the tensor's columns, the first of them the one that may be divided.
+            sizes = list(itertools.accumulate(reversed(view), operator.mul))
+            first = len(view) - 1 - sizes.index(shape[1]) if shape[1] in sizes else 0
+            width = math.prod(view[first + 1 :])
+            rest = all(r == slice(0, n) for r, n in zip(region[first + 1 :], view[first + 1 :], strict=True))
+            columns = slice(region[first].start * width, region[first].stop * width)
+            needed = (columns.stop - columns.start) * self.dtypes[name].itemsize
+            if first and rest and RUN <= needed < shape[1] * self.dtypes[name].itemsize:
+                return columns, inner
+        return ALL, inner
 
     def equal(self, one: str, other: str) -> bool:
         """Returns whether two tensors of the same shape and dtype hold the same bits."""

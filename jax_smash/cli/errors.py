@@ -18,6 +18,16 @@ def report(text: str) -> None:
     print(f"jax-smash: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
+def ended(text: str, status: int) -> int:
+    """Tells an error and returns the status to leave with; where this is one of several processes, ends them all."""
+    if text:
+        report(text)
+    hosts = sys.modules.get("jax_smash.hosts")  # Not imported, there are no others.
+    if hosts is not None and hosts.joined():
+        hosts.fail(text, status, told=True)
+    return status
+
+
 def describe(error: BaseException) -> str:
     """Returns what an exception says, followed by its notes."""
     text = _loss(error) or _message(platform_problem(error) or error)

@@ -1,8 +1,9 @@
 """`jax-smash generate`: continue prompts."""
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from jax_smash.cli.interrupts import Interrupts
 from jax_smash.cli.options import (
     DraftFlags,
     DtypeName,
+    HostFlags,
     KeptPrograms,
     MeshText,
     OutputFlags,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 NO_PART_OF_IT = (
     *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache", "profile"),
-    *("json_schema", "save_warm_start"),
+    *("json_schema", "save_warm_start", "coordinator", "num_processes", "process_id", "start_timeout"),
 )
 """Options that change no completion, or are compared by what they name."""
 
@@ -80,36 +82,46 @@ class Generate:
     smash: tyro.conf.OmitArgPrefixes[SmashFlags] = dataclasses.field(default_factory=SmashFlags)
     sparse: tyro.conf.OmitArgPrefixes[SparseFlags] = dataclasses.field(default_factory=SparseFlags)
     output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
+    hosts: tyro.conf.OmitArgPrefixes[HostFlags] = dataclasses.field(default_factory=HostFlags)
 
     def run(self) -> None:
-        """Checks everything that can be checked without the model, then decodes.
+        """Checks everything that can be checked without the model, then decodes. Of several hosts the first one writes.
 
         Raises:
           UsageError: options are out of range, or do not go together.
           ValueError, OSError: as `read_prompts`, `jax_smash.load` and `jax_smash.generate` say.
         """
         self._check()
-        schema = self.stopping.schema()
-        file, overwrite = self.output.json, self.output.overwrite
-        records = RecordFile(file, overwrite=overwrite, resume=self.output.resume) if file else None
-        prompts = self._prompts()
+        schema, prompts = self.stopping.schema(), self._prompts()
         sampling = self.sampling.options()
         drafts = self.draft.options(self.method, overwrite=self.output.overwrite, sparse=self._sparse_drafts())
         options = drafts, self.smash.options(self.method)
+        processes = self.hosts.join()
+        from jax_smash.hosts import agree, decided, is_first
+
+        file, overwrite = self.output.json if is_first() else None, self.output.overwrite
+        records = RecordFile(file, overwrite=overwrite, resume=self.output.resume) if file else None
+        made_with = self._made_with(prompts, schema) if self.output.json is not None or processes > 1 else {}
+        agree(told(made_with))
+        # Decided by the first: where it has no terminal others may, and the calls of the loop must be alike.
         live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
-        made_with = self._made_with(prompts, schema) if records is not None else {}
-        done = 0 if records is None else resumed(records, made_with, len(prompts) * self.num_samples)
+        live = decided(lambda: live)
+        total = len(prompts) * self.num_samples
+        done = decided(lambda: 0 if records is None else resumed(records, made_with, total))
         with Screen(
-            prompts=len(prompts), samples=self.num_samples, stream=live, keep_going=records is not None, done=done
+            prompts=len(prompts),
+            samples=self.num_samples,
+            stream=live,
+            keep_going=records is not None,
+            done=done,
+            quiet=not is_first(),
         ) as screen:
             if self.draft.begins_cold:
                 screen.note(f"{self.draft.warm_start} is not there yet: this run begins cold, and writes it at its end")
-            if records is None:
-                self._decode(prompts, sampling, options, schema, screen, None, made_with)
-            elif not records.whole:
-                with records:
-                    self._decode(prompts, sampling, options, schema, screen, records, made_with)
-            if done == len(prompts) * self.num_samples:
+            if done < total or (records is not None and not records.whole):
+                with records or contextlib.nullcontext():
+                    self._decode(prompts, sampling, options, schema, screen, records, made_with, done)
+            if done == total:
                 screen.note(f"{self.output.json} is whole: all {done} texts were there before")
 
     def _check(self) -> None:
@@ -165,26 +177,27 @@ class Generate:
         screen: Screen,
         records: RecordFile | None,
         made_with: dict[str, Any],
+        done: int,
     ) -> None:
-        done = 0 if records is None else records.kept.lines
-        if records is not None and done == len(prompts) * self.num_samples:
+        if done == len(prompts) * self.num_samples:
             return
         screen.waiting(f"loading {self.model}")
         from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.decode.programs import PROGRAMS
+        from jax_smash.hosts.store import processes
         from jax_smash.loading import load
         from jax_smash.platform import prepare_devices
         from jax_smash.serve.generation import generate
-        from jax_smash.sharding import add_virtual_devices
+        from jax_smash.sharding import add_virtual_devices, mesh_of_hosts
         from jax_smash.tracing import traced
 
         use_compilation_cache(self.compilation_cache)
-        add_virtual_devices(self.mesh)
+        add_virtual_devices(self.mesh, processes=processes())
         prepare_devices()
         dtype = None if self.dtype == "auto" else self.dtype
         draft, smash = options
         modules = self.smash.modules_for(self.model, self.method, smash)
-        model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh, modules=modules)
+        model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh or mesh_of_hosts(), modules=modules)
         if self.method != HAMBURGER:  # Of the modules' folder, the base alone is wanted.
             model = dataclasses.replace(model, modules=None, params={"target": model.params["target"]})
         policy, said = self.sparse.policy_for(model, batch=min(self.batch_size, len(prompts)))
@@ -246,6 +259,12 @@ def _check_profile(folder: Path | None) -> None:
         from jax_smash.tracing import check_folder
 
         check_folder(folder)
+
+
+def told(made_with: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what decides completions by names that a user knows, for several hosts to compare."""
+    options = {f"--{name.replace('_', '-')}": value for name, value in made_with.get("options", {}).items()}
+    return options | {f"the {name}'s hash": digest for name, digest in made_with.get("sha256", {}).items()}
 
 
 def record(completion: "Completion", model: "Model", *, sampled: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tyro
 
 import jax_smash
 from jax_smash.cli.convert import Convert
-from jax_smash.cli.errors import UsageError, debugging, describe, report
+from jax_smash.cli.errors import UsageError, debugging, describe, ended, report
 from jax_smash.cli.generate import Generate
 from jax_smash.cli.info import Info
 from jax_smash.cli.tune import Tune
@@ -87,15 +87,13 @@ def run(command: Any) -> int:
     try:
         command.run()
     except BrokenPipeError:
-        return BROKEN_PIPE
+        return ended("", BROKEN_PIPE)
     except KeyboardInterrupt as error:
-        report(describe(error))
-        return INTERRUPTED
+        return ended(describe(error), INTERRUPTED)
     except Exception as error:
         if debugging():
             raise
-        report(describe(error))
-        return WRONG_USAGE if isinstance(error, UsageError) else FAILED
+        return ended(describe(error), WRONG_USAGE if isinstance(error, UsageError) else FAILED)
     return 0
 
 

@@ -19,7 +19,9 @@ class Screen:
     Only text goes to stdout, so that it can be piped. Bars and spinners are drawn only where stderr is a terminal.
     """
 
-    def __init__(self, *, prompts: int, samples: int, stream: bool, keep_going: bool, done: int = 0):
+    def __init__(
+        self, *, prompts: int, samples: int, stream: bool, keep_going: bool, done: int = 0, quiet: bool = False
+    ):
         """Draws nothing yet.
 
         Args:
@@ -28,11 +30,12 @@ class Screen:
           stream: show pieces of text as they come.
           keep_going: when nobody reads stdout any more, go on without it.
           done: texts that an earlier run made.
+          quiet: show nothing, for another process shows it.
         """
         self.stream, self.samples, self.total, self._done = stream, samples, prompts * samples, done
         self._keep_going, self._open, self._started, self._ends_line = keep_going, True, -1, True
         self._tokens = 0
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._status: Any = None
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 BUSY = 0.15
 """Spread of measurements over which a machine was busy."""
@@ -43,6 +44,15 @@ class CostCurve:
             raise ValueError(f"seconds must be over 0; got {min(self.seconds)} to {max(self.seconds)}")
         if min(self.batch, self.slots) < 1:
             raise ValueError(f"batch and slots must be at least 1; got {self.batch} and {self.slots}")
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "CostCurve":
+        """Returns the curve of `to_json`."""
+        return cls(**fields | {name: tuple(fields[name]) for name in ("entries", "seconds")})
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the curve as JSON can hold it."""
+        return dataclasses.asdict(self)
 
     def at(self, entries: int) -> float:
         """Returns the seconds of a step, on the straight line between the points beside it.

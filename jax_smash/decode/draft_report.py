@@ -8,6 +8,7 @@ import numpy as np
 from jax_smash.costs import CostCurve
 from jax_smash.decode.sized import SizedCalls
 from jax_smash.decode.state import DecodeState
+from jax_smash.sharding import on_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ def drafted_rows(
     sizes = [topology.nodes - 1 for topology in trees.ladder]
     steps = {} if trees.sizing is None else dict(zip(sizes, np.asarray(trees.sizing.used).tolist(), strict=True))
     costs = [] if sized is None else sized.costs
-    rows = zip(np.asarray(notes.tried).tolist(), np.asarray(notes.kept).tolist(), strict=True)
+    rows = zip(*(x.tolist() for x in on_host((notes.tried, notes.kept))), strict=True)
     return [
         Drafted(
             tree=tree,

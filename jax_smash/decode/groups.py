@@ -4,12 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jax_smash.decode.state import DecodeState
 from jax_smash.protocols import CausalLM, ModelDef, Params
 from jax_smash.pytree import pytree, replace
+from jax_smash.sharding import on_host
 from jax_smash.smash.entry import Entry, empty_entry, last_entry
 from jax_smash.smash.macro_step import Group
 from jax_smash.smash.smasher import Smasher, SmasherDef
@@ -135,5 +135,5 @@ def smashed_rows(state: DecodeState) -> list[Smashed] | None:
     if "smasher" not in state.rows.memory:
         return None
     kept = kept_of(state)
-    rows = zip(np.asarray(kept.lengths).tolist(), np.asarray(kept.micro_steps).tolist(), strict=True)
+    rows = zip(*(x.tolist() for x in on_host((kept.lengths, kept.micro_steps))), strict=True)
     return [Smashed(lengths=lengths, micro_steps=steps) for lengths, steps in rows]

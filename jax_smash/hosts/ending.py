@@ -27,7 +27,7 @@ SIGNS = ("Gloo", "onnection", "heartbeat", "coordination", "UNAVAILABLE", "Barri
 _ENDING = threading.Event()
 
 
-def fail(text: str, status: int = 1) -> NoReturn:
+def fail(text: str, status: int = 1, *, told: bool = False) -> NoReturn:
     """Ends a process of several because of an error, and has the others end too. On one host it only leaves.
 
     Nothing is waited for: other processes may be waiting for this one on their devices.
@@ -35,8 +35,9 @@ def fail(text: str, status: int = 1) -> NoReturn:
     Args:
       text: a line for standard error, with what stands before it; empty for none.
       status: of the process.
+      told: the line is there already.
     """
-    if text:
+    if text and not told:
         print(text, file=sys.stderr, flush=True)
     if not joined():
         sys.exit(status)

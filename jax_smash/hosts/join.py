@@ -101,7 +101,7 @@ def join_hosts(options: HostOptions = HostOptions()) -> int:
         except (RuntimeError, ValueError, OSError) as error:
             raise OSError(f"the hosts could not be joined: {first_line(error)}; {ALONE}") from error
         watch()
-        agree(_versions() | {"--num-processes": processes()}, options.start_timeout)
+        agree(versions() | {"--num-processes": processes()}, options.start_timeout)
     if not is_first():
         # What is printed is the same on all hosts.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -175,5 +175,6 @@ def _absent(options: HostOptions) -> str:
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Returns the version of each package that hosts must have alike."""
     return {name: importlib.metadata.version(name) for name in VERSIONS}

@@ -65,16 +65,17 @@ def agree(what: Mapping[str, Any], timeout: float = DECISION_S) -> None:
     raise ValueError(f"all hosts must run the same: {'; '.join(differing)}")
 
 
-def decided(make: Callable[[], Any]) -> Any:
+def decided(make: Callable[[], Any], *, shared: bool = True) -> Any:
     """Returns what a function gives on the first host, on every host; all must ask in the same order.
 
     Args:
       make: is called on the first host alone, and returns what JSON can hold.
+      shared: False for what this host does by itself, which is not told and not waited for.
 
     Raises:
       OSError: the first host did not decide.
     """
-    if not joined():
+    if not shared or not joined():
         return make()
     key = _next_key("decided")
     if is_first():
@@ -116,7 +117,7 @@ def _next_key(name: str) -> str:
 
 def tell(key: str, value: str) -> None:
     """Puts a value under a new key, for all processes."""
-    service().client.key_valuetell(key, value)
+    service().client.key_value_set(key, value)
 
 
 def _told_by_all(key: str, value: str, timeout: float) -> dict[int, str]:

@@ -67,6 +67,8 @@ def check_method(name: str) -> None:
 def save_memory(model: Model, draft: DraftOptions, memory: dict[str, Any]) -> None:
     """Writes what the rows have learned to the file that the options name; does nothing where they name none.
 
+    Of several hosts the first one writes.
+
     Args:
       model: the model that decoded.
       draft: the options.
@@ -75,7 +77,7 @@ def save_memory(model: Model, draft: DraftOptions, memory: dict[str, Any]) -> No
     Raises:
       OSError: the file cannot be written.
     """
-    if draft.save_warm_start is not None:
+    if draft.save_warm_start is not None and is_first():
         known = memory["drafter"]
         probability = None if known.probability is None else known.probability.table
         save_successors(draft.save_warm_start, known.matrix.table, tokenizer=model.tokenizer, probability=probability)

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-
 from jax_smash.automaton import StreamDecoder
 from jax_smash.decode.draft_report import Drafted, drafted_rows
 from jax_smash.decode.groups import Smashed, smashed_rows
@@ -26,6 +24,7 @@ from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.request import Prompts, Request, Seeds, check_counts, make_request
 from jax_smash.serve.session import Session, TokenLogProb
 from jax_smash.shapes import rows_for
+from jax_smash.sharding import on_host
 
 QUIET_STEPS = 64
 """Steps per call of the loop where the text is not streamed."""
@@ -260,7 +259,7 @@ class _Turn:
     def completions(self) -> Iterator[Completion]:
         """Yields the completion of each row."""
         rows = self.session.state.rows
-        finish, forwards = jax.device_get((rows.finish, rows.forwards))
+        finish, forwards = on_host((rows.finish, rows.forwards))
         outputs, log_probs = self.session.outputs(), self.session.log_probs()
         prompt_log_probs = self.session.prompt_log_probs
         method, sized = self.session.method, self.session.sized

@@ -17,6 +17,7 @@ from jax_smash.decode.score import score
 from jax_smash.decode.sized import SizedCalls, is_sized
 from jax_smash.decode.state import DecodeState, Shared, lay_out, take_rows
 from jax_smash.finish import NOT_A_NUMBER, RUNNING
+from jax_smash.hosts import decided
 from jax_smash.loading import Model
 from jax_smash.methods import Method
 from jax_smash.models.rope import reach_of_turn
@@ -26,7 +27,7 @@ from jax_smash.pytree import replace
 from jax_smash.quantise import activation_dtype
 from jax_smash.sampling import SamplingOptions, processors_for, row_keys
 from jax_smash.shapes import bucket, chunks
-from jax_smash.sharding import mesh_of, on_mesh, put, share_of
+from jax_smash.sharding import mesh_of, on_host, on_mesh, put, share_of, spans_hosts
 
 TokenLists = Sequence[Sequence[int] | np.ndarray | jax.Array]
 
@@ -99,7 +100,11 @@ class Session:
         batch = len(self._sampling)
         dtype = activation_dtype(model.params["target"])
         held = shard_bytes(model.params)
-        chunk = prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held)
+        # By the first host's memory: programs of another width would wait for each other in vain.
+        chunk = decided(
+            lambda: prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held),
+            shared=spans_hosts(self.mesh),
+        )
         longest = longest_block(model.definition.bind(model.params["target"]))
         self._chunk = min(chunk, bucket(slots), longest or chunk)
         shared = Shared(
@@ -116,7 +121,9 @@ class Session:
             block=max(self._chunk, method.strategy.block),
             log_probs=log_probs,
         )
-        arrays = (method.params, shared, row_keys(self._seeds))
+        if spans_hosts(self.mesh):
+            shared = jax.tree.map(lambda x: put(x, self.mesh), shared)
+        arrays = (method.params, shared, put(row_keys(self._seeds), self.mesh, "batch"))
         with on_mesh(self.mesh):
             shares = lay_out(jax.eval_shape(made, *arrays), lambda x, *axes: share_of(x, self.mesh, *axes))
             check_memory(rows=tree_bytes(shares) * samples, held=held, batch=batch * samples, slots=slots)
@@ -188,14 +195,14 @@ class Session:
 
     def outputs(self) -> list[list[int]]:
         """Returns the tokens that each row has emitted in this turn."""
-        output, length = jax.device_get((self.state.rows.output, self.state.rows.output_length))
+        output, length = on_host((self.state.rows.output, self.state.rows.output_length))
         return [row[:n].tolist() for row, n in zip(output, length, strict=True)]
 
     def log_probs(self) -> list[list[TokenLogProb]] | None:
         """Returns the records of the emitted tokens, a list per row; None unless asked for."""
         if self.state.rows.log_probs is None:
             return None
-        record, outputs = jax.device_get(self.state.rows.log_probs), self.outputs()
+        record, outputs = on_host(self.state.rows.log_probs), self.outputs()
         return [
             [
                 _entry(token, record.chosen[row, i], record.top_values[row, i], record.top_tokens[row, i])
@@ -207,7 +214,7 @@ class Session:
     def _tails(self) -> list[list[int]]:
         """Returns the emitted tokens of each row that are not in the cache."""
         rows = self.state.rows
-        output, length, unread = jax.device_get((rows.output, rows.output_length, rows.unread))
+        output, length, unread = on_host((rows.output, rows.output_length, rows.unread))
         return [
             row[n - count : n].tolist() if count else kept
             for row, n, count, kept in zip(output, length, unread, self._unread, strict=True)
@@ -216,7 +223,7 @@ class Session:
     def _check_room(self, texts: list[list[int]], limit: np.ndarray) -> None:
         """Refuses texts that do not fit the cache, or that run past the model's context by sharing slots."""
         rows = self.state.rows
-        slots, length, unread = jax.device_get((rows.cache.slot_length, rows.token_length, rows.unread))
+        slots, length, unread = on_host((rows.cache.slot_length, rows.token_length, rows.unread))
         for row, text in enumerate(texts):
             if not text:
                 continue
@@ -244,7 +251,7 @@ class Session:
         config, rows = self.model.config, self.state.rows
         if config is None or not config.follows_length:
             return None
-        length, unread, before = jax.device_get((rows.token_length, rows.unread, rows.cache.reach))
+        length, unread, before = on_host((rows.token_length, rows.unread, rows.cache.reach))
         return jnp.asarray(
             [
                 reach_of_turn(config, held=int(n - u), before=int(old), prompt=len(text), new=max(int(new) - 1, 0))
@@ -274,7 +281,7 @@ class Session:
         return bool((self._finish() == RUNNING).any())
 
     def _finish(self) -> np.ndarray:
-        finish = np.asarray(self.state.rows.finish)
+        finish = on_host(self.state.rows.finish)
         if (finish == NOT_A_NUMBER).any():
             row = int(np.argmax(finish == NOT_A_NUMBER))
             raise ValueError(f"logits are not numbers in row {row}: check the weights")
@@ -298,9 +305,13 @@ class Session:
             if asked:
                 with on_mesh(self.mesh):
                     record = score(
-                        self.model.definition, self.model.params, hidden, jnp.asarray(following), self._prompt_top
+                        self.model.definition,
+                        self.model.params,
+                        hidden,
+                        put(following, self.mesh, "batch"),
+                        self._prompt_top,
                     )
-                self._record(jax.device_get(record), texts, offset, width)
+                self._record(on_host(record), texts, offset, width)
             offset += width
 
     def _record(self, record: Any, texts: list[list[int]], offset: int, width: int) -> None:
@@ -312,9 +323,9 @@ class Session:
                 self.prompt_log_probs[row].append(entry)
 
     def _fan_out(self) -> None:
-        index = jnp.repeat(jnp.arange(len(self._sampling), dtype=jnp.int32), self.samples)
+        index = np.repeat(np.arange(len(self._sampling), dtype=np.int32), self.samples)
         with on_mesh(self.mesh):
-            rows = take_rows(self.state.rows, index)
+            rows = take_rows(self.state.rows, put(jnp.asarray(index), self.mesh))
         self.state = self._placed(
             DecodeState(
                 rows=replace(rows, key=row_keys(self._seeds, samples=self.samples)),
@@ -322,8 +333,8 @@ class Session:
             )
         )
         if self.prompt_log_probs is not None:
-            self.prompt_log_probs = [self.prompt_log_probs[i] for i in np.asarray(index)]
-        self._unread = [[] for _ in np.asarray(index)]
+            self.prompt_log_probs = [self.prompt_log_probs[i] for i in index]
+        self._unread = [[] for _ in index]
         self._fanned_out = True
 
     def _processors(self, samples: int) -> tuple[Any, ...]:

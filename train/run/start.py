@@ -19,7 +19,7 @@ from jax_smash.checkpoints.shards import Shards
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import ParamPath
 from jax_smash.models.transformer import abstract_params, random_params
-from jax_smash.sharding import param_shardings
+from jax_smash.sharding import param_shardings, spans_hosts, to_devices
 from train.parts.language_model.lookback import look_back
 
 SILENT = ("w_o", "w_down")
@@ -116,11 +116,17 @@ class Stored:
         where = {path: variable.get_value() for path, variable in nnx.to_flat_state(shardings)}
         seen = Fingerprint(self.config)
 
-        def place(path: ParamPath, array: np.ndarray) -> jax.Array:
-            placed = jax.make_array_from_callback(array.shape, where[path], lambda index: array[index])
-            return jnp.copy(placed)  # Training consumes weights, and these may lie in the reader's memory.
+        def place(path: ParamPath, array: np.ndarray | jax.Array) -> jax.Array:
+            # A copy: training consumes weights, and these may lie in the reader's memory.
+            return jnp.copy(to_devices(array, where[path]))
 
-        params = load_params(self.folder, self.config, dtype=dtype or self.dtype, place=seen.place(place))[1]
+        params = load_params(
+            self.folder,
+            self.config,
+            dtype=dtype or self.dtype,
+            place=seen.place(place),
+            shardings=where if spans_hosts(mesh) else None,
+        )[1]
         return params, seen.hexdigest()
 
 

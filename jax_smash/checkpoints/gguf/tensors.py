@@ -13,6 +13,7 @@ import numpy as np
 from jax_smash.checkpoints.fit import Shape, check_fit
 from jax_smash.checkpoints.gguf.config import ROPE_TENSORS, architecture_of
 from jax_smash.checkpoints.gguf.file import GgufFile
+from jax_smash.checkpoints.held import Box
 from jax_smash.checkpoints.shards import cast_into, pieces
 from jax_smash.config import ModelConfig
 from jax_smash.models.families import tensor_map, tensor_shapes
@@ -68,8 +69,18 @@ class GgufTensors:
             decoded = decoded - np.float32(self._architecture.norm_offset)
         return decoded
 
-    def read_into(self, name: str, view: np.ndarray, dtype: np.dtype, pool: Executor, *, start: int, rows: int) -> None:
-        """Writes rows of a tensor into a view, cast to a dtype; see `Shards.read_into`."""
+    def read_into(
+        self,
+        name: str,
+        view: np.ndarray,
+        dtype: np.dtype,
+        pool: Executor,
+        *,
+        start: int,
+        rows: int,
+        region: Box | None = None,
+    ) -> None:
+        """Writes rows of a tensor into a view, cast to a dtype; see `Shards.read_into`. It reads them all."""
         each = rows // view.shape[0]
 
         def move(piece: slice) -> None:
