@@ -6,11 +6,22 @@ import os
 import sys
 import threading
 import time
+from types import TracebackType
 from typing import NoReturn
 
 import jax
 
-from jax_smash.hosts.store import ROOT, first_line, is_first, joined, processes, read_all, service, tell
+from jax_smash.hosts.store import (
+    ROOT,
+    first_line,
+    is_first,
+    joined,
+    processes,
+    read_all,
+    service,
+    tell,
+    wait_for_all,
+)
 
 LOOK_S = 1.0
 """Seconds between two looks at whether another process has failed."""
@@ -87,8 +98,18 @@ def watch() -> None:
 
     thread = threading.Thread(target=look, daemon=True, name="other processes")
     thread.start()
+    shown = sys.excepthook
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shown(kind, error, trace)
+        fail(f"{kind.__name__}: {first_line(error)}", told=True)
+
+    sys.excepthook = uncaught
 
     def stop() -> None:
+        # One that has nothing left to do still hears of others that fail.
+        with contextlib.suppress(OSError):
+            wait_for_all("end")
         _ENDING.set()
         thread.join(2 * LOOK_S)
 

@@ -79,10 +79,8 @@ def test_a_process_that_fails_ends_the_others_with_its_reason():
 
 
 def test_a_coordinator_that_never_answers_is_named():
-    hosts = Hosts(
-        MEETING, 1, each=[("--coordinator", ABSENT, "--num-processes", 2, "--process-id", 1, "--start-timeout", 2)]
-    )
-    (process,) = hosts.ended(timeout=60)
+    absent = ("--coordinator", ABSENT, "--num-processes", 2, "--process-id", 1, "--start-timeout", 2)
+    (process,) = Hosts(MEETING, 1, each=[absent]).ended(timeout=60)
     assert process.status == 1
     assert f"error: the coordinator at {ABSENT} did not answer in 2 s" in process.errors
     assert len(process.errors.splitlines()) == 1

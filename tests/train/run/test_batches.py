@@ -27,9 +27,8 @@ class Documents:
 
 def hosts(count, state=None):
     """Returns the batches of each of so many hosts."""
-    made = [
-        SharedBatches(Documents(), Share(host, count), lambda batch: len(batch["document"])) for host in range(count)
-    ]
+    shares = [Share(host, count) for host in range(count)]
+    made = [SharedBatches(Documents(), share, lambda batch: len(batch["document"])) for share in shares]
     for batches in made if state is not None else ():
         batches.set_state(state)
     return made
