@@ -27,6 +27,7 @@ from eval.reports.report import check_outputs, heading, print_table, progress, r
 from jax_smash.loading import load
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method
 from jax_smash.shapes import bucket
+from jax_smash.sharding import mesh_of_hosts
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
 StudyName = Literal["trees", "official", "cold-start", "width-depth", "temperature", "spec-bench"]
@@ -184,7 +185,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     """
     settings.check()
     asked = settings.questions()
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    model = load(settings.model, mesh=mesh_of_hosts(), dtype=jnp.dtype(settings.dtype))
     questions, need = fitting(model, asked, max_new_tokens=settings.max_new_tokens, chat=settings.chat)
     context = model.config.max_positions if model.config else need
     asking = Asking(
@@ -247,4 +248,4 @@ def _print_depths(rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(Settings, main)
+    run_program(Settings, main, several_hosts=True)

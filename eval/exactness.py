@@ -36,6 +36,7 @@ from eval.scores.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import DraftOptions, check_draft, check_method, fitting_modules
+from jax_smash.sharding import mesh_of_hosts
 
 Row = dict[str, Any]
 
@@ -225,7 +226,7 @@ def measure(
       ValueError: an option is wrong, or a method does not take a tree.
     """
     settings.check()
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype), modules=settings.folder())
+    model = load(settings.model, mesh=mesh_of_hosts(), dtype=jnp.dtype(settings.dtype), modules=settings.folder())
     with jax.default_matmul_precision("highest"):
         study = Study(
             model,
@@ -297,4 +298,4 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_program(Settings, main)
+    run_program(Settings, main, several_hosts=True)

@@ -17,6 +17,7 @@ from eval.reports.options import Names
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from jax_smash.loading import load
 from jax_smash.methods import check_method
+from jax_smash.sharding import mesh_of_hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     unknown = [task for task in settings.tasks if not manager.match_tasks([task])]
     if unknown:
         raise ValueError(f"lm-evaluation-harness has no task {', '.join(unknown)}")
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    model = load(settings.model, mesh=mesh_of_hosts(), dtype=jnp.dtype(settings.dtype))
     found = simple_evaluate(
         model=JaxSmashLM(model, method=settings.method, batch_size=settings.batch_size, context=settings.context),
         tasks=list(settings.tasks),
@@ -139,4 +140,4 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_program(Settings, main)
+    run_program(Settings, main, several_hosts=True)

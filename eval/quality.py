@@ -38,10 +38,11 @@ from eval.scores.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from eval.tasks.totals import all_tasks
+from jax_smash.hosts import processes
 from jax_smash.loading import find, load, load_tokenizer, modules_options
 from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
-from jax_smash.sharding import add_virtual_devices
+from jax_smash.sharding import add_virtual_devices, mesh_of_hosts
 from jax_smash.smash.options import SmashOptions
 from jax_smash.sparse import named_policy, sparsified
 
@@ -314,7 +315,7 @@ def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
       OSError: a file cannot be read or written.
     """
     settings.check()
-    add_virtual_devices(settings.mesh)
+    add_virtual_devices(settings.mesh, processes=processes())
     sets = read_sets(settings)
     kept = finished_tasks(settings)
     found = {
@@ -349,7 +350,9 @@ def _asked(
         yield from ((c, [outcome for outcomes in found for outcome in outcomes or ()]) for c, found in finished.items())
         return
     name, weights, modules = alike[0].loaded
-    model = load(name, dtype=jnp.dtype(settings.dtype), weights=weights, mesh=settings.mesh, modules=modules)
+    model = load(
+        name, dtype=jnp.dtype(settings.dtype), weights=weights, mesh=settings.mesh or mesh_of_hosts(), modules=modules
+    )
     # All before the first is asked: what one refuses is told at once.
     engines = [
         Engine(
@@ -407,4 +410,4 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_program(Settings, main)
+    run_program(Settings, main, several_hosts=True)

@@ -25,6 +25,7 @@ from eval.reports.report import check_output, heading, last_level_cache, print_t
 from eval.scores.smashing import smash_options, with_caps, with_random_modules
 from eval.timing.contest import rows, take_turns
 from eval.timing.measure import Contender, Ours
+from jax_smash.hosts import processes
 from jax_smash.loading import Model, load, quantised, random_model
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, check_smash, fitting_modules
 from jax_smash.plan import tree_bytes
@@ -33,7 +34,7 @@ from jax_smash.quantise import check_weights
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.prompts import read_prompts
 from jax_smash.serve.request import make_request
-from jax_smash.sharding import add_virtual_devices, mesh_of
+from jax_smash.sharding import add_virtual_devices, mesh_of, mesh_of_hosts
 from jax_smash.smash.options import SmashOptions
 from jax_smash.sparse import named_policy, sparsified
 from jax_smash.tracing import check_folder, traced
@@ -237,7 +238,7 @@ def measure(settings: Settings) -> dict[str, Any]:
       OSError: a file cannot be read.
     """
     settings.check()
-    add_virtual_devices(settings.mesh)
+    add_virtual_devices(settings.mesh, processes=processes())
     # Of the last minute: other work on the machine shows there.
     load_before = os.getloadavg()[0]
     prompts = _read_prompts(settings)
@@ -283,7 +284,7 @@ def _read_prompts(settings: Settings) -> list[Any] | None:
 def _load(settings: Settings) -> Model:
     dtype = jnp.dtype(settings.dtype)
     if settings.random_init is not None:
-        model = random_model(settings.random_init, dtype=dtype, mesh=settings.mesh)
+        model = random_model(settings.random_init, dtype=dtype, mesh=settings.mesh or mesh_of_hosts())
         if settings.group_lengths:
             steps = max(settings.group_lengths)
             model = with_random_modules(model, dtype, micro_layers=settings.micro_layers, micro_steps=steps)
@@ -291,7 +292,7 @@ def _load(settings: Settings) -> Model:
         forced = [smash_options(settings, group_length=n, mode="blind") for n in settings.group_lengths]
         options = [smash_options(settings), *forced]
         modules = fitting_modules(str(settings.model), settings.modules, *options) if settings.smashes else None
-        model = load(str(settings.model), dtype=dtype, mesh=settings.mesh, modules=modules)
+        model = load(str(settings.model), dtype=dtype, mesh=settings.mesh or mesh_of_hosts(), modules=modules)
     return dataclasses.replace(model, stop_tokens=()) if settings.ignore_stop else model
 
 
@@ -370,7 +371,7 @@ def _slower(figures: Sequence[dict[str, Any]], peers: Sequence[str]) -> list[str
 
 def _notes(model: Model) -> list[str]:
     """Returns what a reader of the figures must know."""
-    cpu, cache = jax.devices()[0].platform == "cpu", last_level_cache()
+    cpu, cache = jax.local_devices()[0].platform == "cpu", last_level_cache()
     mesh = mesh_of(model.params)
     divided = ["peak memory and roofline_fraction are one device's, and the model is divided over several"]
     notes = [] if mesh is None or mesh.size == 1 else divided
@@ -403,4 +404,4 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_program(Settings, main)
+    run_program(Settings, main, several_hosts=True)

@@ -72,7 +72,7 @@ def measure(part: Part, *, mesh: str | None = None, repeats: int = 5) -> dict[st
         seconds.append(time.perf_counter() - began)
     tokens = part.tokens_of(rows)
     found = {
-        "device": f"{jax.devices()[0].device_kind} x {devices.size}",
+        "device": f"{jax.local_devices()[0].device_kind} x {devices.size}",
         "jax": jax.__version__,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(frozen)),
@@ -87,7 +87,7 @@ def measure(part: Part, *, mesh: str | None = None, repeats: int = 5) -> dict[st
         peak = peak_flops(settings.dtype)
         share = found["tokens_per_second"] * part.token_flops / peak
         found |= {"share_of_peak": round(share, 4), "peak_flops": peak}
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     return found | {
         "step_memory_mb": round(compiled.memory_analysis().temp_size_in_bytes / 2**20, 1),
         "peak_memory_mb": round(stats.get("peak_bytes_in_use", _resident_bytes()) / 2**20, 1),

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,6 +19,7 @@ from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import QUIET_STEPS
 from jax_smash.serve.session import Session
+from jax_smash.sharding import on_host
 
 NEVER = 2**20
 """Rank that no drafter proposes."""
@@ -133,7 +133,7 @@ class Asking:
         )
 
     def _read(self, session: Session, questions: Sequence[Question]) -> list[tuple[int, Answer]]:
-        outputs, forwards = session.outputs(), jax.device_get(session.state.rows.forwards)
+        outputs, forwards = session.outputs(), on_host(session.state.rows.forwards)
         drafted = drafted_rows(session.state, tree="", source="")
         found = []
         for row, question in enumerate(questions):

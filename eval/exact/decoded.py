@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
 from jax_smash.finish import REASONS
 from jax_smash.loading import Model
 from jax_smash.methods import Method
@@ -14,6 +12,7 @@ from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import QUIET_STEPS
 from jax_smash.serve.request import Request
 from jax_smash.serve.session import Session, TokenLogProb
+from jax_smash.sharding import on_host
 
 Processors = tuple[Any, ...]
 
@@ -91,7 +90,7 @@ def decode_all(
 
 
 def _outcomes(session: Session, count: int) -> list[Decoded]:
-    finish, forwards = jax.device_get((session.state.rows.finish, session.state.rows.forwards))
+    finish, forwards = on_host((session.state.rows.finish, session.state.rows.forwards))
     outputs, records = session.outputs(), session.log_probs()
     return [
         Decoded(

@@ -17,6 +17,7 @@ from jax_smash.protocols import used_by
 from jax_smash.sampling import processors_for, row_keys
 from jax_smash.serve.request import Request
 from jax_smash.shapes import bucket
+from jax_smash.sharding import on_host
 
 ROUNDING = {"float32": 1e-5, "bfloat16": 2.0**-7}
 """Share of the largest logit's magnitude that rounding may move a choice by.
@@ -126,7 +127,7 @@ class Rescorer:
             jnp.float32(self.tolerance),
             sampled=self.sampled,
         )
-        host = jax.device_get(said)
+        host = on_host(said)
         return [jax.tree.map(lambda x, row=row: x[row, : len(outputs[row])], host) for row in range(len(numbers))]
 
 

@@ -1,6 +1,7 @@
 """What every measured file says beside its figures: the device, the versions, the commit, the command."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -24,6 +25,8 @@ from eval.reports.code_hashes import code_hashes
 from eval.reports.told_paths import told, told_arguments, told_setting
 from jax_smash.cli.compilation_cache import use_compilation_cache
 from jax_smash.cli.errors import debugging, describe, platform_problem
+from jax_smash.cli.options import HostFlags
+from jax_smash.hosts import agree, fail, is_first, joined
 from jax_smash.platform import skip_absent_tpu
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +41,7 @@ WORDS = (
 
 def describe_device() -> dict[str, Any]:
     """Returns the first device's platform, kind, number and memory, and the host's processor, cores and cache."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     stats = device.memory_stats() or {}
     return {
         "platform": device.platform,
@@ -158,7 +161,12 @@ def as_json(report: Mapping[str, Any]) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all: one that stands there stays as it is until then."""
+    """Writes a file whole or not at all: one that stands there stays as it is until then.
+
+    Of several hosts the first one writes it.
+    """
+    if not is_first():
+        return
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_bytes(content)
@@ -182,15 +190,21 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence
 def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Shows on standard error how much of long work is done; yields what is called after each piece of it."""
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal) as bar:
+    with Progress(
+        console=console, transient=True, redirect_stdout=False, disable=not (console.is_terminal and is_first())
+    ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 
 
 def run_program(
-    settings: Callable[..., Any], main: Callable[[Any], Any], *, compilation_cache: bool = True
+    settings: Callable[..., Any],
+    main: Callable[[Any], Any],
+    *,
+    compilation_cache: bool = True,
+    several_hosts: bool = False,
 ) -> NoReturn:
-    """Reads the command line, runs the program and ends the process.
+    """Reads the command line, runs the program and ends the process; of several processes, an error ends all.
 
     What a user can cause is one line on standard error and status 1 (2 for a wrong command line).
 
@@ -198,20 +212,33 @@ def run_program(
       settings: a dataclass with an option a field.
       main: takes the settings; a status other than None or 0 ends the process with it.
       compilation_cache: compiled programs may come from disk: not where compiling is what is measured.
+      several_hosts: the program can run on several, and has the options that join them.
     """
-    chosen = tyro.cli(settings)
+    chosen, hosts = _read_both(settings) if several_hosts else (tyro.cli(settings), None)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     use_compilation_cache(compilation_cache)
     skip_absent_tpu()
     try:
+        if hosts is not None:
+            hosts.join()
+            agree({f"--{name.replace('_', '-')}": value for name, value in dataclasses.asdict(chosen).items()})
         status = main(chosen)
     except (ValueError, TypeError, OSError, ImportError, MemoryError, RuntimeError, AssertionError) as error:
         if debugging() or (isinstance(error, AssertionError) and platform_problem(error) is None):
             raise
-        sys.exit(f"error: {' '.join(describe(error).split())}")
+        line = f"error: {' '.join(describe(error).split())}"
+        fail(line) if joined() else sys.exit(line)
     except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(status)
+        fail("", status=130)
+    fail("", status=status) if status else sys.exit(status)
+
+
+def _read_both(settings: Callable[..., Any]) -> tuple[Any, HostFlags]:
+    """Returns a program's own options, and those that join the hosts."""
+    fields = (("settings", tyro.conf.OmitArgPrefixes[settings]), ("hosts", tyro.conf.OmitArgPrefixes[HostFlags]))
+    said = (settings.__doc__ or "").split("\n\n")[0]
+    both: Any = tyro.cli(dataclasses.make_dataclass("Options", fields), description=said)
+    return both.settings, both.hosts
 
 
 def _shown(value: Any) -> str:

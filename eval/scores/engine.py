@@ -20,7 +20,7 @@ from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion
 from jax_smash.serve.session import Session, TokenLogProb
 from jax_smash.shapes import bucket
-from jax_smash.sharding import mesh_of, on_mesh
+from jax_smash.sharding import mesh_of, on_host, on_mesh, put
 from jax_smash.smash.options import SmashOptions
 
 LEAST_SLOTS = 64
@@ -246,10 +246,12 @@ class Engine:
             tokens[row, : len(text)], lengths[row] = text, len(text)
             read[row] = 1 if prompts is None else prompts[row]
         params = self.model.params["target"]
-        with on_mesh(mesh_of(params)):
-            prompt = None if prompts is None else jnp.asarray(read)
-            found = self._forced(params, jnp.asarray(tokens), jnp.asarray(lengths), prompt=prompt)
-        chosen, values, ids = map(np.asarray, (found.chosen, found.top_values[..., 0], found.top_tokens[..., 0]))
+        mesh = mesh_of(params)
+        placed = [put(jnp.asarray(x), mesh, "batch") for x in (tokens, lengths, read)]
+        with on_mesh(mesh):
+            found = self._forced(params, *placed[:2], prompt=None if prompts is None else placed[2])
+        chosen, values, ids = on_host((found.chosen, found.top_values, found.top_tokens))
+        values, ids = values[..., 0], ids[..., 0]
         if np.isnan(chosen).any():
             raise ValueError(f"the logits of {self.model.name} are not numbers")
         return [

@@ -22,7 +22,7 @@ from jax_smash.plan import step_bytes, tree_bytes
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import QUIET_STEPS
 from jax_smash.serve.session import Session
-from jax_smash.sharding import put
+from jax_smash.sharding import on_host, put
 from jax_smash.smash.options import SmashOptions
 from jax_smash.sparse import SparseDef, sparse_step_bytes
 
@@ -165,7 +165,7 @@ class Ours:
         compiled = PROGRAMS.compiled
         began = time.perf_counter()
         session.read(self._filled(prompts))
-        started = int(np.asarray(session.state.rows.output_length).sum())
+        started = int(on_host(session.state.rows.output_length).sum())
         first = time.perf_counter()
         while session.run(QUIET_STEPS):
             pass
@@ -174,7 +174,7 @@ class Ours:
             raise RuntimeError(f"{self.name} compiled a program while it was timed: warm-up missed a shape")
         if self.carries:
             self.memory = session.state.shared.memory
-        forwards = np.asarray(session.state.rows.forwards)[: len(prompts)]
+        forwards = on_host(session.state.rows.forwards)[: len(prompts)]
         drafts = drafted_rows(session.state, tree=self.draft.tree, source=self.method.source) or []
         self._drafts += drafts[: len(prompts)]
         self._compression.add(zip(map(len, prompts), smashed_rows(session.state) or (), strict=False))
@@ -244,7 +244,7 @@ def peak_megabytes() -> float:
     On a device that tells, its own peak. Elsewhere, the largest resident set of this process, which holds Python and
     its libraries too.
     """
-    stats = jax.devices()[0].memory_stats()
+    stats = jax.local_devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / MEGABYTE
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -184,7 +184,7 @@ class Generate:
         screen.waiting(f"loading {self.model}")
         from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.decode.programs import PROGRAMS
-        from jax_smash.hosts.store import processes
+        from jax_smash.hosts import processes
         from jax_smash.loading import load
         from jax_smash.platform import prepare_devices
         from jax_smash.serve.generation import generate

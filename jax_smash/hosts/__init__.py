@@ -6,7 +6,7 @@ then span their devices. Process 0, the *first*, decides what a host decides, an
 
 from jax_smash.hosts.ending import fail, loss_of_host
 from jax_smash.hosts.join import START_TIMEOUT, HostOptions, join_hosts, seems_to_be_cluster
-from jax_smash.hosts.store import agree, decided, is_first, joined, wait_for_all
+from jax_smash.hosts.store import agree, decided, is_first, joined, processes, wait_for_all
 
 __all__ = [
     "START_TIMEOUT",
@@ -18,6 +18,7 @@ __all__ = [
     "join_hosts",
     "joined",
     "loss_of_host",
+    "processes",
     "seems_to_be_cluster",
     "wait_for_all",
 ]
