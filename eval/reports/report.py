@@ -25,7 +25,7 @@ from eval.reports.code_hashes import code_hashes
 from eval.reports.told_paths import told, told_arguments, told_setting
 from jax_smash.cli.compilation_cache import use_compilation_cache
 from jax_smash.cli.errors import debugging, describe, platform_problem
-from jax_smash.cli.options import HostFlags
+from jax_smash.cli.host_options import HostFlags
 from jax_smash.hosts import agree, fail, is_first, joined
 from jax_smash.platform import skip_absent_tpu
 

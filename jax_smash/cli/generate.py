@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from jax_smash.cli.errors import UsageError
+from jax_smash.cli.host_options import HostFlags
 from jax_smash.cli.interrupts import Interrupts
 from jax_smash.cli.options import (
     DraftFlags,
     DtypeName,
-    HostFlags,
     KeptPrograms,
     MeshText,
     OutputFlags,

@@ -5,6 +5,7 @@ from typing import Any
 
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.draft.warm_start import save_successors
+from jax_smash.hosts import is_first
 from jax_smash.loading import Model
 from jax_smash.methods import drafted, hamburger
 from jax_smash.methods.chimera import chimera

@@ -53,6 +53,7 @@ def newest(output):
     return max((int(p.name) for p in (output / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_as_one_and_one_goes_on_with_what_they_saved(place, alone, tmp_path):
     first, other = begin(place, tmp_path, "--until", 4).ended()
     assert (first.status, other.status) == (0, 0), first.errors + other.errors
@@ -92,6 +93,7 @@ def test_a_host_that_is_killed_ends_the_run_which_goes_on_from_its_last_checkpoi
     assert losses(tmp_path) == pytest.approx(losses(alone), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mesh_that_does_not_have_all_devices_is_refused_on_every_host(place, tmp_path):
     for process in begin(place, tmp_path, mesh="data=1").ended():
         assert process.status == 1

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tests.model_directory import write_model
 
 GENERATE = ("--prompt", "Once upon a time", "--max-new-tokens", "4", "--json", "out.jsonl")
+TWO_HOSTS = ("--coordinator", "localhost:1", "--num-processes", "2")
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -275,6 +276,9 @@ def test_an_option_out_of_range_is_refused_by_the_program(run):
         (("--prompt", "a", "--sparse", "tokenselect", "--kv-budget", "64"), "at least the 640 slots"),
         (("--prompt", "a", "--sparse", "streaming", "--kv-budget", "25%"), "must be a number of slots, which it keeps"),
         (("--prompt", "a", "--sparse", "dense", "--kv-budget", "64"), "budget does not go with the policy dense"),
+        (("--prompt", "a", "--process-id", "1"), "go together; got no --coordinator and no --num-processes"),
+        (("--prompt", "a", *TWO_HOSTS, "--process-id", "2"), "--process-id must be from 0 to 1"),
+        (("--prompt", "a", *TWO_HOSTS, "--process-id", "0", "--start-timeout", "0"), "at least 1 second; got 0"),
         (("--prompt", "a", "--temprature", "1"), "--temprature"),
         (("--prompt", "a", "--top-k", "many"), "--top-k"),
         (("--prompt", "a", "--dtype", "int4"), "'int4'"),

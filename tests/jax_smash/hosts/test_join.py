@@ -49,6 +49,7 @@ def test_a_cluster_is_known_by_its_variables(variables, several):
     assert seems_to_be_cluster(variables | {"JAX_PLATFORMS": "cpu"}) == several
 
 
+@pytest.mark.slow
 def test_two_processes_decide_alike_and_the_first_alone_prints():
     first, other = Hosts(MEETING).ended()
     assert (first.status, other.status) == (0, 0), first.errors + other.errors
@@ -58,6 +59,7 @@ def test_two_processes_decide_alike_and_the_first_alone_prints():
         assert "decided [0, 'alike']" in process.errors
 
 
+@pytest.mark.slow
 def test_other_options_and_other_versions_are_named_by_process():
     ended = Hosts(MEETING, each=[(), ("--jax", "0.0.1")]).ended()
     for process in ended:
@@ -70,6 +72,7 @@ def test_other_options_and_other_versions_are_named_by_process():
         assert "Traceback" not in process.errors
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_ends_the_others_with_its_reason():
     first, other = Hosts(MEETING, each=[("--word", "alike"), ("--fail",)]).ended()
     assert (first.status, other.status) == (1, 1)
@@ -78,6 +81,7 @@ def test_a_process_that_fails_ends_the_others_with_its_reason():
     assert "process 1 of 2 ended: the disk is full of stars" in first.errors
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_never_answers_is_named():
     absent = ("--coordinator", ABSENT, "--num-processes", 2, "--process-id", 1, "--start-timeout", 2)
     (process,) = Hosts(MEETING, 1, each=[absent]).ended(timeout=60)
@@ -86,6 +90,7 @@ def test_a_coordinator_that_never_answers_is_named():
     assert len(process.errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_never_comes_is_told_of():
     hosts = Hosts(MEETING, 1, each=[("--num-processes", 3, "--start-timeout", 2)])
     (process,) = hosts.ended(timeout=60)
