@@ -67,6 +67,16 @@ def proposed(tree) -> list[list[int]]:
     return np.where(tree.valid, tree.token, -1).tolist()
 
 
+def paths_of(tree, row: int) -> set[tuple[int, ...]]:
+    """Returns the tokens from the root to each node of a row's tree, the root left out."""
+    parent, token, valid = (np.asarray(x)[row].tolist() for x in (tree.parent, tree.token, tree.valid))
+    found: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(1, len(token)):
+        if valid[node]:
+            found[node] = (*found[parent[node]], token[node])
+    return {path for node, path in found.items() if node}
+
+
 @functools.cache
 def proposing(strategy):
     """Returns a function from parameters, state and topology to the tree that is drafted."""

@@ -115,7 +115,7 @@ class PlainEagle:
         """Returns the attention's output of the last entry."""
         config, w = self.config, self.weights["attention"]
         group, width = config.num_heads // config.num_kv_heads, config.head_width
-        heads = (read @ w["w_qkv"]).reshape(len(read), config.num_kv_heads, group + 2, width)
+        heads = (read @ w["w_qkv"]).reshape(len(read), config.num_kv_heads, group + 2, width) + w.get("b_qkv", 0.0)
         angle = np.arange(len(read))[:, None] * config.rope.base ** -(np.arange(0, width, 2) / width)
         cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
         first, second = np.split(heads[:, :, :-1], 2, axis=-1)
@@ -152,3 +152,38 @@ def taps_of_text(definition):
         return [np.asarray(tap)[0, : len(text) - 1] for tap in taps(params, tokens, np.int32(len(text)))]
 
     return of_text
+
+
+def plain_confident(plain: PlainEagle, sizes, text: list[int], chosen=None) -> set[tuple[int, ...]]:
+    """Returns the paths of tokens from the root to each node of a tree that grows by confidence, one path at a time.
+
+    Args:
+      plain: the drafter.
+      sizes: of the tree, a `Confident`.
+      text: tokens, the last of which the target has not read.
+      chosen: as of `PlainEagle.tree`.
+    """
+    seen, kept = {}, []
+    level, behind = [()], {(): plain._committed(text)}
+    for depth in range(sizes.levels):
+        found = {}
+        for path in level:
+            feature, logits = plain._last(behind[path])
+            values = logits if chosen is None else chosen(logits, list(path))
+            if len(behind[path]) - 1 >= plain.config.max_positions:
+                continue
+            likely = np.exp(values - values.max())
+            for token in np.argsort(-values, kind="stable")[: sizes.width].tolist():
+                if np.isfinite(values[token]):
+                    product = seen.get(path, 1.0) * likely[token] / likely.sum()
+                    found[*path, token] = product
+                    behind[*path, token] = [*behind[path], (feature, token)]
+        if sizes.chain and found:
+            # Of the greedy chain, the likeliest child of the last node.
+            ours = [path for path in found if path[:-1] == tuple(kept)]
+            kept.append(max(ours, key=found.__getitem__)[-1])
+        greedy = tuple(kept) if len(kept) == depth + 1 else None
+        level = sorted(found, key=lambda path: (path == greedy, found[path]), reverse=True)[: sizes.width]
+        seen |= found
+    chain = {tuple(kept[:n]) for n in range(1, len(kept) + 1)}
+    return set(sorted(seen, key=lambda path: (path in chain, seen[path]), reverse=True)[: sizes.nodes])

@@ -53,6 +53,7 @@ WAYS = {
     "k-seq": drafted("draft-model", draft_model="int8", verify="k-seq"),
     "typical": drafted("draft-model", draft_model="int8", verify="typical-lossy"),
     "eagle": drafted("eagle", drafter="random"),
+    "eagle-confident": drafted("eagle", drafter="random", tree="confident-8:depth=3,width=3"),
     "medusa": drafted("medusa", drafter="random"),
     "self-sparse": drafted("self-sparse", tree="chain-2", sparse="quest:budget=12,page_size=4,dense_layers=0"),
     "chimera": drafted("chimera", drafter="random"),

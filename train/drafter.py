@@ -2,9 +2,10 @@
 
     python -m train.drafter --kind eagle --config CONFIG --packed PACKED --base MODEL --output RUN
 
-`--kind` is `eagle`, `medusa`, `chimera` or `dflash`. `PACKED` was made by `train.pack` with the tokenizer of `MODEL`.
-`RUN/drafter` holds the drafter in the end, which `jax-smash generate --method eagle --drafter RUN/drafter`, or the
-method of the other kind, reads beside the same weights of the target and no others.
+`--kind` is `eagle` (EAGLE-3), `eagle1`, `medusa`, `chimera` or `dflash`. `PACKED` was made by `train.pack` with the
+tokenizer of `MODEL`.
+`RUN/drafter` holds the drafter in the end, which `jax-smash generate --method eagle --drafter RUN/drafter` (of both
+kinds of EAGLE), or the method of the other kind, reads beside the same weights of the target and no others.
 `RUN/metrics.jsonl` says how often the target's token was among the drafter's likeliest, by depth: `top3_2` is the share
 of entries at depth 2 where it was among three. A run that was cut off goes on with `--resume`.
 
@@ -23,12 +24,19 @@ from typing import Any, Unpack
 from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.dflash import DFlashPart
 from train.parts.drafter.eagle import EaglePart
+from train.parts.drafter.eagle1 import Eagle1Part
 from train.parts.drafter.medusa import MedusaPart
 from train.run.flow import run
 from train.run.options import RunOptions
 from train.run.program import run_program
 
-KINDS: dict[str, Any] = {"eagle": EaglePart, "medusa": MedusaPart, "chimera": ChimeraPart, "dflash": DFlashPart}
+KINDS: dict[str, Any] = {
+    "eagle": EaglePart,
+    "eagle1": Eagle1Part,
+    "medusa": MedusaPart,
+    "chimera": ChimeraPart,
+    "dflash": DFlashPart,
+}
 """Parts by the kind of drafter."""
 
 
@@ -46,7 +54,7 @@ def main(
     """Trains a drafter.
 
     Args:
-      kind: of drafter: eagle, medusa, chimera or dflash.
+      kind: of drafter: eagle, eagle1, medusa, chimera or dflash.
       config: JSON file with the drafter's sizes, the optimiser's settings, the batch size, the rows' length in tokens
         and the number of steps.
       packed: folder of shards, made by `train.pack` with the target's tokenizer.

@@ -32,8 +32,9 @@ from train.parts.butler.settings import ButlerSettings
 from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.dflash import DFlashPart
 from train.parts.drafter.eagle import EaglePart
+from train.parts.drafter.eagle1 import Eagle1Part
 from train.parts.drafter.medusa import MedusaPart
-from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, EagleSettings, MedusaSettings
+from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings, MedusaSettings
 from train.parts.hamburger.part import Hamburger
 from train.parts.hamburger.settings import SmashSettings
 from train.parts.language_model.part import LanguageModel
@@ -136,6 +137,7 @@ PARTS: dict[str, Callable[[Path | None, str | None, dict[str, Any]], Any]] = {
     "language-model": _language_model,
     "hamburger": _beside(Hamburger, SmashSettings),
     "eagle": _beside(EaglePart, EagleSettings),
+    "eagle1": _beside(Eagle1Part, Eagle1Settings),
     "medusa": _beside(MedusaPart, MedusaSettings),
     "chimera": _beside(ChimeraPart, ChimeraSettings),
     "dflash": _beside(DFlashPart, DFlashSettings),
@@ -165,8 +167,8 @@ def main(
     Args:
       config: a training file; what is given here replaces what it says.
       shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
-      part: what is trained: `language-model`, or beside a base `hamburger`, `eagle`, `medusa`, `chimera`, `dflash` or
-        `butler`.
+      part: what is trained: `language-model`, or beside a base `hamburger`, `eagle`, `eagle1`, `medusa`, `chimera`,
+        `dflash` or `butler`.
       batch_size: rows a step.
       length: targets a row.
       dtype: of the products, float32 or bfloat16.

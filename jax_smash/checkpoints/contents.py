@@ -32,6 +32,15 @@ OTHER_FORMATS = {
     ".mlmodel": "a Core ML model",
 }
 
+DRAFTERS = {
+    "eagle.json": "EAGLE-3's drafter",
+    "eagle1.json": "EAGLE-1's drafter",
+    "medusa.json": "Medusa's heads",
+    "chimera.json": "Chimera's drafter",
+    "dflash.json": "DFlash's drafter",
+}
+"""What the description of a drafter is called, and what it describes."""
+
 
 def contents(directory: Path) -> str:
     """Returns what a directory holds, for the end of a sentence; empty where there is nothing to say of it."""
@@ -51,8 +60,9 @@ def _whole_folder(directory: Path, names: list[str]) -> str:
         return "a sentence-transformers model (modules.json)"
     if "smasher.json" in names:
         return "HAMburger modules (smasher.json), which are given beside their base"
-    if "dflash.json" in names:
-        return "a DFlash drafter (dflash.json), which is given beside its target"
+    for file, kind in DRAFTERS.items():
+        if file in names:
+            return f"{kind} ({file}), given by --drafter beside its target"
     if "params.json" in names and any(name.endswith(".pth") for name in names):
         return "a Llama checkpoint in Meta's own format (params.json)"
     return ""

@@ -76,7 +76,7 @@ def import_eagle(
     """
     folder = Path(folder).expanduser().resolve()
     raw = read_fields(folder / CONFIG)
-    file = _weights_file(folder)
+    file = weights_file(folder)
     try:
         with safe_open(file, framework="numpy") as stored:
             names = {_plain_name(name): name for name in stored.keys()}  # noqa: SIM118 - no mapping
@@ -89,7 +89,7 @@ def import_eagle(
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
     tokens = _tokens(tensors, config, file)
-    _check_embedding(tensors.pop("embed_tokens.weight", None), embedding, file)
+    check_embedding(tensors.pop("embed_tokens.weight", None), embedding, file)
     made_of = dtype_of(file, tensors, dtype)
     check_finite(file, tensors)
     held = {name: x.astype(made_of, copy=False) for name, x in to_ours(tensors, config).items()} | tokens
@@ -134,7 +134,7 @@ def export_eagle(folder: str | Path, drafter: EagleModules, *, layer_ids: Readin
         (work / CONFIG).write_text(json.dumps(fields, indent=2) + "\n")
 
 
-def _weights_file(folder: Path) -> Path:
+def weights_file(folder: Path) -> Path:
     """Returns the one safetensors file of a folder.
 
     Raises:
@@ -255,7 +255,8 @@ def _tokens(tensors: dict[str, np.ndarray], config: EagleConfig, file: Path) -> 
     return {} if config.head_size == config.vocab_size else {"tokens": ids.astype(np.int32)}
 
 
-def _check_embedding(found: np.ndarray | None, own: Callable[[], Any] | None, file: Path) -> None:
+def check_embedding(found: np.ndarray | None, own: Callable[[], Any] | None, file: Path) -> None:
+    """Checks that a drafter's vectors of tokens, where it has some, are the target's."""
     if found is None:
         return
     if own is None:

@@ -19,10 +19,10 @@ class Convert:
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """The directory to make; it must not exist."""
     to: Literal["huggingface", "orbax", "eagle", "medusa", "vllm", "sglang", "authors"] = "huggingface"
-    """The layout to write: of a model; of a published drafter, ours (eagle, medusa); of ours, a published one (vllm,
-    sglang for EAGLE-3, authors for Medusa)."""
+    """The layout to write: of a model; of a published drafter, ours (eagle, of EAGLE-3 or EAGLE-1; medusa); of ours, a
+    published one (vllm, sglang for EAGLE, authors for Medusa)."""
     base: str | None = None
-    """With --to eagle, medusa or authors: the model that the drafter is for."""
+    """With --to eagle, medusa or authors, and of an EAGLE-1 drafter always: the model that the drafter is for."""
     layer_ids: Literal["told", "inputs", "outputs"] = "told"
     """With --to eagle: what a published drafter's ids of layers mean, where they do not tell it themselves."""
     dtype: DtypeName = "auto"
@@ -49,8 +49,13 @@ class Convert:
             raise ValueError(f"layer-ids go with --to eagle; got --to {self.to}")
         if self.to in ("medusa", "authors") and self.base is None:
             raise ValueError(f"--to {self.to} needs the base that the heads are for; got none")
+        if self.to in ("vllm", "sglang") and self._of_eagle1():
+            console.print(f"wrote {self._published_eagle1()}")
+            return
         if self.to in ("huggingface", "orbax", "sglang") and self.base is not None:
-            raise ValueError(f"base goes with --to eagle, medusa, authors or vllm; got --to {self.to}")
+            raise ValueError(
+                f"base goes with --to eagle, medusa, authors or vllm, or with an EAGLE-1 drafter; got --to {self.to}"
+            )
         if self.to not in ("huggingface", "orbax"):
             console.print(f"wrote {self._heads() if self._of_medusa() else self._drafter()}")
             return
@@ -70,6 +75,25 @@ class Convert:
         from jax_smash.checkpoints.medusa import CONFIG
 
         return self.to in ("medusa", "authors") or (self.to == "vllm" and (Path(self.source) / CONFIG).is_file())
+
+    def _of_eagle1(self) -> bool:
+        from jax_smash.checkpoints.eagle_drafters import is_eagle1
+
+        return is_eagle1(self.source)
+
+    def _published_eagle1(self) -> Path:
+        """Writes an EAGLE-1 drafter in a published layout and returns its folder."""
+        from jax_smash.checkpoints.eagle1 import load_eagle1
+        from jax_smash.checkpoints.eagle1_layout import export_eagle1
+        from jax_smash.loading import checkpoint_config, find, stored_vectors
+
+        if self.base is None:
+            raise ValueError(f"--to {self.to} needs the base that the EAGLE-1 drafter is for; got none")
+        base = find(self.base)
+        made = load_eagle1(self.source, dtype=None if self.dtype == "auto" else self.dtype)
+        loader: Literal["vllm", "sglang"] = "vllm" if self.to == "vllm" else "sglang"
+        export_eagle1(self.target, made, checkpoint_config(base), loader, embedding=lambda: stored_vectors(base))
+        return self.target
 
     def _heads(self) -> Path:
         """Writes Medusa's heads and returns their folder."""
@@ -92,9 +116,11 @@ class Convert:
         return self.target
 
     def _drafter(self) -> Path:
-        """Writes an EAGLE-3 drafter and returns its folder."""
+        """Writes an EAGLE-3 drafter, or ours of a published EAGLE-1 drafter, and returns its folder."""
         from jax_smash.checkpoints.directory import new_directory
         from jax_smash.checkpoints.eagle import load_eagle, save_eagle
+        from jax_smash.checkpoints.eagle1 import save_eagle1
+        from jax_smash.checkpoints.eagle1_layout import import_eagle1, is_published_eagle1
         from jax_smash.checkpoints.eagle_layout import export_eagle, import_eagle
         from jax_smash.loading import checkpoint_config, find, stored_vectors
 
@@ -104,6 +130,15 @@ class Convert:
             export_eagle(self.target, made, layer_ids="inputs" if self.to == "vllm" else "outputs")
             return self.target
         base = find(self.base)
+        if is_published_eagle1(self.source):
+            if self.layer_ids != "told":
+                raise ValueError("layer-ids go with EAGLE-3; the drafter is EAGLE-1's, which reads no layers")
+            one = import_eagle1(
+                self.source, checkpoint_config(base), embedding=lambda: stored_vectors(base), dtype=dtype
+            )
+            with new_directory(self.target, 0) as work:
+                save_eagle1(work, one.config, one.params, base_fingerprint=one.base_fingerprint)
+            return self.target
         made = import_eagle(
             self.source,
             checkpoint_config(base),

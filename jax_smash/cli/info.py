@@ -21,7 +21,8 @@ class Info:
     """Describe a model without loading its weights."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub."""
+    """A model's name (tiny, smollm2), a directory, a .gguf file, or owner/model on the Hugging Face hub; or the folder
+    of a drafter."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print a JSON object instead of a table."""
     slots: Annotated[
@@ -42,7 +43,10 @@ class Info:
         """
         slots = 1024 if self.slots is None else self.slots
         at_least("--slots", slots, 1)
-        facts = describe(self.model, slots=slots, weights=self.weights, sparse=self.sparse)
+        from jax_smash.cli.drafter_info import describe_drafter, drafter_rows
+
+        drafter = describe_drafter(self.model)
+        facts = drafter or describe(self.model, slots=slots, weights=self.weights, sparse=self.sparse)
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
@@ -50,7 +54,7 @@ class Info:
         from rich.text import Text
 
         console = Console(soft_wrap=True)
-        for name, value in rows(facts):
+        for name, value in drafter_rows(facts) if drafter else rows(facts):
             console.print(Text.assemble((f"{name:<13}", "bold"), value))
 
 

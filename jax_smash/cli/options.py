@@ -128,10 +128,12 @@ class StoppingFlags:
 class DraftFlags:
     """For methods that draft. What is emitted does not depend on them, only how fast; but see --verify."""
 
-    tree: Annotated[str, _flag("auto|chain-N|tree-N|NAME|FILE.json|off", "(default: auto)")] = "auto"
+    tree: Annotated[str, _flag("auto|chain-N|tree-N|confident-N|NAME|FILE.json|off", "(default: auto)")] = "auto"
     """The tree that a step drafts: auto sizes it by what is measured, off drafts nothing, chain-N is N tokens in a row,
     tree-N is N tokens in the shape that suits the method, NAME a published template (recycling-80), FILE.json lists the
-    ranks that lead to each node: [[0], [1], [0, 0]]."""
+    ranks that lead to each node: [[0], [1], [0, 0]]. confident-N is the N tokens that a trained drafter is surest of,
+    another shape at each step; confident-N:depth=D,width=K,chain=false has other sizes than EAGLE-2's 6 and 10, or does
+    without the drafter's greedy chain."""
     costs: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Size the trees of --tree auto by this file alone, whatever steps take: one that tune wrote, or the --json of an
     earlier run, whose choices are then made again on the same kind of device."""
@@ -147,8 +149,9 @@ class DraftFlags:
     one with a part of its cache, as in sparse:quest or sparse:h2o:budget=128; see --sparse. --method self-sparse, which
     drafts with this one's own cache, takes int8 alone."""
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
-    """What --method eagle, medusa, chimera or dflash drafts with: a folder with eagle.json and eagle.safetensors (or
-    the files of the other method's name), or random for random weights, which tell what drafting costs."""
+    """What --method eagle, medusa, chimera or dflash drafts with: a folder with eagle.json and eagle.safetensors (for
+    EAGLE-1 and for other methods, the files of that name), or random for random weights, which tell what drafting
+    costs."""
     gram_slots: Annotated[int, _flag("N")] = 0
     """Chimera looks up the codes of the last N different trigrams of each row. Drafts do not depend on it."""
     stored_probabilities: tyro.conf.FlagCreatePairsOff[bool] = False

@@ -1,21 +1,22 @@
-"""EAGLE-3: a layer on the target's features drafts, and what is kept is read again with the target's own."""
+"""EAGLE: a layer on the target's features drafts, and what is kept is read again with the target's own."""
 
 import dataclasses
+import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, Earlier, KVCache, Write, after
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.trees.levels import Levels
-from jax_smash.draft.trees.tree import DraftTree, Topology, grow
+from jax_smash.draft.eagle_trees import ConfidentTrees, FixedTrees, Reader
+from jax_smash.draft.trees.best_first import Found
+from jax_smash.draft.trees.tree import DraftTree, Topology
 from jax_smash.models.definition import NnxModel
-from jax_smash.models.eagle import Eagle, EagleForward
+from jax_smash.models.pairs import EagleForward, PairLayer
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import gumbel_noise, likeliest
+from jax_smash.sampling import gumbel_noise, likeliest_of
 
 
 @pytree
@@ -40,32 +41,17 @@ class EagleRows:
     last: Float[Array, "B D"]
 
 
-@pytree
-class Growing:
-    """A tree while it is drafted.
-
-    Attributes:
-      token: of each node; −1 where nothing is drafted.
-      read: what the drafter made of the waiting entries and of the nodes so far.
-      feature: of the nodes of the depth that was read last.
-    """
-
-    token: Int[Array, "B M"]
-    read: Earlier
-    feature: Float[Array, "B room D"]
-
-
 @dataclasses.dataclass(frozen=True)
 class EagleDrafter:
-    """Drafts with EAGLE-3's layer, level by level; a level's forward reads its own nodes alone.
+    """Drafts with the layer of EAGLE-3 or EAGLE-1, level by level; a level's forward reads its own nodes alone.
 
     Below the root, a node's feature is what the drafter itself made of its parent. What is kept of a tree is read again
     at the next step, with the features that the target made meanwhile.
 
     Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
-    Test", section 3.
-    Differs: the tree has the shape that is asked for, and does not grow by confidence. Where rows sample, the noise of
-    the target's choice is shared in place of a rejection rule, so that the text is plain decoding's, token for token.
+    Test", section 3; Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", section 4.
+    Differs: where rows sample, the noise of the target's choice is shared in place of a rejection rule, so that the
+    text is plain decoding's, token for token.
 
     It learns from checked trees alone: nothing keeps the taps of tokens that were read without a draft. So its trees
     cannot be sized while decoding.
@@ -73,10 +59,9 @@ class EagleDrafter:
     Attributes:
       target: the model that is drafted for, whose vectors of tokens are used.
       model: the layer; its parameters stand under `drafter`.
-      taps: the target's, of which a feature is made.
+      taps: the target's, of which a feature is made; none where its last hidden state is the feature.
       levels: the depth of the deepest tree.
-      width: children that a node has at most.
-      room: nodes of one depth at most, the deepest left out.
+      trees: how trees get their shape.
       noisy: some row may sample, and children are the likeliest after the noise of the target's choice.
     """
 
@@ -84,8 +69,7 @@ class EagleDrafter:
     model: NnxModel
     taps: tuple[int, ...]
     levels: int
-    width: int = 1
-    room: int = 1
+    trees: FixedTrees | ConfidentTrees = FixedTrees()  # noqa: RUF009 - frozen
     noisy: bool = False
 
     @property
@@ -108,7 +92,7 @@ class EagleDrafter:
 
     def read(self, params: Params, own: EagleRows, shared: Any, seen: Seen) -> tuple[EagleRows, Any]:
         """Reads a piece of the prompts, its last feature left waiting, behind what was waiting before."""
-        features, count, first = self._features(params, seen.taps), seen.count, seen.position[:, 0]
+        features, count, first = self._model(params).features(seen.hidden, seen.taps), seen.count, seen.position[:, 0]
         some = count > 0
         # The first token is paired with the last feature of what was read before.
         began = some & (first > 0)
@@ -133,27 +117,16 @@ class EagleDrafter:
         self, params: Params, own: EagleRows, shared: Any, context: Context, topology: Topology
     ) -> tuple[DraftTree, Earlier]:
         """Returns the tree, and the waiting entries and the root's as they were read."""
-        nodes = topology.nodes
-        levels = Levels.of(topology, min(self.room, nodes))
-        out, made = self._read_root(params, own, context)
-        token = jnp.where((topology.depth > 0)[None], -1, context.pending[:, None])
-        forwards = min(topology.levels, nodes - 1)
-        if not forwards:
-            return grow(topology, token), made
-
-        def level(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
-            tree = grow(topology, growing.token)
-            # Each node goes on from what was made of its parent.
-            above = growing.feature[:, levels.within(topology.parent[levels.at(depth)[0]], depth - 1, levels.room)]
-            out, read = self._read_level(params, own, context, tree, levels, depth, above, growing.read)
-            token = self._with_children(params, context, topology, levels, depth, out.hidden, growing.token)
-            return Growing(token=token, read=read, feature=out.feature), None
-
-        token = self._with_children(params, context, topology, levels, jnp.int32(0), out.hidden, token)
-        feature = jnp.pad(out.feature, ((0, 0), (0, levels.room - 1), (0, 0)))
-        growing = Growing(token=token, read=levels.with_room(made), feature=feature)
-        growing, _ = jax.lax.scan(level, growing, jnp.arange(1, forwards, dtype=jnp.int32))
-        return grow(topology, growing.token), made
+        top, made = self._read_root(params, own, context)
+        reader = Reader(
+            pending=context.pending,
+            before=jnp.pad(_waiting(own), ((0, 0), (0, 1)), constant_values=True),
+            top=top,
+            made=made,
+            read=functools.partial(self._read_level, params, own, context),
+            children=functools.partial(self._children, params, context),
+        )
+        return self.trees.grow(reader, topology), made
 
     def learn(
         self, params: Params, own: EagleRows, shared: Any, made: Earlier, outcome: Outcome
@@ -164,7 +137,8 @@ class EagleDrafter:
         # Nothing is written before the tree was drafted, and so the cache read.
         written = after(jnp.where(running, own.count + 1, 0), outcome.pending)
         write = Write(position=made.position, count=written, path=path)
-        said, features = outcome.said_tokens, self._features(params, tuple(map(outcome.along_path, outcome.taps)))
+        hidden, *taps = map(outcome.along_path, (outcome.hidden, *outcome.taps))
+        said, features = outcome.said_tokens, self._model(params).features(hidden, tuple(taps))
         last = jnp.take_along_axis(features, jnp.maximum(outcome.count - 1, 0)[:, None, None], axis=1)[:, 0]
         # A tree with fewer levels than the deepest leaves places free.
         free = own.token.shape[1] - (said.shape[1] - 1)
@@ -194,44 +168,39 @@ class EagleDrafter:
         params: Params,
         own: EagleRows,
         context: Context,
-        tree: DraftTree,
-        levels: Levels,
+        token: Int[Array, "B A"],
+        feature: Float[Array, "B A D"],
         depth: Int[Array, ""],
-        feature: Float[Array, "B room D"],
-        read: Earlier,
+        block: Block,
     ) -> tuple[EagleForward, Earlier]:
-        """Reads one depth's nodes. Returns what was made of them, and all that was read."""
-        node, _ = levels.at(depth)
-        position = jnp.broadcast_to(context.token_length[:, None] - 2 + depth, (len(own.count), levels.room))
-        block = levels.block(tree, depth, _waiting(own), read)
-        out = self._forward(params, own, tree.token[:, node], feature, position, block)
-        return out, levels.with_level(read, Earlier(block_kv=out.block_kv, position=position), depth)
+        """Reads nodes of one depth. Returns what was made of them, and what they are to later ones."""
+        position = jnp.broadcast_to(context.token_length[:, None] - 2 + depth, token.shape)
+        out = self._forward(params, own, token, feature, position, block)
+        return out, Earlier(block_kv=out.block_kv, position=position)
 
-    def _with_children(
+    def _children(
         self,
         params: Params,
         context: Context,
-        topology: Topology,
-        levels: Levels,
-        depth: Int[Array, ""],
         hidden: Float[Array, "B A D"],
-        token: Int[Array, "B M"],
-    ) -> Int[Array, "B M"]:
-        """Returns the tree's tokens with the children of a depth's nodes, from what was made of these."""
-        model = self._model(params)
-        node = levels.at(depth)[0][: hidden.shape[1]]
+        path: Int[Array, "B A levels"],
+        depth: Int[Array, ""],
+    ) -> Found:
+        """Returns the likeliest tokens behind nodes of one depth, and their probabilities."""
+        model, target = self._model(params), self.target.bind(params["target"])
+        width, total = self.trees.width, self.trees.weighed
         if self.noisy or context.processors:
-            path = grow(topology, token).paths()[:, node]
-            logits = context.process(model.unembed(hidden), path)
+            logits = context.process(model.logits(hidden, target), path)
             if self.noisy:
                 place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
                 logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
-            value, child = likeliest(logits, self.width)
+            found = likeliest_of(logits, width, total=total)
         else:
-            value, child = model.likeliest(hidden, self.width)
+            found = model.guesses(hidden, width, target, total=total)
         within = context.token_length - 2 + depth < model.config.max_positions
-        child = jnp.where((value > -jnp.inf) & within[:, None, None], child, -1)
-        return levels.with_children(topology, token, depth, child)
+        child = jnp.where((found.values > -jnp.inf) & within[:, None, None], found.tokens, -1)
+        everything = jnp.zeros(child.shape[:2], jnp.float32) if found.total is None else found.total
+        return child, jnp.exp(found.values - everything[:, :, None])
 
     def _forward(
         self,
@@ -246,11 +215,7 @@ class EagleDrafter:
         vectors = self.target.bind(params["target"]).embed(token)
         return self._model(params).forward(vectors, feature, jnp.maximum(position, 0), own.cache, block, num_queries)
 
-    def _features(self, params: Params, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
-        """Returns the features of entries that the target has read, of all of whose taps some are needed."""
-        return self._model(params).join([taps[i] for i in self.taps])
-
-    def _model(self, params: Params) -> Eagle:
+    def _model(self, params: Params) -> PairLayer:
         return self.model.bind(params["drafter"])
 
 

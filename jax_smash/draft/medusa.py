@@ -1,18 +1,21 @@
-"""Medusa: heads on the target's last hidden state draft a tree of fixed shape."""
+"""Medusa: heads on the target's last hidden state draft a tree of fixed shape, or one that grows."""
 
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jax_smash.draft.context import Context, Outcome, Seen
+from jax_smash.draft.trees.best_first import Beam, Found, grow_by
+from jax_smash.draft.trees.confident import Confident
 from jax_smash.draft.trees.tree import DraftTree, Topology, grow
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.medusa import Medusa
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import gumbel_noise, likeliest
+from jax_smash.sampling import gumbel_noise, likeliest_of
 
 
 @pytree
@@ -42,12 +45,14 @@ class MedusaDrafter:
       model: the heads; their parameters stand under `drafter`.
       width: children that a node has at most.
       noisy: some row may sample, and children are the likeliest after the noise of the target's choice.
+      confident: sizes of trees that grow by the heads' confidence; None for those of the shape that is asked for.
     """
 
     target: ModelDef
     model: NnxModel
     width: int = 1
     noisy: bool = False
+    confident: Confident | None = None
 
     @property
     def needs(self) -> Needs:
@@ -71,7 +76,7 @@ class MedusaDrafter:
         heads: Medusa = self.model.bind(params["drafter"])
         target = self.target.bind(params["target"])
         vectors = heads.vectors(own.last[:, None])
-        if self.noisy or context.processors:
+        if self.noisy or context.processors or self.confident is not None:
             logits = jnp.swapaxes(heads.unembed(vectors, target)[:, :, 0], 0, 1)
             # What lies between is not known.
             logits = context.process(logits, jnp.full((*logits.shape[:2], 1), -1, jnp.int32))
@@ -79,10 +84,15 @@ class MedusaDrafter:
                 head = jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
                 place = context.token_length[:, None] + head
                 logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
-            value, child = likeliest(logits, self.width)
+            found = likeliest_of(logits, self.width)
+            value, child = found.values, found.tokens
+            everything = jax.nn.logsumexp(logits, axis=-1)
         else:
             value, child = (jnp.swapaxes(x[:, :, 0], 0, 1) for x in heads.likeliest(vectors, self.width, target))
         child = jnp.where(value > -jnp.inf, child, -1)
+        if self.confident is not None:
+            probability = jnp.exp(value - everything[:, :, None])
+            return self._grown(self.confident, topology, context.pending, (child, probability)), None
         return grow(topology, self._tokens(topology, context.pending, child)), None
 
     def learn(
@@ -90,6 +100,22 @@ class MedusaDrafter:
     ) -> tuple[MedusaRows, Any]:
         """Keeps the hidden state of the last token on the path that was emitted."""
         return self._kept(own, outcome.along_path(outcome.hidden), outcome.count), shared
+
+    def _grown(
+        self, sizes: Confident, topology: Topology, pending: Int[Array, "B"], by_head: tuple[Array, Array]
+    ) -> DraftTree:
+        """Returns the tree of the likeliest nodes: a head gives every node of its depth the same children."""
+        heads = by_head[0].shape[1]
+
+        def expand(carry: None, beam: Beam, depth: Int[Array, ""]) -> tuple[None, Found]:
+            token, probability = (x[:, None, jnp.minimum(depth, heads - 1)] for x in by_head)
+            wide = (*beam.token.shape, token.shape[2])
+            token = jnp.where(depth < heads, token, -1)
+            return None, (jnp.broadcast_to(token, wide), jnp.broadcast_to(probability, wide))
+
+        first = by_head[0][:, :1], by_head[1][:, :1]
+        nodes, levels = topology.nodes, topology.levels
+        return grow_by(pending, first, expand, None, nodes=nodes, levels=levels, beam=sizes.width, chain=sizes.chain)
 
     def _tokens(
         self, topology: Topology, pending: Int[Array, "B"], child: Int[Array, "B H width"]

@@ -142,7 +142,9 @@ class Recycling:
             matrix=ByToken.of(jnp.full((*batch, vocab_size, self.width), UNKNOWN, jnp.int32)),
             count=jnp.zeros((*batch, vocab_size), jnp.int32),
             common=jnp.full((*batch, self.width), UNKNOWN, jnp.int32),
-            probability=ByToken.of(jnp.zeros((*batch, vocab_size, self.width))) if self.probabilities else None,
+            probability=ByToken.of(jnp.zeros((*batch, vocab_size, self.width), jnp.float32))
+            if self.probabilities
+            else None,
         )
 
     def warmed(

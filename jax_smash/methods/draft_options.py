@@ -8,11 +8,14 @@ from typing import Any
 
 from jax_smash.checkpoints.chimera import ChimeraModules, read_chimera
 from jax_smash.checkpoints.dflash import DFlashModules, read_dflash
-from jax_smash.checkpoints.eagle import EagleModules, read_eagle
+from jax_smash.checkpoints.eagle import EagleModules
+from jax_smash.checkpoints.eagle1 import Eagle1Modules
+from jax_smash.checkpoints.eagle_drafters import read_eagle_drafter
 from jax_smash.checkpoints.medusa import MedusaModules, read_medusa
 from jax_smash.costs import read_costs
 from jax_smash.draft.corpus_texts import corpus_files
 from jax_smash.draft.draft_model import Draws
+from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import check_place
@@ -55,8 +58,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
+CONFIDENT = ("eagle", "medusa")
+"""Methods whose trees may grow by the drafter's confidence."""
+
 READERS: dict[str, Callable[[str | Path], Any]] = {
-    "eagle": read_eagle,
+    "eagle": read_eagle_drafter,
     "medusa": read_medusa,
     "chimera": read_chimera,
     "dflash": read_dflash,
@@ -69,7 +75,7 @@ class DraftOptions:
     """The options of drafted decoding.
 
     Attributes:
-      tree: `auto`, or a name of `draft.trees.templates.named_tree`.
+      tree: `auto`, a name of `draft.trees.templates.named_tree`, or of `draft.trees.confident.confident`.
       costs: a file with the cost curve that alone decides where the tree is `auto`, as `costs.store.read_costs` reads
         it; None begins with a stored curve and follows what steps take.
       warm_start: a file with what an earlier drafter learned, to begin with.
@@ -79,8 +85,9 @@ class DraftOptions:
         read by a policy by `sparse:` and what `sparse.named_policy` takes. Method self-sparse takes `int8` alone.
       sparse: the policy of what method self-sparse reads of the target's cache to draft, or what `sparse.named_policy`
         takes; None for the method's own.
-      drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.medusa.save_medusa`,
-        `checkpoints.chimera.save_chimera` or `checkpoints.dflash.save_dflash` wrote, by the method; a loaded drafter;
+      drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.eagle1.save_eagle1`,
+        `checkpoints.medusa.save_medusa`, `checkpoints.chimera.save_chimera` or `checkpoints.dflash.save_dflash` wrote,
+        by the method; a loaded drafter;
         or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       gram_slots: grams whose codes Chimera keeps for each row, to look them up; 0 makes every code anew.
@@ -94,7 +101,7 @@ class DraftOptions:
     lookup_corpus: Path | None = None
     draft_model: str | Model | None = None
     sparse: str | SparsePolicy | None = None
-    drafter: str | Path | EagleModules | MedusaModules | ChimeraModules | DFlashModules | None = None
+    drafter: str | Path | EagleModules | Eagle1Modules | MedusaModules | ChimeraModules | DFlashModules | None = None
     verify: str = "coupling"
     stored_probabilities: bool = False
     gram_slots: int = 0
@@ -116,7 +123,7 @@ def check_draft(name: str, draft: DraftOptions) -> None:
         raise ValueError(f"{option} does not go with method {name}, which takes {taken}")
     with _about("tree"):
         if draft.tree != "auto":
-            named_tree(draft.tree)
+            _check_tree(name, draft)
     with _about("costs"):
         if draft.costs is not None:
             if draft.tree != "auto":
@@ -149,6 +156,19 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     with _about("lookup-corpus"):
         if draft.lookup_corpus is not None:
             corpus_files(draft.lookup_corpus)
+
+
+def _check_tree(name: str, draft: DraftOptions) -> None:
+    """Refuses a tree that there is none of, or that the method or the verification does not go with."""
+    if confident(draft.tree) is None:
+        named_tree(draft.tree)
+        return
+    if name not in CONFIDENT:
+        raise ValueError(
+            f"{draft.tree} grows by a drafter's confidence, for methods {', '.join(CONFIDENT)}; got {name}"
+        )
+    if draft.verify != "coupling":
+        raise ValueError(f"{draft.tree} goes with verify coupling, which keeps the text exact; got {draft.verify}")
 
 
 @contextlib.contextmanager

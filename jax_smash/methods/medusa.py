@@ -5,6 +5,7 @@ import dataclasses
 from jax_smash.checkpoints.medusa import MedusaModules, load_medusa, random_heads, read_medusa
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.medusa import MedusaDrafter
+from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.ladder import Ladder
 from jax_smash.loading import Model
@@ -33,8 +34,9 @@ def medusa(setup: Setup) -> Method:
         check=check_target,
     )
     tree = TREE if setup.draft.tree == "auto" else setup.draft.tree
-    topology = named_tree(tree)
-    width = int(topology.rank.max()) + 1
+    sizes = confident(tree)
+    topology = named_tree(tree) if sizes is None else sizes.topology
+    width = int(topology.rank.max()) + 1 if sizes is None else sizes.width
     if width > modules.config.vocab_size:
         raise ValueError(f"a node has at most {modules.config.vocab_size} children, as many as tokens; got {width}")
     drafter = MedusaDrafter(
@@ -42,6 +44,7 @@ def medusa(setup: Setup) -> Method:
         model=modules.definition,
         width=width,
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
+        confident=sizes,
     )
     ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
     method = drafted(NAME, setup, drafter, None, ladder=ladder)

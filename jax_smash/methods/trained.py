@@ -19,7 +19,7 @@ def fitting(
     given: Any,
     *,
     method: str,
-    kind: type,
+    kind: type | tuple[type, ...],
     read: Callable[[str | Path], Any],
     load: Callable[..., Any],
     random: Callable[..., Any],
@@ -31,7 +31,7 @@ def fitting(
       model: the target at hand.
       given: a folder, a loaded drafter, `RANDOM`, or None.
       method: its name.
-      kind: the class of loaded drafters.
+      kind: the class of loaded drafters, or several.
       read: returns what a folder says: its configuration, and the fingerprint of the target's weights.
       load: returns the drafter in a folder.
       random: returns one with random weights for a configuration of a target.
@@ -51,7 +51,8 @@ def fitting(
         return random(model.config, dtype=dtype)
     in_folder = isinstance(given, str | Path)
     if not in_folder and not isinstance(given, kind):
-        raise ValueError(f"method {method} needs {kind.__name__} as its drafter; got {type(given).__name__}")
+        kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ValueError(f"method {method} needs {kinds} as its drafter; got {type(given).__name__}")
     described, where = (read(given), f"the drafter in {given}") if in_folder else (given, "the drafter")
     check(described.config, model, where)
     check_trained_for(described.base_fingerprint, model, where)

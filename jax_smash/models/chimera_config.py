@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_smash.config import AttentionKind, ModelConfig, RopeConfig
+from jax_smash.models.config_fields import config_of
 
 FULL: AttentionKind = "full"
 
@@ -80,22 +81,7 @@ class ChimeraConfig:
         Raises:
           ValueError: a field is missing, unknown, of the wrong type or out of range.
         """
-        declared = {field.name: field for field in dataclasses.fields(cls)}
-        if missing := sorted({*declared} - {*fields}):
-            raise ValueError(f"{missing[0]} is missing")
-        if unknown := sorted({*fields} - {*declared}):
-            raise ValueError(f"unknown field {unknown[0]!r}")
-        for name, value in fields.items():
-            kind: Any = Mapping if name == "rope" else declared[name].type
-            if not isinstance(value, kind) or isinstance(value, bool):
-                raise ValueError(
-                    f"{name} must be {'an object' if name == 'rope' else f'of type {kind.__name__}'}; got {value!r}"
-                )
-        given: Any = {name: tuple(x) if isinstance(x, list) else x for name, x in fields["rope"].items()}
-        try:
-            return cls(**{**fields, "rope": RopeConfig(**given)})
-        except TypeError as error:
-            raise ValueError(f"rope: {error}") from error
+        return config_of(cls, fields, whole=True)
 
     def to_fields(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them."""

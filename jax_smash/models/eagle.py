@@ -6,17 +6,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 from qwix import QArray
 
-from jax_smash.cache import Block, BlockKV, KVCache, init_cache
 from jax_smash.models.eagle_config import FULL, EagleConfig
 from jax_smash.models.head import likeliest_rows
-from jax_smash.models.layers import MLP, Attention, Keys, OneKey, RMSNorm, rows_axis, weight
+from jax_smash.models.layers import MLP, Attention, Keys, OneKey, RMSNorm, weight
+from jax_smash.models.pairs import PairLayer
 from jax_smash.models.projection import project, row_products
-from jax_smash.models.rope import longest, rotation
-from jax_smash.pytree import pytree
+from jax_smash.pytree import replace
 from jax_smash.quantise import scores
+from jax_smash.sampling.vocabulary import Likeliest
 from jax_smash.sharding import constrain
 
 
@@ -24,26 +24,8 @@ class TokenIds(nnx.Variable):
     """Token ids that belong to a module's weights and are not trained."""
 
 
-@pytree
-class EagleForward:
-    """The result of one forward of the drafter.
-
-    Attributes:
-      hidden: what the head reads.
-      feature: what tokens behind the entries are drafted from, in place of the target's feature.
-      block_kv: keys and values of all new entries, for the cache's `commit`.
-    """
-
-    hidden: Float[Array, "B Q D"]
-    feature: Float[Array, "B Q D"]
-    block_kv: BlockKV
-
-
-class Eagle(nnx.Module):
-    """One layer over pairs: the feature of a token, and the vector of the token that follows it.
-
-    The entry of feature i and token i + 1 has position i, and tells of token i + 2. The vectors are the target's own.
-    Holds weights only.
+class Eagle(PairLayer):
+    """EAGLE-3's layer, and its head. A feature is made of several of the target's taps. Holds weights only.
 
     Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
     Test", section 3.
@@ -66,10 +48,18 @@ class Eagle(nnx.Module):
         ids = jnp.arange(config.head_size, dtype=jnp.int32)
         self.tokens = TokenIds(ids) if config.head_size < config.vocab_size else None
 
-    @property
-    def dtype(self) -> Any:
-        """What the drafter computes in, and its cache holds."""
-        return self.final_norm.scale[...].dtype
+    def features(self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+        """Returns the features of entries that the target has read, of all of whose taps some are needed."""
+        return self.join([taps[i] for i in self.config.taps])
+
+    def logits(self, hidden: Float[Array, "B T D"], target: Any) -> Float[Array, "B T V"]:
+        """Returns those of the drafter's own head, as `unembed` does."""
+        return self.unembed(hidden)
+
+    def guesses(self, hidden: Float[Array, "B T D"], n: int, target: Any, *, total: bool = False) -> Likeliest:
+        """Returns the n likeliest tokens behind each entry by the drafter's own head."""
+        found = likeliest_rows(hidden, self.head[...], _logits, n, total=total)
+        return found if self.tokens is None else replace(found, tokens=self.tokens[...][found.tokens])
 
     def join(self, taps: Sequence[Float[Array, "B T D"]]) -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read.
@@ -82,40 +72,9 @@ class Eagle(nnx.Module):
             read = [norm(tap) for norm, tap in zip(self.tap_norms, read, strict=True)]
         return project(jnp.concatenate(read, axis=-1), self.w_join[...])
 
-    def forward(
-        self,
-        vectors: Float[Array, "B T D"],
-        features: Float[Array, "B T D"],
-        position: Int[Array, "B T"],
-        cache: KVCache | None,
-        block: Block,
-        num_queries: int | None = None,
-    ) -> EagleForward:
-        """Reads new entries. The cache is read, never written.
-
-        Args:
-          vectors: of tokens, from the target's `embed`.
-          features: of the tokens before them: from `join`, or of an earlier forward.
-          position: of the features.
-          cache: what is committed; None for a block without a past.
-          block: which entries see which.
-          num_queries: returns what was made of the last so many entries alone; by default of all.
-        """
-        config, asked = self.config, num_queries or vectors.shape[1]
-        reach = longest(position, block.valid) if cache is None else cache.reach
-        angles = rotation(config.rope, config.head_width, position, reach)
-        start, read = self.entries(vectors, features)
-        past = None if cache is None else cache.layer(0)
-        out, key_value = self.attention(read, position, angles, past, block.layer(0), asked)
-        rows = rows_axis(cache)
-        x = start[:, -asked:] + constrain(out, rows, None, "embed")
-        x = x + constrain(self.mlp(self.mlp_norm(x)), rows, None, "embed")
-        hidden, feature = self.made_of(x)
-        return EagleForward(hidden=hidden, feature=feature, block_kv=(key_value,))
-
     def entries(
         self, vectors: Float[Array, "B T D"], features: Float[Array, "B T D"]
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T both"]]:
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T I"]]:
         """Returns what the layer's residual begins with, and what its attention reads: vector and feature, normed."""
         residual = features.astype(self.dtype)
         normed = self.feature_norm(residual)
@@ -134,26 +93,6 @@ class Eagle(nnx.Module):
             return logits
         nothing = jnp.full((*hidden.shape[:-1], self.config.vocab_size), -jnp.inf, jnp.float32)
         return nothing.at[..., self.tokens[...]].set(logits)
-
-    def likeliest(self, hidden: Float[Array, "B T D"], n: int) -> tuple[Float[Array, "B T n"], Int[Array, "B T n"]]:
-        """Returns the logits and ids of the n likeliest tokens behind each entry, at most as many as the head has."""
-        found = likeliest_rows(hidden, self.head[...], _logits, n)
-        return found.values, found.tokens if self.tokens is None else self.tokens[...][found.tokens]
-
-    def init_cache(self, batch: int, slots: int, block: int) -> KVCache:
-        """Makes an empty cache of `slots` slots a row, for commits of at most `block` entries."""
-        return init_cache(
-            kinds=(FULL,),
-            layer_kinds=(FULL,),
-            window=0,
-            batch=batch,
-            slots=slots,
-            block=block,
-            num_kv_heads=self.config.num_kv_heads,
-            head_width=self.config.head_width,
-            dtype=self.dtype,
-            follows_length=self.config.rope.follows_length,
-        )
 
 
 def _logits(hidden: Float[Array, "*batch D"], head: Any) -> Float[Array, "*batch X"]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_smash.config import AttentionKind, ModelConfig, RopeConfig
+from jax_smash.models.config_fields import config_of
 
 FULL: AttentionKind = "full"
 
@@ -89,25 +90,7 @@ class EagleConfig:
         Raises:
           ValueError: a field is missing, unknown, of the wrong type or out of range.
         """
-        declared = {field.name: field for field in dataclasses.fields(cls)}
-        for name, field in declared.items():
-            if field.default is dataclasses.MISSING and name not in fields:
-                raise ValueError(f"{name} is missing")
-        if unknown := sorted({*fields} - {*declared}):
-            raise ValueError(f"unknown field {unknown[0]!r}")
-        if "rope" in fields and not isinstance(fields["rope"], Mapping):
-            raise ValueError(f"rope must be an object; got {fields['rope']!r}")
-        if not isinstance(fields["taps"], list) or not all(type(tap) is int for tap in fields["taps"]):
-            raise ValueError(f"taps must be a list of whole numbers; got {fields['taps']!r}")
-        for name, value in fields.items():
-            wanted = {"int": int, "float": float, "bool": bool}.get(getattr(declared[name].type, "__name__", ""))
-            if wanted is not None and type(value) is not wanted:
-                raise ValueError(f"{name} must be of type {wanted.__name__}; got {value!r}")
-        try:
-            given: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.get("rope", {}).items()}
-            return cls(**{**fields, "taps": tuple(fields["taps"]), "rope": RopeConfig(**given)})
-        except TypeError as error:
-            raise ValueError(f"rope: {error}") from error
+        return config_of(cls, fields)
 
     def to_fields(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them."""

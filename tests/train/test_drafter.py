@@ -18,6 +18,7 @@ import jax_smash
 from jax_smash.checkpoints.chimera import load_chimera
 from jax_smash.checkpoints.dflash import load_dflash
 from jax_smash.checkpoints.eagle import load_eagle
+from jax_smash.checkpoints.eagle1 import load_eagle1
 from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import find
 from jax_smash.methods import RANDOM, DraftOptions
@@ -167,7 +168,7 @@ def test_a_configuration_that_does_not_fit_is_refused(root, tmp_path, changes, m
 
 
 def test_an_unknown_kind_and_a_gguf_target_are_refused(root, tmp_path):
-    with pytest.raises(ValueError, match="kind must be one of eagle, medusa, chimera, dflash; got 'falcon'"):
+    with pytest.raises(ValueError, match="kind must be one of eagle, eagle1, medusa, chimera, dflash; got 'falcon'"):
         main("falcon", root / "config.json", root / "packed", str(root / "base"), tmp_path)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="must be a Hugging Face folder"):
@@ -246,3 +247,43 @@ def test_dflash_learns_beside_its_target_and_drafts_for_it_alone(root, tmp_path)
     assert (
         "| Blocks | 3 entries, place k counting exp(−k / 7); 4 a row at most |" in (drafter / "README.md").read_text()
     )
+
+
+def test_eagle_1_learns_the_targets_hidden_states_and_drafts_for_it_alone(root, tmp_path):
+    fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"test_steps": 2}))
+    places = ("eagle1", tmp_path / "config.json", root / "packed", str(root / "base"))
+    main(*places, tmp_path / "run", **RUN | {"save_every": 100})
+    lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]
+    for name in ("loss", "distance_1", "loss_1"):
+        assert lines[-1][name] < lines[0][name]
+    for depth in (1, 2):
+        shares = [lines[-1][f"top{rank}_{depth}"] for rank in range(1, 6)]
+        assert shares == sorted(shares)
+        assert 0 <= shares[0] <= shares[-1] <= 1
+    model, drafter = jax_smash.load(root / "base"), tmp_path / "run/drafter"
+    assert load_eagle1(drafter).base_fingerprint == model.fingerprint
+    assert "| Loss | 1 of the features' distance, 0.1 of the cross-entropy |" in (drafter / "README.md").read_text()
+    options = {"max_new_tokens": 6, "slots": 64}
+    draft = DraftOptions(drafter=drafter, tree="chain-2")
+    drafted = jax_smash.generate(model, ["Once there"], method="eagle", draft=draft, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise": -0.1}, "noise must be at least 0 and finite; got -0.1"),
+        ({"prediction_share": -1}, "prediction_share must be at least 0 and finite; got -1"),
+        ({"feature_share": 0, "prediction_share": 0}, "feature_share or prediction_share must be above 0"),
+        ({"test_steps": 16}, "test_steps must be from 1 to less than the row's 16; got 16"),
+        ({"step_decay": 0}, "step_decay must be above 0 and at most 1; got 0"),
+        ({"head_size": 20}, "unknown field 'head_size'"),
+    ],
+)
+def test_a_configuration_of_eagle_1_that_does_not_fit_is_refused(root, tmp_path, changes, message):
+    fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
+    (tmp_path / "config.json").write_text(json.dumps(fields | changes))
+    with pytest.raises(ValueError, match=message):
+        main("eagle1", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

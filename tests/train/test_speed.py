@@ -10,8 +10,9 @@ from train.parts.butler.settings import ButlerSettings
 from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.dflash import DFlashPart
 from train.parts.drafter.eagle import EaglePart
+from train.parts.drafter.eagle1 import Eagle1Part
 from train.parts.drafter.medusa import MedusaPart
-from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, EagleSettings, MedusaSettings
+from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings, MedusaSettings
 from train.parts.hamburger.part import Hamburger
 from train.parts.hamburger.settings import SmashSettings
 from train.run.settings import load_kind
@@ -43,6 +44,7 @@ def test_a_shape_comes_from_a_file_or_by_name():
     [
         (Hamburger, SmashSettings, {"base": "frozen", "micro_layers": 1, "micro_steps": 3}),
         (EaglePart, EagleSettings, {"head_size": 50, "test_steps": 3}),
+        pytest.param(Eagle1Part, Eagle1Settings, {"test_steps": 2}, marks=pytest.mark.slow),
         (Butler, ButlerSettings, {"predictors": {"gate": {"kind": "gate", "page": 4, "width": 6}}}),
         (MedusaPart, MedusaSettings, {"num_heads": 2}),
         (ChimeraPart, ChimeraSettings, {"decoding_heads": 2}),
@@ -64,7 +66,7 @@ def test_modules_are_measured_beside_a_frozen_base(part, kind, fields, tmp_path)
 
 def test_what_cannot_be_measured_is_named(tmp_path):
     with pytest.raises(
-        ValueError, match="of language-model, hamburger, eagle, medusa, chimera, dflash, butler; got 'whopper'"
+        ValueError, match="of language-model, hamburger, eagle, eagle1, medusa, chimera, dflash, butler; got 'whopper'"
     ):
         main(part="whopper", shape="llama-100m")
     with pytest.raises(ValueError, match="expected --config of the modules and --shape of the base; got None and"):

@@ -71,7 +71,8 @@ def named_tree(name: str) -> Topology:
         return TEMPLATES[name]()
     if name.endswith(".json"):
         return _read(Path(name))
-    raise ValueError(f"tree must be auto, off, chain-N, tree-N, {', '.join(TEMPLATES)} or a .json file; got {name!r}")
+    names = ", ".join(("auto", "off", "chain-N", "tree-N", "confident-N", *TEMPLATES))
+    raise ValueError(f"tree must be {names} or a .json file; got {name!r}")
 
 
 def sized(name: str) -> int | None:

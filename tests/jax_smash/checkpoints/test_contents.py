@@ -22,6 +22,7 @@ FOLDERS = {
     "weights alone": ({"model.safetensors": "", "README.md": ""}, r"safetensors weights \(model.safetensors\)"),
     "tokenizer": ({"tokenizer.json": "{}", "tokenizer_config.json": "{}", "README.md": ""}, "a tokenizer alone"),
     "modules": ({"smasher.json": "{}", "smasher.safetensors": ""}, "HAMburger modules .* beside their base"),
+    "drafter": ({"eagle1.json": "{}", "eagle1.safetensors": ""}, "EAGLE-1's drafter .* by --drafter beside its target"),
     "nothing": ({}, "no files"),
     "data": ({f"part-{i}.parquet": "" for i in range(6)}, r"part-0.parquet, .* and 2 more"),
 }

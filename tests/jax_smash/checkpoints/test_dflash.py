@@ -106,5 +106,5 @@ def test_weights_that_cannot_be_kept_are_refused_and_nothing_is_written(saved, t
 
 
 def test_a_folder_that_is_taken_for_a_model_is_called_what_it_is(saved):
-    with pytest.raises((ValueError, FileNotFoundError), match="a DFlash drafter"):
+    with pytest.raises((ValueError, FileNotFoundError), match="DFlash's drafter"):
         load(str(saved[1]))

@@ -6,8 +6,10 @@ from safetensors.numpy import load_file
 
 import jax_smash
 from jax_smash.checkpoints.eagle import save_eagle
+from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.checkpoints.medusa import random_heads, save_medusa
 from tests.eagle import random_drafter
+from tests.eagle1 import random_drafter1
 
 
 def test_there_and_back_gives_the_same_bits(run, call, two_layers, tmp_path):
@@ -45,6 +47,22 @@ def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_l
     for name in ("eagle.json", "eagle.safetensors"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert "base and layer-ids go with --to eagle" in call("convert", "published", "other", "--to", "eagle")[2]
+
+
+def test_an_eagle_1_drafter_goes_to_the_published_layouts_and_back_bit_for_bit(call, two_layers, tmp_path):
+    model = jax_smash.load(two_layers)
+    for layout, bias in (("vllm", False), ("sglang", True)):
+        made, ours = random_drafter1(model, join_bias=bias), tmp_path / f"ours-{layout}"
+        save_eagle1(ours, made.config, made.params, base_fingerprint="ab")
+        assert "needs the base that the EAGLE-1 drafter is for" in call("convert", ours, layout, "--to", layout)[2]
+        status, _, told = call("convert", ours, layout, "--to", layout, "--base", two_layers)
+        assert (status, told.splitlines()[-1]) == (0, f"wrote {layout}")
+        again = ("convert", layout, f"{layout}-again", "--to", "eagle", "--base", two_layers)
+        assert "layer-ids go with EAGLE-3" in call(*again, "--layer-ids", "inputs")[2]
+        assert call(*again)[0] == 0
+        for name in ("eagle1.json", "eagle1.safetensors"):
+            assert (ours / name).read_bytes() == (tmp_path / f"{layout}-again" / name).read_bytes()
+    assert "vLLM passes over fc.bias" in call("convert", ours, "other", "--to", "vllm", "--base", two_layers)[2]
 
 
 def test_heads_go_to_the_published_layouts_and_back_bit_for_bit(call, two_layers, tmp_path):

@@ -6,6 +6,8 @@ import jax
 import pytest
 
 import jax_smash
+from jax_smash.checkpoints.eagle import random_modules, save_eagle
+from jax_smash.checkpoints.eagle1 import random_eagle1_modules, save_eagle1
 from jax_smash.cli.info import describe, rows
 from jax_smash.plan import tree_bytes
 from tests.checkpoints import CONFIGS, GEMMA2, write_checkpoint
@@ -79,3 +81,20 @@ def test_a_rotation_of_part_of_a_head_and_of_some_layers_is_told(tmp_path):
     write_checkpoint(tmp_path / "smollm", CONFIGS["smollm3"])
     told = [dict(rows(describe(str(tmp_path / name), slots=64)))["rope"] for name in ("phi", "smollm")]
     assert told == ["full: base 10,000, longrope × 16, 75% of each head", "full: base 2,000,000; in 3 of 4 layers"]
+
+
+def test_a_drafters_folder_is_described(call, two_layers, tmp_path):
+    config = jax_smash.load(two_layers).config
+    for made, save, said in (
+        (random_eagle1_modules(config), save_eagle1, "EAGLE-1's drafter, for --method eagle"),
+        (random_modules(config), save_eagle, "EAGLE-3's drafter, for --method eagle"),
+    ):
+        folder = tmp_path / said[:7]
+        save(folder, made.config, made.params, base_fingerprint="ab")
+        status, out, _ = call("info", folder)
+        assert status == 0
+        assert said in out
+        assert "weights with fingerprint ab" in out
+        facts = json.loads(call("info", folder, "--json")[1])
+        assert facts["parameters"] == sum(x.size for x in jax.tree.leaves(made.params))
+        assert facts["configuration"]["d_model"] == config.d_model

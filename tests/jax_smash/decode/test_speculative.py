@@ -8,6 +8,7 @@ from jax_smash.sampling import SamplingOptions
 from tests import chimera, dflash
 from tests.drafting import other_model
 from tests.eagle import random_drafter
+from tests.eagle1 import random_drafter1
 from tests.medusa import random_heads
 from tests.tiny import tiny_model
 
@@ -16,7 +17,7 @@ PROMPTS = ["the cat sat on the mat. the cat", "a b a b a b", "x", "to be or not 
 CASES = [("recycling", "off"), ("recycling", "recycling-80"), ("hybrid", "auto"), ("draft-model", "chain-2")]
 CASES += [("draft-model", "siblings"), ("lookup", "chain-4"), ("suffix", "auto"), ("lookahead", "auto")]
 CASES += [(name, "siblings") for name in ("eagle", "medusa", "chimera", "self-sparse")]
-CASES += [("dflash", "tree-12")]
+CASES += [("dflash", "tree-12"), ("eagle1", "confident-8:depth=3,width=3")]
 # Other pairs of a drafter and a way to make trees, both of which stand above.
 MORE_CASES = [
     *(("recycling", tree) for tree in ("chain-1", "chain-4", "auto")),
@@ -25,7 +26,8 @@ MORE_CASES = [
     ("lookup", "auto"),
     ("suffix", "chain-4"),
     ("lookahead", "chain-4"),
-    *(("eagle", tree) for tree in ("off", "auto", "recycling-80")),
+    *(("eagle", tree) for tree in ("off", "auto", "recycling-80", "confident-8:depth=3,width=3")),
+    *(("eagle1", tree) for tree in ("off", "chain-4", "siblings")),
     *(("medusa", tree) for tree in ("off", "chain-4", "auto")),
     *(("self-sparse", tree) for tree in ("off", "chain-4", "auto")),
     *(("chimera", tree) for tree in ("off", "auto", "recycling-80")),
@@ -57,6 +59,8 @@ def made(method, tree="auto", **options):
     if method == "eagle":
         # Of tokens that the texts hold, so that penalties and biases bear on drafts.
         options["drafter"] = random_drafter(tiny_model(stop_tokens=(10,)), tokens=range(30, 140))
+    if method == "eagle1":
+        method, options["drafter"] = "eagle", random_drafter1(tiny_model(stop_tokens=(10,)))
     if method == "medusa":
         options["drafter"] = random_heads(tiny_model(stop_tokens=(10,)))
     if method == "self-sparse":

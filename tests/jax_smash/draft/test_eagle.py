@@ -56,7 +56,7 @@ class Chat:
         self.model, self.drafter = target(), drafter
         sampling = sampling or [SamplingOptions()] * rows
         self.sampled = any(o.sampled for o in sampling)
-        draft = DraftOptions(tree="tree.json", drafter=drafter, **draft)
+        draft = DraftOptions(**{"tree": "tree.json"} | draft, drafter=drafter)
         self.made = make_method(self.model, method, draft=draft, sampled=self.sampled)
         self.session = Session(
             self.model, self.made, slots=96, max_new_tokens=limit, sampling=sampling, seeds=list(range(rows))

@@ -1,10 +1,14 @@
 """What Medusa proposes is what its heads say of the last state, however the text was read and whatever was rejected."""
 
+import numpy as np
 import pytest
 
 from jax_smash import generate
 from jax_smash.draft.trees.tree import chain
-from jax_smash.methods import DraftOptions
+from jax_smash.methods import DraftOptions, make_method
+from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.session import Session
+from tests.drafting import paths_of, proposing
 from tests.jax_smash.draft.test_eagle import CHOICES, Chat, prompts_of, siblings, target
 from tests.medusa import PlainMedusa, random_heads
 
@@ -65,3 +69,20 @@ def test_nothing_is_drafted_below_the_last_head(siblings):
     made = chat({"num_heads": 2})
     made.turn(prompts_of((4, 5, 6)), limits=[3, 3, 3])
     assert made.propose(chain(3)).valid.tolist() == [[True, True, True, False]] * 3
+
+
+def test_trees_that_grow_have_the_likeliest_paths_of_all():
+    heads = random_heads(target(), num_heads=2)
+    draft = DraftOptions(tree="confident-4:depth=3,width=4,chain=false", drafter=heads)
+    made = make_method(target(), "medusa", draft=draft)
+    session = Session(target(), made, slots=48, max_new_tokens=4, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
+    prompts = prompts_of((4, 2, 9))
+    session.read(prompts)
+    plain = PlainMedusa(target(), heads)
+    tree = proposing(made.strategy)(made.params, session.state, made.strategy.drafter.confident.topology)
+    for row, (prompt, said) in enumerate(zip(prompts, session.outputs(), strict=True)):
+        hidden = np.asarray(plain._hidden(prompt + said)[len(prompt) - 1], np.float64)
+        likely = [np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in (plain.logits(hidden, h) for h in (0, 1))]
+        products = {(a,): likely[0][a] for a in range(10)}
+        products |= {(a, b): likely[0][a] * likely[1][b] for a in range(10) for b in range(10)}
+        assert paths_of(tree, row) == set(sorted(products, key=products.__getitem__, reverse=True)[:4])

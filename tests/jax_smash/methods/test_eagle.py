@@ -7,11 +7,13 @@ import pytest
 
 from jax_smash import from_apply, generate
 from jax_smash.checkpoints.eagle import CONFIG, WEIGHTS, load_eagle, save_eagle
+from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.loading import quantised
 from jax_smash.methods import RANDOM, DraftOptions, check_draft, make_method
 from jax_smash.quantise import activation_dtype, has_int8
 from tests.eagle import random_drafter
+from tests.eagle1 import random_drafter1
 from tests.tiny import tiny_model
 
 
@@ -80,6 +82,15 @@ def test_a_target_without_taps_is_refused(folder):
         ({}, "method eagle needs a drafter: a folder that holds one, or random"),
         ({"drafter": RANDOM, "verify": "rejection"}, "verify rejection is for drawn tokens"),
         ({"drafter": RANDOM, "draft_model": "int8"}, "draft_model does not go with method eagle"),
+        (
+            {"drafter": RANDOM, "tree": "confident-9", "verify": "typical-lossy"},
+            "tree: confident-9 goes with verify coupling, which keeps the text exact; got typical-lossy",
+        ),
+        ({"drafter": RANDOM, "tree": "confident-9:top=3"}, "tree: settings of confident-N are depth=N, width=N"),
+        (
+            {"drafter": RANDOM, "tree": "confident-9:width=1000"},
+            "at most as many children as the .* tokens that the drafter can say; got 1000 in confident-9",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, said):
@@ -112,3 +123,25 @@ def test_a_drafter_is_held_as_its_target_is(folder):
     half = jax.tree.map(lambda w: w.astype(jnp.bfloat16), model.params)
     made = eagle(dataclasses.replace(model, params=half), folder)
     assert activation_dtype(made.params["drafter"]["final_norm"]) == jnp.bfloat16
+
+
+@pytest.mark.parametrize("method", ["lookup", "recycling", "chimera", "draft-model"])
+def test_trees_that_grow_are_refused_where_nothing_is_confident(method):
+    said = f"tree: confident-9 grows by a drafter's confidence, for methods eagle, medusa; got {method}"
+    with pytest.raises(ValueError, match=said):
+        check_draft(method, DraftOptions(tree="confident-9"))
+
+
+def test_a_folder_with_drafters_of_both_kinds_is_refused(folder):
+    made = random_drafter1(tiny_model())
+    save_eagle1(folder, made.config, made.params)
+    with pytest.raises(ValueError, match=r"must have one drafter; it has both eagle.json and eagle1.json"):
+        check_draft("eagle", DraftOptions(drafter=folder))
+
+
+def test_an_eagle_1_drafter_reads_no_taps_and_is_held_as_its_target_is():
+    made = eagle(quantised(tiny_model()), random_drafter1(tiny_model()))
+    assert made.strategy.drafter.needs.taps == ()
+    assert has_int8(made.params["drafter"])
+    # Another number of layers gives the same features.
+    assert eagle(tiny_model(num_layers=3, layer_kinds=("full",) * 3), random_drafter1(tiny_model()))

@@ -29,7 +29,9 @@ def test_a_head_says_its_own_tokens_alone():
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32)), jnp.float32)
     logits = np.asarray(model.unembed(hidden))
     assert (np.isfinite(logits).nonzero()[2].reshape(6, 4) == tokens).all()
-    values, found = model.likeliest(hidden, 3)
+    likeliest = model.guesses(hidden, 3, None, total=True)
+    values, found = likeliest.values, likeliest.tokens
+    np.testing.assert_allclose(likeliest.total, np.log(np.exp(logits).sum(-1)), rtol=1e-5)
     order = np.argsort(-logits, axis=-1)[:, :, :3]
     assert (np.asarray(found) == order).all()
     assert np.asarray(values) == pytest.approx(np.take_along_axis(logits, order, axis=-1))

@@ -6,6 +6,7 @@ import dataclasses
 
 from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.dflash_config import DFlashConfig
+from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.medusa import MedusaConfig
 from train.run.settings import Settings
@@ -80,6 +81,54 @@ class EagleSettings(DrafterSettings):
             feeds_normed=self.feeds_normed,
             residual_normed=self.residual_normed,
             **changes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle1Settings(DrafterSettings):
+    """What decides the weights of an EAGLE-1 drafter.
+
+    Attributes:
+      mlp_width: F of the drafter's layer; 0 for the target's.
+      join_bias: as of `Eagle1Config`. vLLM loads drafters without it alone, and SGLang those with it.
+      feature_share: what the distance of guessed features from the target's counts.
+      prediction_share: what the cross-entropy against the target's predictions counts.
+      noise: features are moved by up to half of this, times 512 over the tokens of their document; 0 for none.
+      test_steps: tokens that each entry drafts in training, each from what the drafter made of the one before it. The
+        paper has 1; with more, the drafter also learns from features of its own.
+      step_decay: what a step counts beside the one before it.
+    """
+
+    mlp_width: int = 0
+    join_bias: bool = True
+    feature_share: float = 1.0
+    prediction_share: float = 0.1
+    noise: float = 0.2
+    test_steps: int = 1
+    step_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("feature_share", "prediction_share", "noise"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be at least 0 and finite; got {getattr(self, name)}")
+        if not self.feature_share + self.prediction_share:
+            raise ValueError("feature_share or prediction_share must be above 0: nothing would be learned")
+        if not 1 <= self.test_steps < self.length:
+            raise ValueError(f"test_steps must be from 1 to less than the row's {self.length}; got {self.test_steps}")
+        if not 0 < self.step_decay <= 1:
+            raise ValueError(f"step_decay must be above 0 and at most 1; got {self.step_decay}")
+        _ = self.eagle1  # Refuses what does not fit the target.
+
+    def measured(self) -> Eagle1Settings:
+        """Returns the settings under which exported weights are measured: in float32, by the cross-entropy alone."""
+        return dataclasses.replace(self, dtype="float32", feature_share=0.0, prediction_share=1.0, noise=0.0)
+
+    @property
+    def eagle1(self) -> Eagle1Config:
+        """The drafter's sizes."""
+        return Eagle1Config.for_target(
+            self.model, mlp_width=self.mlp_width or self.model.mlp_width, join_bias=self.join_bias
         )
 
 

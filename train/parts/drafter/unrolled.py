@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block
-from jax_smash.models.eagle import Eagle
+from jax_smash.models.pairs import PairLayer
 from jax_smash.models.projection import project
 from jax_smash.models.rope import longest, rotate_beside, rotation
 
@@ -32,7 +32,7 @@ class Past:
 
 
 def unrolled(
-    model: Eagle,
+    model: PairLayer,
     features: Float[Array, "B T D"],
     vectors: Float[Array, "B T D"],
     position: Int[Array, "B T"],
@@ -51,7 +51,7 @@ def unrolled(
 
     Args:
       model: the drafter.
-      features: of the target, from `Eagle.join`.
+      features: of the target, from `PairLayer.features`.
       vectors: of the token behind each entry, from the target's `embed`.
       position: of each entry.
       segments: entries see only those of their own; 0 is padding.
@@ -103,18 +103,16 @@ def attended(query: Float[Array, "B T K G H"], past: Past, number: Int[Array, ""
 
 
 def _heads(
-    model: Eagle, read: Float[Array, "B T both"], position: Int[Array, "B T"], reach: Int[Array, "B"]
+    model: PairLayer, read: Float[Array, "B T I"], position: Int[Array, "B T"], reach: Int[Array, "B"]
 ) -> tuple[Float[Array, "B T K G H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
     """Returns queries and keys, rotated, and values."""
     config = model.config
-    heads = project(read, model.attention.w_qkv[...])
-    heads = heads.reshape(*read.shape[:2], config.num_kv_heads, -1, config.head_width)
     angles = rotation(config.rope, config.head_width, position, reach)
-    rotated, value = rotate_beside(heads[..., :-1, :], heads[..., -1, :], angles)
+    rotated, value = rotate_beside(*model.attention.heads(read), angles)
     return rotated[..., :-1, :], rotated[..., -1, :], value
 
 
-def _outputs(model: Eagle, out: Float[Array, "B T K G H"]) -> Float[Array, "B T D"]:
+def _outputs(model: PairLayer, out: Float[Array, "B T K G H"]) -> Float[Array, "B T D"]:
     config = model.config
     matrix = model.attention.w_o[...].reshape(config.num_heads * config.head_width, config.d_model)
     return project(out.reshape(*out.shape[:2], -1), matrix)

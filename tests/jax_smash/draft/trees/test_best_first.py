@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.draft.trees.best_first import BEAM, grow_best_first
+from jax_smash.draft.trees.best_first import BEAM, grow_best_first, grow_by
 
 TOKENS = 30
 RANKS = 4
@@ -116,3 +116,31 @@ def test_more_nodes_than_the_beam_are_filled_from_it():
     total = sum(expected[path][0] for path in drafted)
     best = sum(sorted((product for product, _ in expected.values()), reverse=True)[:79])
     assert total > 0.98 * best
+
+
+@pytest.mark.parametrize(("nodes", "levels"), [(9, 4), (5, 4), (3, 2)])
+def test_the_chain_that_stays_is_in_the_tree_beside_the_likeliest_others(nodes, levels):
+    token, probability = map(jnp.asarray, table(3))
+    # A likeliest child that is hardly likely: without the chain, none of its descendants would stay.
+    probability = probability * jnp.float32(0.01)
+
+    def expand(carry, beam, depth):
+        return carry, (token[beam.token], probability[beam.token])
+
+    def grow(root, chain):
+        first = token[root[:, None]], probability[root[:, None]]
+        return grow_by(root, first, expand, None, nodes=nodes, levels=levels, beam=4, chain=chain)
+
+    roots = [2, 5, 11]
+    with_chain, without = (jax.jit(grow, static_argnums=1)(jnp.asarray(roots, jnp.int32), c) for c in (True, False))
+    missing = 0
+    for row, root in enumerate(roots):
+        drafted, expected = rank_paths(with_chain, row), every_path(3, root, levels)
+        chain = [(0,) * n for n in range(1, levels + 1) if (0,) * n in expected]
+        assert {*chain} <= {*drafted}
+        assert all(expected[path][1] == token for path, token in drafted.items())
+        others = sorted((expected[p][0] for p in drafted if p not in chain), reverse=True)
+        most = sorted((product for p, (product, _) in expected.items() if p not in chain), reverse=True)
+        np.testing.assert_allclose(others[:1], most[: len(others)][:1], rtol=1e-5)
+        missing += sum(path not in rank_paths(without, row) for path in chain)
+    assert missing > 0

@@ -1,0 +1,193 @@
+"""How EAGLE's layer drafts a tree: of the shape that is asked for, or as it grows where the drafter is most certain."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_smash.cache import Block, Earlier
+from jax_smash.draft.trees.best_first import Beam, Found, grow_by
+from jax_smash.draft.trees.confident import Confident
+from jax_smash.draft.trees.levels import Levels
+from jax_smash.draft.trees.tree import DraftTree, Topology, grow, pack
+from jax_smash.models.pairs import EagleForward
+from jax_smash.pytree import pytree
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What a tree is drafted with.
+
+    Attributes:
+      pending: the root's token.
+      before: marks the entries up to the root's, which is the last of them.
+      top, made: what was made of the root's entry, and what was read of all of them.
+      read: reads tokens beside features, at a depth.
+      children: the likeliest tokens behind nodes of a depth, from what was made of these and the tokens on their
+        paths, and their probabilities where asked for; −1 is no token.
+    """
+
+    pending: Int[Array, "B"]
+    before: Bool[Array, "B E"]
+    top: EagleForward
+    made: Earlier
+    read: Callable[[Array, Array, Array, Block], tuple[EagleForward, Earlier]]
+    children: Callable[[Array, Array, Array], Found]
+
+
+@pytree
+class Growing:
+    """A tree while it is drafted.
+
+    Attributes:
+      token: of each node; −1 where nothing is drafted.
+      read: what the drafter made of the entries before the root's and of the nodes so far.
+      feature: of the nodes of the depth that was read last.
+    """
+
+    token: Int[Array, "B M"]
+    read: Earlier
+    feature: Float[Array, "B room D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTrees:
+    """Trees of the shape that is asked for.
+
+    Attributes:
+      width: children that a node has at most.
+      room: nodes of one depth at most, the deepest left out.
+    """
+
+    width: int = 1
+    room: int = 1
+
+    weighed = False
+    """Probabilities are not asked for."""
+
+    def grow(self, reader: Reader, topology: Topology) -> DraftTree:
+        """Returns the tree."""
+        nodes = topology.nodes
+        levels = Levels.of(topology, min(self.room, nodes))
+        token = jnp.where((topology.depth > 0)[None], -1, reader.pending[:, None])
+        forwards = min(topology.levels, nodes - 1)
+        if not forwards:
+            return grow(topology, token)
+
+        def with_children(hidden: Array, depth: Int[Array, ""], token: Int[Array, "B M"]) -> Int[Array, "B M"]:
+            path = grow(topology, token).paths()[:, levels.at(depth)[0][: hidden.shape[1]]]
+            return levels.with_children(topology, token, depth, reader.children(hidden, path, depth)[0])
+
+        def level(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
+            tree, (node, _) = grow(topology, growing.token), levels.at(depth)
+            # Each node goes on from what was made of its parent.
+            above = growing.feature[:, levels.within(topology.parent[node], depth - 1, levels.room)]
+            block = levels.block(tree, depth, reader.before[:, :-1], growing.read)
+            out, new = reader.read(tree.token[:, node], above, depth, block)
+            read = levels.with_level(growing.read, new, depth)
+            return Growing(token=with_children(out.hidden, depth, growing.token), read=read, feature=out.feature), None
+
+        token = with_children(reader.top.hidden, jnp.int32(0), token)
+        feature = jnp.pad(reader.top.feature, ((0, 0), (0, levels.room - 1), (0, 0)))
+        growing = Growing(token=token, read=levels.with_room(reader.made), feature=feature)
+        growing, _ = jax.lax.scan(level, growing, jnp.arange(1, forwards, dtype=jnp.int32))
+        return grow(topology, growing.token)
+
+
+@pytree
+class Read:
+    """What the drafter has read of a tree that grows.
+
+    Attributes:
+      read: what it made of the entries up to the root's, and behind them of each level's beam.
+      seen: which of these each node of the last beam sees, itself included.
+      feature: of these nodes.
+      path: tokens from the root to each of them, padded with −1.
+    """
+
+    read: Earlier
+    seen: Bool[Array, "B A all"]
+    feature: Float[Array, "B A D"]
+    path: Int[Array, "B A levels"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfidentTrees:
+    """Trees that grow where the drafter is most certain.
+
+    Source: Li et al. 2024, "EAGLE-2", section 4.
+    Differs: probabilities are those after logits processors. Where rows sample, they are also those after the noise of
+    the target's choice, which the drafted tokens are chosen with.
+
+    Attributes:
+      sizes: of the trees.
+    """
+
+    sizes: Confident
+
+    weighed = True
+    """Probabilities are asked for."""
+
+    @property
+    def width(self) -> int:
+        """Children that a node has at most."""
+        return self.sizes.width
+
+    def grow(self, reader: Reader, topology: Topology) -> DraftTree:
+        """Returns the tree, with the topology's nodes and levels."""
+        nodes, levels, width = topology.nodes, topology.levels, self.sizes.width
+        batch, unread = reader.before.shape
+        forwards = max(min(levels, nodes - 1) - 1, 0)
+        if nodes == 1:
+            return grow(topology, reader.pending[:, None])
+        entry = jnp.arange(unread + forwards * width, dtype=jnp.int32)
+
+        def expand(carry: Read, beam: Beam, depth: Int[Array, ""]) -> tuple[Read, Found]:
+            first = unread + (depth - 1) * width
+            feature, seen, path = (
+                jnp.take_along_axis(x, beam.above[:, :, None], axis=1) for x in (carry.feature, carry.seen, carry.path)
+            )
+            path = path.at[:, :, depth - 1].set(beam.token)
+            there = (beam.product >= 0) & (beam.token >= 0)
+            itself = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
+            # What lies behind the last that was read is room.
+            known = jnp.pad(reader.before, ((0, 0), (0, len(entry) - unread)), constant_values=True)
+            known &= (entry < first)[None]
+            block = Block(
+                valid=jnp.concatenate([known, there], axis=1),
+                ancestors=pack(jnp.concatenate([seen, itself], axis=2)),
+                earlier=carry.read,
+            )
+            out, new = reader.read(jnp.maximum(beam.token, 0), feature, depth, block)
+            carry = Read(
+                read=jax.tree.map(
+                    lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, axis=1), carry.read, new
+                ),
+                seen=seen | (entry[None] == first + jnp.arange(width, dtype=jnp.int32)[:, None])[None],
+                feature=out.feature,
+                path=path,
+            )
+            return carry, reader.children(out.hidden, path, depth)
+
+        none = jnp.full((batch, 1, levels), -1, jnp.int32)
+        carry = Read(
+            read=jax.tree.map(
+                lambda x: jnp.pad(x, [(0, 0), (0, forwards * width)] + [(0, 0)] * (x.ndim - 2)), reader.made
+            ),
+            seen=jnp.broadcast_to(entry < unread, (batch, width, len(entry))),
+            feature=jnp.broadcast_to(reader.top.feature, (batch, width, reader.top.feature.shape[2])),
+            path=jnp.broadcast_to(none, (batch, width, levels)),
+        )
+        first = reader.children(reader.top.hidden, none, jnp.int32(0))
+        return grow_by(
+            reader.pending,
+            first,
+            expand,
+            carry,
+            nodes=nodes,
+            levels=levels,
+            beam=width,
+            chain=self.sizes.chain,
+        )
