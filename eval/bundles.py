@@ -24,11 +24,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eval.chips.data_sheets import CHIPS
-from eval.chips.topology import check_chip, devices
 from eval.kernels import CASES
 from eval.reports.options import Names
 from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
+from jax_smash.chips import TPUS
+from jax_smash.planning.topology import check_chip, devices
 from pallas_kernels.sparse_attention import cases as sparse_cases
 from pallas_kernels.sparse_attention import tpu as sparse_tpu
 from pallas_kernels.tree_attention import Inputs, tpu
@@ -70,8 +70,8 @@ class Settings:
         """
         for chip in self.chips:
             check_chip(chip)
-            if chip.split(":")[0] not in CHIPS:
-                raise ValueError(f"chips must be TPUs ({', '.join(CHIPS)}); got {chip!r}")
+            if chip.split(":")[0] not in TPUS:
+                raise ValueError(f"chips must be TPUs ({', '.join(TPUS)}); got {chip!r}")
         if unknown := [name for name in self.cases or ("",) if name not in CASES]:
             raise ValueError(f"cases must be of {', '.join(CASES)}; got {unknown[0]!r}")
         check_output(self.json, overwrite=self.overwrite)
@@ -130,7 +130,7 @@ def counted(chip: str, name: str, piece: Piece) -> dict[str, Any]:
       name: of the case.
       piece: that reads a block of the cache.
     """
-    case, core = CASES[name], CHIPS[chip.split(":")[0]].part(1)
+    case, core = CASES[name], TPUS[chip.split(":")[0]].part(1)
     bytes_of_slot = 2 * case.head_width * jnp.dtype(case.dtype).itemsize
     read = SPARSE_CASES[name].most * SPARSE_CASES[name].page_size if name in SPARSE_CASES else case.slots
     rows, slots = tpu.work_at_once(case.nodes, case.heads // case.kv_heads, read, bytes_of_slot)

@@ -6,7 +6,7 @@
 
 The programs are compiled for the chip, down to its instructions, and nothing is allocated or run: a machine without the
 chip and without the memory will do. Programs run on one device of the topology, or with `--mesh` on as many as it has;
-then what the devices exchange is listed. Times are modelled: see `eval.chips.modelled` and `eval.chips.data_sheets`.
+then what the devices exchange is listed. Times are modelled: see `eval.chips.modelled` and `jax_smash.chips`.
 """
 
 import dataclasses
@@ -18,22 +18,22 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.chips.abstract import Abstract, AbstractModel, abstract, share_bytes
 from eval.chips.compile_tables import print_tables
-from eval.chips.data_sheets import Chip, chip_of
 from eval.chips.extrapolated import LAYERS, extrapolated
 from eval.chips.figures import memory_figures, program_figures, readable
 from eval.chips.ideal import ideal
 from eval.chips.kernel_calls import recorded
-from eval.chips.topology import check_chip, devices, memory_bytes
 from eval.chips.tree_times import node_counts, tree_times
 from eval.reports.options import Names, Numbers
 from eval.reports.report import check_outputs, heading, run_program, write_json, write_whole
 from jax_smash.checkpoints.configuration import shape_config
+from jax_smash.chips import Chip, chip_of
 from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
 from jax_smash.methods import INT8, REACH, DraftOptions, SmashOptions, check_draft, check_method, check_smash
 from jax_smash.plan import prefill_chunk, tree_bytes
+from jax_smash.planning.abstract import Abstract, AbstractModel, abstract, share_bytes
+from jax_smash.planning.topology import check_chip, devices, memory_bytes
 from jax_smash.platform import tracing_for
 from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import check_weights

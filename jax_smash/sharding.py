@@ -200,12 +200,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
 
 
-def axes_sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, *, rules: Rules = RULES) -> Any:
+def axes_sharding(
+    shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | AbstractMesh, *, rules: Rules = RULES
+) -> Any:
     """Returns how an array lies on a mesh, by the names of its leading axes; an axis that does not divide is whole."""
     return NamedSharding(mesh, _spec(shape, axes, mesh, rules))
 
 
-def param_shardings(params: Tree, mesh: Mesh, *, rules: Rules = RULES) -> Tree:
+def param_shardings(params: Tree, mesh: Mesh | AbstractMesh, *, rules: Rules = RULES) -> Tree:
     """Returns the same tree with the sharding of each array in its place.
 
     Axes are read from the `nnx` variables in the tree, so anything that mirrors parameters will do: parameters, their
@@ -295,7 +297,9 @@ def on_each_device(
     return jax.shard_map(function, in_specs=specs, out_specs=specs[0], check_vma=False)(*arguments)
 
 
-def _weight_spec(name: str, shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, rules: Rules) -> Any:
+def _weight_spec(
+    name: str, shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | AbstractMesh, rules: Rules
+) -> Any:
     free = _free(mesh)
     if axes and len(axes) != len(shape):
         raise ValueError(f"{name} must have an axis for each of {tuple(axes)}; got shape {tuple(shape)}")

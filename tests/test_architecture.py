@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LAYERS = [
-    {"pytree", "shapes", "config", "finish", "sharding", "tasks", "platform", "tracing"},
+    {"pytree", "shapes", "config", "chips", "finish", "sharding", "tasks", "platform", "tracing"},
     {"hosts"},
     {"cpu"},
     {"cache"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"loading"},
     {"ladder", "applied", "saving", "sparse"},
     {"methods"},
-    {"serve"},
+    {"planning", "serve"},
     {"cli"},
 ]
 """A module may import its own layer's package and the layers before it."""

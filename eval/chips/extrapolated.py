@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.chips.data_sheets import Chip
 from eval.chips.ideal import Ideal
+from jax_smash.chips import Chip
 
 LAYERS = (2, 4)
 """Layers of the models that are compiled."""

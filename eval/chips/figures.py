@@ -7,15 +7,16 @@ from typing import Any
 
 import jax
 
-from eval.chips.abstract import Abstract, share
-from eval.chips.data_sheets import Chip
 from eval.chips.ideal import ideal
 from eval.chips.kernel_calls import known_kernels
-from eval.chips.modelled import link_bytes, modelled
+from eval.chips.links import link_bytes
+from eval.chips.modelled import modelled
 from eval.chips.program import Program, collectives, copies, host_traffic, tally
 from eval.chips.relayouts import relayouts
 from eval.chips.traffic import held_bytes, moved, runs, unknown_loops
+from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
+from jax_smash.planning.abstract import Abstract, share
 from jax_smash.quantise import has_int8
 
 
@@ -93,7 +94,7 @@ def program_figures(
         "cache_copies": len(copies(everything, arguments.cache_shapes)),
         "collectives": tally(collectives(inside)),
         "collectives_outside_loop": tally(collectives(_outside(everything, inside))),
-        "link_bytes": sum(run.times * link_bytes(run.instruction) for run in found),
+        "link_bytes": sum(run.times * link_bytes(run.instruction, program.devices) for run in found),
         "host_transfers": len(host_traffic(everything)),
         "unknown_loops": unknown_loops(program, body),
         "uncounted_kernels": sorted(

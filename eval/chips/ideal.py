@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 
-from eval.chips.abstract import Abstract, share, share_bytes
-from eval.chips.data_sheets import Chip
 from jax_smash.cache import LayerPlan, SelectedCache
+from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
 from jax_smash.plan import tree_bytes
+from jax_smash.planning.abstract import Abstract, share, share_bytes
 from jax_smash.protocols import Strategy
 
 

@@ -7,13 +7,13 @@ bytes are those of the operation that reads them. Operations follow each other.
 """
 
 import dataclasses
-import re
 from typing import Any
 
-from eval.chips.data_sheets import Chip
+from eval.chips.links import link_bytes
 from eval.chips.products import products
-from eval.chips.program import COLLECTIVES, Instruction, Program
+from eval.chips.program import Program
 from eval.chips.traffic import NAMING, Run, runs, traffic
+from jax_smash.chips import Chip
 
 FETCHES = ("copy-start", "slice-start")
 NAMES = ("bitcast", "get-tuple-element")
@@ -93,18 +93,6 @@ def modelled(program: Program, computation: str, chip: Chip) -> Modelled:
     return Modelled(tuple(_operation(program, run, size, chip) for run, size in zip(found, sizes, strict=True)))
 
 
-def link_bytes(x: Instruction) -> int:
-    """Returns the bytes that a device sends for a collective, over a ring of those that take part."""
-    kind = x.opcode.removesuffix("-start")
-    if kind not in COLLECTIVES:
-        return 0
-    others = _group(x) - 1
-    size = x.bytes if kind != "reduce-scatter" else x.bytes * (others + 1)
-    if kind == "collective-permute":
-        return size
-    return (2 if kind == "all-reduce" else 1) * size * others // (others + 1)
-
-
 def _operation(program: Program, run: Run, size: int, chip: Chip) -> Operation:
     x, scale = run.instruction, 1e3 * run.times
     made = products(program, x, run.computation)
@@ -118,7 +106,7 @@ def _operation(program: Program, run: Run, size: int, chip: Chip) -> Operation:
         memory_ms=scale * size / chip.bandwidth,
         product_ms=scale * sum(count / chip.peak(kind) for kind, count in made),
         # A ring along one axis of the torus sends both ways.
-        link_ms=scale * link_bytes(x) / (2 * chip.link_bandwidth),
+        link_ms=scale * link_bytes(x, program.devices) / chip.ring_bandwidth,
     )
 
 
@@ -146,12 +134,3 @@ def _reader(program: Program, run: Run) -> tuple[str, str] | None:
         else:
             return None if x.opcode == "tuple" else (run.computation, x.name)
     return None
-
-
-def _group(x: Instruction) -> int:
-    """Returns how many devices take part in a collective."""
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", x.rest)
-    if listed:
-        return len(listed[1].split(","))
-    iota = re.search(r"replica_groups=\[\d+,(\d+)\]", x.rest)
-    return int(iota[1]) if iota else 2

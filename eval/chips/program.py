@@ -112,11 +112,13 @@ class Program:
       computations: by name.
       entry: name of the one that is the program itself.
       kernels: what is known of kernels, by the names of their instructions; see `eval.chips.kernel_calls`.
+      devices: that run it together.
     """
 
     computations: dict[str, list[Instruction]]
     entry: str
     kernels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    devices: int = 1
 
     @classmethod
     def read(cls, text: str) -> "Program":
@@ -140,7 +142,8 @@ class Program:
                 current.append(Instruction(name=name, opcode=opcode, shape=shape, rest=rest, root=root))
         if entry is None:
             raise ValueError(f"a program's text must have an entry computation; got {text[:60]!r}")
-        return cls(computations=computations, entry=entry)
+        counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
+        return cls(computations=computations, entry=entry, devices=math.prod(map(int, counts)))
 
     @classmethod
     def of(cls, compiled: Any) -> "Program":

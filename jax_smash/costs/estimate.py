@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_smash.chips import CHIPS
 from jax_smash.config import ModelConfig
 from jax_smash.costs.curve import CostCurve
 from jax_smash.plan import step_bytes
@@ -26,17 +27,7 @@ class Roofline:
     operations_per_second: float
 
 
-ROOFLINES = {
-    "B200": Roofline(8.0e12, 2250e12),
-    "H200": Roofline(4.8e12, 989e12),
-    "H100": Roofline(3.35e12, 989e12),
-    "A100": Roofline(2.0e12, 312e12),
-    "TPU v4": Roofline(1.2e12, 275e12),
-    "TPU v5 lite": Roofline(0.82e12, 197e12),
-    "TPU v5": Roofline(2.77e12, 459e12),
-    "TPU v6 lite": Roofline(1.64e12, 918e12),
-    "TPU7x": Roofline(7.37e12, 2307e12),
-}
+ROOFLINES = {chip.kind: Roofline(chip.device.bandwidth, chip.device.bf16_peak) for chip in CHIPS.values()}
 """Data-sheet figures of dense products by a part of the device's kind; the first that fits counts."""
 
 FREE_ROWS = 64

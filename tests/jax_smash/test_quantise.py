@@ -13,7 +13,6 @@ from qwix import QArray
 
 import jax_smash
 from eval.chips.program import Program
-from eval.chips.topology import devices
 from jax_smash import cpu, quantise
 from jax_smash.cache import Block
 from jax_smash.checkpoints import huggingface, orbax
@@ -21,6 +20,7 @@ from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import quantised
 from jax_smash.models.projection import project
 from jax_smash.plan import step_bytes, tree_bytes
+from jax_smash.planning.topology import devices
 from jax_smash.quantise import LOW_UNITS, UNIT_ROWS, gather, product, quantise_params, scores
 from tests.model_directory import write_model
 from tests.tiny import tiny_model

@@ -1,8 +1,8 @@
 import pytest
 
-from eval.chips.data_sheets import CHIPS
 from eval.chips.extrapolated import LAYERS, extrapolated, straight
 from eval.chips.ideal import Ideal
+from jax_smash.chips import CHIPS
 
 
 def test_figures_go_on_in_a_straight_line():

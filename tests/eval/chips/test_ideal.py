@@ -2,11 +2,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.chips.abstract import AbstractModel, abstract
-from eval.chips.data_sheets import CHIPS
 from eval.chips.ideal import ideal
+from jax_smash.chips import CHIPS
 from jax_smash.methods import DraftOptions
 from jax_smash.plan import step_bytes
+from jax_smash.planning.abstract import AbstractModel, abstract
 from jax_smash.sparse import Quest, sparse_step_bytes
 from tests.tiny import tiny_config
 

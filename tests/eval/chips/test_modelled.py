@@ -2,10 +2,9 @@ import dataclasses
 
 import pytest
 
-from eval.chips.data_sheets import CHIPS, chip_of
-from eval.chips.modelled import link_bytes, modelled
+from eval.chips.modelled import modelled
 from eval.chips.program import Program
-from eval.chips.topology import MEMORY
+from jax_smash.chips import CHIPS
 
 TEXT = """%product (p0: bf16[8,256], p1: bf16[256,512]) -> bf16[8,512] {
   %p0 = bf16[8,256]{1,0:S(1)} parameter(0)
@@ -54,30 +53,3 @@ def test_estimates_of_other_operations_are_no_schedule():
     assert 0.99 < found.scheduled_share < 1
     assert [x["name"] for x in found.dearest] == ["y", "out"]
     assert found.dearest[0]["op_name"] == "jit(f)/dot"
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("f32[8,4]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}", 2 * 128 * 3 // 4),
-        ("f32[8,4]{1,0} all-gather(%x), replica_groups=[2,4]<=[8]", 128 * 3 // 4),
-        ("f32[8,4]{1,0} reduce-scatter(%x), replica_groups={{0,1}}", 128),
-        ("f32[8,4]{1,0} collective-permute(%x), source_target_pairs={{0,1}}", 128),
-        ("f32[8,4]{1,0} negate(%x)", 0),
-    ],
-)
-def test_a_collective_sends_what_a_ring_needs(line, expected):
-    program = Program.read(f"ENTRY %main (x: f32[8,4]) -> f32[8,4] {{\n  ROOT %r = {line}\n}}\n")
-    assert link_bytes(program.named("main")["r"]) == expected
-
-
-def test_every_chip_that_programs_compile_for_has_a_data_sheet():
-    assert {*CHIPS} == {*MEMORY}
-    assert chip_of("v6e:2x2") == CHIPS["v6e"]
-    assert chip_of("cpu") is None
-
-
-def test_a_device_of_one_of_two_cores_has_half_a_chip():
-    chip, half = CHIPS["tpu7x"], chip_of("tpu7x:2x2x1", 1)
-    assert (2 * half.bandwidth, 2 * half.bf16_peak, half.clock) == (chip.bandwidth, chip.bf16_peak, chip.clock)
-    assert chip_of("v5p:2x2x1", 2) == CHIPS["v5p"]

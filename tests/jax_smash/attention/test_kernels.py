@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval.chips.topology import devices
 from jax_smash.attention import attend, formula, kernels
 from jax_smash.cache import EMPTY, Block, LayerCache
 from jax_smash.draft.trees.tree import pack
+from jax_smash.planning.topology import devices
 from jax_smash.platform import tracing_for
 from jax_smash.pytree import replace
 from jax_smash.sharding import make_mesh, on_mesh

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval.chips.topology import devices
 from jax_smash.attention import attend, attend_pages, attend_selected, kernels
 from jax_smash.attention.by_head import attend_by_head, hide_other_pages
 from jax_smash.cache import EMPTY, Block, ChosenPages, LayerCache, LayerPlan, SelectedLayer
 from jax_smash.draft.trees.tree import pack
+from jax_smash.planning.topology import devices
 from jax_smash.platform import tracing_for
 from jax_smash.pytree import replace
 from jax_smash.sharding import make_mesh, on_mesh

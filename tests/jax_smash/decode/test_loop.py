@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.chips.abstract import AbstractModel, abstract
 from eval.chips.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
 from jax_smash.cache import Block, Write
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.planning.abstract import AbstractModel, abstract
 from tests.tiny import tiny_config, tiny_model
 
 

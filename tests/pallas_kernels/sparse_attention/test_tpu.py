@@ -12,7 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from eval.chips.kernel_bytes import Blocks, kernel_bytes
-from eval.chips.topology import MEMORY, devices
+from jax_smash.chips import TPUS
+from jax_smash.planning.topology import devices
 from pallas_kernels.sparse_attention import sparse_attention, tpu
 from pallas_kernels.sparse_attention.cases import BENCHMARKS, TESTS, Case, described, make, random_case
 from pallas_kernels.tree_attention import tpu as tree_tpu
@@ -240,4 +241,4 @@ def test_it_compiles_for_a_chip_and_leaves_the_cache_where_it_is(chip, case):
 
 
 def test_every_chip_that_is_known_is_compiled_for():
-    assert {chip.split(":")[0] for chip in TOPOLOGIES} == {*MEMORY}
+    assert {chip.split(":")[0] for chip in TOPOLOGIES} == {*TPUS}

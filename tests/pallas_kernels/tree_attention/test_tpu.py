@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from eval.chips.topology import MEMORY, devices
+from jax_smash.chips import TPUS
+from jax_smash.planning.topology import devices
 from pallas_kernels.tree_attention import Inputs, tpu, tree_attention
 from pallas_kernels.tree_attention.cases import BENCHMARKS, TESTS, Case, make, random_case
 from tests.kernels import attended, compiled, expected, flip, parametrised, scribble, tolerance
@@ -119,4 +120,4 @@ def test_it_compiles_for_a_chip_and_leaves_the_cache_where_it_is(chip, case):
 
 
 def test_every_chip_that_is_known_is_compiled_for():
-    assert {chip.split(":")[0] for chip in TOPOLOGIES} == {*MEMORY}
+    assert {chip.split(":")[0] for chip in TOPOLOGIES} == {*TPUS}

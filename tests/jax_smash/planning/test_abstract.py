@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eval.chips.abstract import AbstractModel, abstract
 from jax_smash.methods import METHODS, DraftOptions, SmashOptions
+from jax_smash.planning.abstract import AbstractModel, abstract
 from jax_smash.sharding import make_mesh
 from jax_smash.sparse import Quest
 from tests.tiny import tiny_config

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
 
 from jax_smash.cache import KVCache, SelectedCache
 from jax_smash.checkpoints.chimera import ChimeraModules
@@ -177,7 +177,7 @@ class AbstractModel:
 
 def abstract(
     model: AbstractModel,
-    where: jax.Device | Mesh,
+    where: jax.Device | Mesh | AbstractMesh,
     *,
     batch: int,
     slots: int,
@@ -192,7 +192,7 @@ def abstract(
 
     Args:
       model: the model's sizes.
-      where: device or mesh to compile for; it need not be there.
+      where: device or mesh to compile for; it need not be there. An abstract mesh will do to count bytes.
       batch: rows.
       slots: capacity of the cache a row.
       chunk: entries a row that one prefill reads.
@@ -228,7 +228,11 @@ def abstract(
         return Chunk(tokens=jnp.zeros((batch, chunk), jnp.int32), valid=jnp.ones((batch, chunk), bool))
 
     def put(x: Any, *axes: str | None) -> Any:
-        sharding = axes_sharding(x.shape, axes, where) if isinstance(where, Mesh) else SingleDeviceSharding(where)
+        sharding = (
+            axes_sharding(x.shape, axes, where)
+            if isinstance(where, Mesh | AbstractMesh)
+            else SingleDeviceSharding(where)
+        )
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return Abstract(
@@ -261,9 +265,9 @@ def share_bytes(tree: Any) -> int:
     return sum(math.prod(share(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _placed(params: Any, where: jax.Device | Mesh) -> Any:
+def _placed(params: Any, where: jax.Device | Mesh | AbstractMesh) -> Any:
     """Returns parameters' shapes on their devices."""
-    if isinstance(where, Mesh):
+    if isinstance(where, Mesh | AbstractMesh):
         shardings = param_shardings(params, where)
     else:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(where), params)
