@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from eval.chips.compile_tables import print_tables
 from eval.chips.extrapolated import LAYERS, extrapolated
-from eval.chips.figures import memory_figures, program_figures, readable
+from eval.chips.figures import program_figures, readable
 from eval.chips.ideal import ideal
 from eval.chips.kernel_calls import recorded
 from eval.chips.tree_times import node_counts, tree_times
@@ -33,6 +33,7 @@ from jax_smash.decode.programs import compile_lowered
 from jax_smash.methods import INT8, REACH, DraftOptions, SmashOptions, check_draft, check_method, check_smash
 from jax_smash.plan import prefill_chunk, tree_bytes
 from jax_smash.planning.abstract import Abstract, AbstractModel, abstract, share_bytes
+from jax_smash.planning.compiled import memory_figures
 from jax_smash.planning.topology import check_chip, devices, memory_bytes
 from jax_smash.platform import tracing_for
 from jax_smash.protocols import SparsePolicy

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, Sharding
+from jax.sharding import AbstractMesh, Mesh, Sharding
 
 from jax_smash.automaton import token_bytes
 from jax_smash.checkpoints import huggingface, orbax
@@ -187,7 +187,7 @@ def load(
     source = _source(path, config, folder)
     if adapter is not None and source != path:
         raise ValueError(f"{own} is an adapter, and {folder} holds weights of the base too; give one of them")
-    config = _divisible(config, source, mesh)
+    config = divisible(config, source, mesh)
     placing = _placing(config, weights, mesh)
     seen = Fingerprint(config)
     with ThreadPoolExecutor(1) as pool:
@@ -422,7 +422,7 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
     """
     prepare_devices()
     mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
-    config = _divisible(shape_config(shape), None, mesh)
+    config = divisible(shape_config(shape), None, mesh)
     if mesh is not None:
         param_shardings(abstract_params(config)[1], mesh)  # Raises before anything is made.
     with on_mesh(mesh):
@@ -445,7 +445,7 @@ def _placing(config: ModelConfig, weights: str, mesh: Mesh | None) -> huggingfac
     return quantising_place(abstract_params(config)[1], placing) if weights == "int8" else placing
 
 
-def _divisible(config: ModelConfig, source: Path | None, mesh: Mesh | None) -> ModelConfig:
+def divisible(config: ModelConfig, source: Path | None, mesh: Mesh | AbstractMesh | None) -> ModelConfig:
     """Returns a configuration whose KV heads a mesh divides, each held as often as that takes; tells of it.
 
     Where the heads of queries cannot be divided either, or weights are stored as they are held, every device holds all.

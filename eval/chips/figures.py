@@ -24,20 +24,6 @@ class UnreadableProgramError(RuntimeError):
     """A compiled program's text cannot be read: this jaxlib is older than the chip's compiler."""
 
 
-def memory_figures(compiled: Any) -> dict[str, float]:
-    """Returns the memory that a compiled program takes, in 10⁶ bytes."""
-    memory = compiled.memory_analysis()
-    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-    return {
-        "total_mb": (total + memory.output_size_in_bytes - memory.alias_size_in_bytes) / 1e6,
-        "argument_mb": memory.argument_size_in_bytes / 1e6,
-        "output_mb": memory.output_size_in_bytes / 1e6,
-        "reused_mb": memory.alias_size_in_bytes / 1e6,
-        "temp_mb": memory.temp_size_in_bytes / 1e6,
-        "code_mb": memory.generated_code_size_in_bytes / 1e6,
-    }
-
-
 def readable(name: str, compiled: Any, chip: str) -> Program:
     """Returns a compiled program, read.
 

@@ -121,6 +121,16 @@ def read_config(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
     if not file.is_file():
         found = contents(file.parent)
         raise FileNotFoundError(f"{file} is missing{f'; the folder holds {found}' if found else ''}")
+    return read_config_file(file)
+
+
+def read_config_file(file: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Returns the configuration in a file such as `config.json`, and its content.
+
+    Raises:
+      ValueError: the file is damaged, or asks for something that is not supported.
+      OSError: it cannot be read.
+    """
     try:
         raw = json.loads(file.read_text())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The command line: `jax-smash generate`, `info`, `convert` and `tune`.
+"""The command line: `jax-smash generate`, `info`, `convert`, `tune` and `plan`.
 
 Modules of this package import JAX inside functions, so that `--help` and a mistyped option answer at once.
 """

@@ -16,6 +16,7 @@ from jax_smash.cli.convert import Convert
 from jax_smash.cli.errors import UsageError, debugging, describe, ended, report
 from jax_smash.cli.generate import Generate
 from jax_smash.cli.info import Info
+from jax_smash.cli.plan import Plan
 from jax_smash.cli.tune import Tune
 
 FAILED = 1
@@ -29,6 +30,7 @@ Command = (
     | Annotated[Info, tyro.conf.subcommand("info")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Tune, tyro.conf.subcommand("tune")]
+    | Annotated[Plan, tyro.conf.subcommand("plan")]
 )
 
 

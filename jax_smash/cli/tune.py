@@ -2,10 +2,7 @@
 
 import dataclasses
 import functools
-import importlib.util
 import itertools
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +11,7 @@ import tyro
 from jax_smash.cli.errors import UsageError
 from jax_smash.cli.lists import Names, Numbers
 from jax_smash.cli.options import DtypeName, KeptPrograms, WeightsName, at_least
+from jax_smash.cli.pictures import check_plot, write_picture
 
 if TYPE_CHECKING:
     from jax_smash.costs.curve import CostCurve
@@ -114,7 +112,9 @@ class Tune:
                 if not method:
                     curves.append(curve)
         if self.plot is not None:
-            _draw(curves, self.plot, title=place)
+            from jax_smash.costs.plot import plot_costs  # matplotlib takes a second to import.
+
+            write_picture(self.plot, plot_costs(curves, title=place))
             console.print(f"wrote {self.plot}")
 
     def _check(self) -> None:
@@ -128,7 +128,7 @@ class Tune:
         if self.slots is not None:
             at_least("--slots", self.slots, 1)
         if self.plot is not None:
-            _check_plot(self.plot, overwrite=self.overwrite)
+            check_plot(self.plot, overwrite=self.overwrite)
         elif self.overwrite:
             raise UsageError("--overwrite is about --plot; give it a file")
 
@@ -168,27 +168,3 @@ def table(curve: "CostCurve", method: str = "") -> str:
     for m, seconds, relative in zip(curve.entries, curve.seconds, curve.relative(), strict=True):
         lines.append(f"{m:>7} {1e3 * seconds:>10.3f} {relative:>10.2f} {1e3 * seconds / m:>10.3f}")
     return "\n".join(lines)
-
-
-def _check_plot(path: Path, *, overwrite: bool) -> None:
-    if path.suffix != ".png":
-        raise UsageError(f"--plot must be a .png file; got {path}")
-    if not path.parent.is_dir():
-        raise UsageError(f"--plot {path} needs a directory {path.parent}; there is none")
-    if path.exists() and not (overwrite and path.is_file()):
-        raise UsageError(f"--plot: {path} exists; --overwrite replaces a file")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--plot {path} cannot be made: {path.parent} is read-only")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
-
-
-def _draw(curves: Sequence["CostCurve"], path: Path, *, title: str) -> None:
-    from jax_smash.costs.plot import plot_costs  # matplotlib takes a second to import.
-
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        temporary.write_bytes(plot_costs(curves, title=title))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

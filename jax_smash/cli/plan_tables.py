@@ -1,0 +1,136 @@
+"""What `jax-smash plan` prints."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+def print_plan(told: Mapping[str, Any]) -> None:
+    """Prints a plan's tables to stdout.
+
+    Args:
+      told: of `planning.report.report`, with the model's name, and what the compiler says under `compiled` if it was
+        asked.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    for line in summary(told):
+        console.print(line, markup=False)
+    for table in tables(told):
+        console.print()
+        console.print(table)
+
+
+def summary(told: Mapping[str, Any]) -> list[str]:
+    """Returns what a plan is for and what it comes to, as lines."""
+    device, model, decode, best = told["device"], told["model"], told["decode"], told["best_batch"]
+    devices = f"{device['devices']} devices" if device["devices"] > 1 else "1 device"
+    method = told["method"] + (f", {told['tree']}" if told["tree"] else "")
+    weights = "" if model["weights"] == "plain" else f", {model['weights']} weights"
+    lines = [
+        f"{told['name']}, {model['dtype']}{weights}, on {device['topology']}: {devices}, mesh {device['mesh']}",
+        f"batch {told['batch']}, {told['context']:,} slots, prompts of {told['prompt']:,} tokens, method {method}",
+        f"a device reads {device['bandwidth'] / 1e9:,.0f} GB/s and makes {device['peak'] / 1e12:,.0f} TFLOP/s: "
+        f"{device['ridge']:.0f} operations a byte",
+        f"first token after {told['time_to_first_token_ms']:.3g} ms; then {decode['ms_a_token']:.3g} ms a token, "
+        f"{decode['tokens_a_second']:,.0f} tokens/s of all rows",
+    ]
+    if told["method"] != "ar":
+        lines.append(
+            f"{decode['gain']:.2f} times plain decoding's {1e3 * told['batch'] / decode['plain_ms']:,.0f} tokens/s, "
+            f"at an acceptance of {told['acceptance']:g}: {decode['tokens_a_step']:.2f} tokens a step"
+        )
+    if best is None:
+        return [*lines, "not even the smallest batch fits"]
+    return [
+        *lines,
+        f"memory ends after {told['most_rows']:,} rows; the best batch is {best['batch']:,}, with "
+        f"{best['tokens_a_second']:,.0f} tokens/s and {best['ms_a_token']:.3g} ms a token",
+    ]
+
+
+def tables(told: Mapping[str, Any]) -> list[Table]:
+    """Returns a plan's tables."""
+    memory = told["memory"]
+    names = ("weights", "drafter", "cache", "rows", "shared", "temporaries", "total", "held")
+    found = [
+        _table(
+            "bytes of a device",
+            ("", "MB"),
+            [(name if name != "held" else "the device has", f"{memory[name] / 1e6:,.1f}") for name in names],
+        ),
+        _parts("a decode step", told["decode"]["parts"]),
+        _parts(f"prompts, {told['prefill']['chunk']} tokens at a time", told["prefill"]["parts"]),
+        _table(
+            "by batch",
+            ("batch", "ms a token", "tokens/s", "GB", "fits"),
+            [
+                (
+                    f"{x['batch']:,}",
+                    f"{x['ms_a_token']:.3g}",
+                    f"{x['tokens_a_second']:,.0f}",
+                    f"{x['total_bytes'] / 1e9:,.1f}",
+                    "yes" if x["fits"] else "no",
+                )
+                for x in told["batches"]
+            ],
+        ),
+    ]
+    if told["trees"]:
+        found.append(
+            _table(
+                "trees",
+                ("tree", "nodes", "tokens a step", "ms a step", "ms a token"),
+                [
+                    (x["tree"], str(x["nodes"]), *(f"{x[n]:.3g}" for n in ("tokens_a_step", "step_ms", "ms_a_token")))
+                    for x in told["trees"]
+                ],
+            )
+        )
+    if told["gains"]:
+        rows = [(f"{x['acceptance']:g}", f"{x['gain']:.2f}") for x in told["gains"]]
+        found.append(_table("gain over plain decoding", ("acceptance", "times"), rows))
+    return found + ([_compiled(told["compiled"])] if "compiled" in told else [])
+
+
+def _parts(title: str, parts: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        (
+            x["part"],
+            f"{x['operations'] / 1e9:,.2f}",
+            f"{x['bytes'] / 1e6:,.1f}",
+            f"{x['intensity']:.3g}",
+            f"{x['sent'] / 1e6:,.2f}",
+            f"{x['ms']:.3g}",
+            x["limit"],
+        )
+        for x in parts
+    ]
+    total = f"{sum(x['ms'] for x in parts):.3g}"
+    columns = ("part", "GFLOP", "MB", "FLOP/byte", "MB sent", "ms", "limit")
+    return _table(f"{title}, of a device", columns, [*rows, ("all", "", "", "", "", total, "")])
+
+
+def _compiled(compiled: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            x["program"],
+            *(f"{x[n] / 1e6:,.1f}" for n in ("argument_bytes", "planned_argument_bytes")),
+            f"{x['planned_argument_bytes'] / x['argument_bytes'] - 1:+.1%}",
+            *(f"{x[n] / 1e6:,.1f}" for n in ("temporary_bytes", "planned_temporary_bytes")),
+        )
+        for x in compiled["programs"]
+    ]
+    columns = ("program", "arguments MB", "planned", "off by", "temporaries MB", "planned")
+    return _table(f"compiled for {compiled['compiled_for']}", columns, rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

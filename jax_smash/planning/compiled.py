@@ -1,0 +1,103 @@
+"""What the compiler says of a plan's programs: the real ones, for its devices, with nothing allocated and nothing run."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jax_smash.decode.programs import compile_lowered
+from jax_smash.planning.planner import Plan
+from jax_smash.planning.topology import HOST, devices, has_compiler
+from jax_smash.platform import tracing_for
+from jax_smash.sharding import add_virtual_devices, make_mesh, on_mesh
+
+PROGRAMS = ("prefill", "decode")
+
+
+def compile_plan(plan: Plan) -> dict[str, Any]:
+    """Compiles the programs of a plan, and tells what they take beside what the plan says.
+
+    Programs for TPUs are compiled by libtpu. Where it is missing, and for GPUs, virtual devices of this machine's
+    processor stand for the devices: their arguments are of the same bytes, their temporaries of a processor's programs.
+
+    Args:
+      plan: of which batch, method and mesh are compiled.
+
+    Returns:
+      `compiled_for`, and a row for each program: bytes of arguments and temporaries by the compiler and by the plan.
+
+    Raises:
+      ValueError: this machine has too few devices to stand for them, or the compiler does not know the topology.
+      MemoryError: a program does not fit the device.
+    """
+    question, expected = plan.question, plan.memory()
+    own = question.topology.is_tpu and has_compiler()
+    with _where(plan, own) as mesh, tracing_for("tpu" if own else HOST):
+        arguments = question.arguments(
+            mesh,
+            batch=question.batch,
+            tree=None if plan.tree is None else plan.tree.tree,
+            chunk=plan.chunk(question.batch),
+        )
+        kind = mesh.devices.flat[0].device_kind
+        rows = []
+        for name in PROGRAMS:
+            function, args = arguments.programs[name]
+            with on_mesh(mesh):
+                found = memory_figures(_compiled(function.lower(*args), kind, name))
+            rows.append(
+                {
+                    "program": name,
+                    "argument_bytes": int(1e6 * found["argument_mb"]),
+                    "temporary_bytes": int(1e6 * found["temp_mb"]),
+                    "total_bytes": int(1e6 * found["total_mb"]),
+                    "planned_argument_bytes": expected.arguments,
+                    "planned_temporary_bytes": expected.temporaries,
+                    "planned_total_bytes": expected.total,
+                }
+            )
+    return {"compiled_for": kind, "programs": rows}
+
+
+def memory_figures(compiled: Any) -> dict[str, float]:
+    """Returns the memory that a compiled program takes, in 10⁶ bytes."""
+    memory = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    return {
+        "total_mb": (total + memory.output_size_in_bytes - memory.alias_size_in_bytes) / 1e6,
+        "argument_mb": memory.argument_size_in_bytes / 1e6,
+        "output_mb": memory.output_size_in_bytes / 1e6,
+        "reused_mb": memory.alias_size_in_bytes / 1e6,
+        "temp_mb": memory.temp_size_in_bytes / 1e6,
+        "code_mb": memory.generated_code_size_in_bytes / 1e6,
+    }
+
+
+@contextlib.contextmanager
+def _where(plan: Plan, own: bool) -> Iterator[Mesh]:
+    """Gives the devices to compile for, as a mesh."""
+    question = plan.question
+    if own:
+        # A topology without a shape is one chip.
+        name = question.topology.name
+        there = devices(name if ":" in name else f"{name}:{'x'.join('1' * len(question.topology.sizes))}")
+    else:
+        add_virtual_devices(question.shape)
+        there = jax.devices(HOST)
+        if len(there) < question.shape.size:
+            raise ValueError(
+                f"to compile for {question.topology.name} this machine must stand in with {question.shape.size} virtual "
+                f"devices; it has {len(there)}"
+            )
+    yield make_mesh(question.shape, devices=list(there)[: question.shape.size])
+
+
+def _compiled(lowered: Any, kind: str, name: str) -> Any:
+    try:
+        return compile_lowered(lowered, kind)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise MemoryError(f"{name} does not fit: {' '.join(str(error).split())[:300]}") from error

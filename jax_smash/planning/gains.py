@@ -1,0 +1,130 @@
+"""What drafts are worth at a stated acceptance: tokens a step, and the tree that pays most."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jax_smash.draft.lookahead import Lookahead
+from jax_smash.draft.trees.acceptance import PRIOR_FALL, prior_rates
+from jax_smash.draft.trees.sizing import Rates, best_tree, expected_tokens
+from jax_smash.draft.trees.templates import named_tree, sized
+from jax_smash.draft.trees.tree import Topology as Tree
+from jax_smash.ladder import MOST_ROWS, TILE, Reach
+from jax_smash.methods import OPTIONS, REACH
+from jax_smash.models.medusa import MedusaConfig
+
+CHAINS = tuple(range(1, 9))
+"""Drafted tokens of the chains that are compared where a method's drafter works for each."""
+
+DEEPEST = {"medusa": MedusaConfig.num_heads}
+"""Tokens that a drafter of the usual size drafts in a row at most."""
+
+GROUPS = 4
+"""Tokens of a group at most, the usual size of HAMburger's modules."""
+
+LOOKAHEAD, LOOKED_AHEAD = "lookahead", Lookahead()
+"""A method whose tree is its own."""
+
+GRID = (0.2, 0.4, 0.6, 0.8, 0.9)
+"""Acceptances at which a gain is told beside the stated one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafted:
+    """What a tree is worth.
+
+    Attributes:
+      tree: its name.
+      nodes: entries a row that a step checks, the root included.
+      levels: of drafted nodes.
+      tokens: that a step emits a row, from 1.
+      seconds: of a step.
+    """
+
+    tree: str
+    nodes: int
+    levels: int
+    tokens: float
+    seconds: float
+
+    @property
+    def seconds_a_token(self) -> float:
+        """Of a row."""
+        return self.seconds / self.tokens
+
+
+def stated_rates(acceptance: float, levels: int, ranks: int, *, fall: float = PRIOR_FALL) -> Rates:
+    """Returns rates with a stated acceptance of first children, the same at every depth.
+
+    Each next rank has `fall` of the one before, or less where all ranks together would be more than certain.
+
+    Args:
+      acceptance: from 0 to 1.
+      levels, ranks: of trees.
+      fall: at most.
+    """
+    return prior_rates(levels, ranks, first=acceptance, fall=min(fall, 1.0 - acceptance))
+
+
+def candidates(method: str, tree: str, acceptance: float, *, tiled: bool) -> dict[str, Tree]:
+    """Returns the trees that are compared, by name: the named one alone, or those of the method.
+
+    Args:
+      method: that drafts.
+      tree: its name, or `auto`.
+      acceptance: for whose rates trees are made.
+      tiled: forwards have a multiple of 8 entries.
+    """
+    reach = REACH.get(method)
+    if tree != "auto":
+        nodes = sized(tree)
+        if nodes is None or reach is None:
+            return {tree: named_tree(tree)}
+        return {tree: _best(reach, acceptance, nodes)}
+    if reach is None:
+        deepest = DEEPEST.get(method, CHAINS[-1])
+        return {f"chain-{n}": named_tree(f"chain-{n}") for n in CHAINS if n <= deepest}
+    counts = range(TILE, MOST_ROWS + 1, TILE) if tiled else (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, MOST_ROWS)
+    return {f"tree-{n - 1}": _best(reach, acceptance, n - 1) for n in counts}
+
+
+def drafted(
+    method: str, tree: str, acceptance: float, cost: Callable[[int, int], float], *, tiled: bool
+) -> list[Drafted]:
+    """Returns what each tree of a method is worth.
+
+    Args:
+      method, tree, acceptance, tiled: as in `candidates`.
+      cost: seconds of a step by its nodes, the root included, and its levels of drafted nodes.
+    """
+    found = []
+    for name, shape in candidates(method, tree, acceptance, tiled=tiled).items():
+        levels, ranks = max(int(np.max(shape.depth)), 1), int(np.max(shape.rank)) + 1
+        rates = stated_rates(acceptance, levels, ranks, fall=_fall(method))
+        found.append(Drafted(name, shape.nodes, levels, expected_tokens(rates, shape), cost(shape.nodes, levels)))
+    return found
+
+
+def best(trees: Sequence[Drafted]) -> Drafted:
+    """Returns the tree that gives most tokens a second, the smaller of equal ones."""
+    return min(trees, key=lambda x: (x.seconds_a_token, x.nodes))
+
+
+def group_tokens(acceptance: float, longest: int = GROUPS) -> float:
+    """Returns the tokens of a group that goes on with this probability after each of them."""
+    return float(sum(acceptance**i for i in range(longest)))
+
+
+def drafts_trees(method: str) -> bool:
+    """Whether a method's steps check a tree whose size can be chosen."""
+    return method in OPTIONS and method != LOOKAHEAD
+
+
+def _best(reach: Reach, acceptance: float, nodes: int) -> Tree:
+    rates = stated_rates(acceptance, min(reach.levels, nodes), reach.ranks, fall=reach.fall)
+    return best_tree(rates, nodes)
+
+
+def _fall(method: str) -> float:
+    return REACH[method].fall if method in REACH else PRIOR_FALL

@@ -1,0 +1,337 @@
+"""Plans: the memory and the time that a model takes on devices, by arithmetic from its sizes."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+from jax_smash.chips import Chip
+from jax_smash.planning import gains
+from jax_smash.planning.gains import Drafted
+from jax_smash.planning.question import KINDS, Question
+from jax_smash.planning.shares import Shares
+from jax_smash.planning.work import LOGIT_BYTES, Part, Sizes, drafts, forward, seconds, together
+from jax_smash.shapes import chunks
+from jax_smash.sparse import Learned, StreamingLLM, sparse_step_bytes
+
+MOST_BATCH = 2**20
+"""Rows beyond which nothing is looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device.
+
+    Attributes:
+      weights, drafter: of the target and of what drafts.
+      cache, rows, shared: keys and values of the target, what else rows have, what they share.
+      temporaries: of a forward, about.
+      held: by the device.
+    """
+
+    weights: int
+    drafter: int
+    cache: int
+    rows: int
+    shared: int
+    temporaries: int
+    held: int
+
+    @property
+    def arguments(self) -> int:
+        """Bytes that are there when a step begins."""
+        return self.weights + self.drafter + self.cache + self.rows + self.shared
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.arguments + self.temporaries
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has as many."""
+        return self.total <= self.held
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """What decoding takes with a number of rows.
+
+    Attributes:
+      batch: rows.
+      step: seconds of a step.
+      tokens: that a step emits a row.
+      memory: of a device.
+    """
+
+    batch: int
+    step: float
+    tokens: float
+    memory: Memory
+
+    @property
+    def latency(self) -> float:
+        """Seconds a token of a row."""
+        return self.step / self.tokens
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second of all rows."""
+        return self.batch / self.latency
+
+
+class Plan:
+    """What a question's model takes on its devices.
+
+    Attributes:
+      question: what the plan is made for.
+      chip: what one device has.
+      tree: what the method drafts; None for one without a tree.
+      shares: what a device holds.
+    """
+
+    def __init__(self, question: Question):
+        """Makes the plan.
+
+        Args:
+          question: what it is for.
+
+        Raises:
+          ValueError: the mesh does not divide the model.
+        """
+        self.question = question
+        self.chip: Chip = question.topology.device
+        # Before a tree is chosen, any will do: what drafting reads does not depend on its size.
+        drafting = gains.drafts_trees(question.method)
+        self.shares: Shares = question.shares("chain-4" if drafting and question.tree == "auto" else question.tree)
+        self._read, self._scorer = _reading(question, self.shares)
+        self.tree: Drafted | None = None
+        if drafting:
+            self.tree = gains.best(self.trees())
+            if question.tree == "auto":
+                self.shares = question.shares(self.tree.tree)
+        elif question.method == gains.LOOKAHEAD:
+            self.tree = self._drafted_at(question.acceptance)
+
+    @property
+    def sizes(self) -> Sizes:
+        """What work goes by."""
+        question, kind = self.question, KINDS[self.question.dtype]
+        return Sizes(
+            config=question.held,
+            mesh=question.shape,
+            shares=self.shares,
+            itemsize=question.itemsize,
+            kind=kind,
+            weight_kind="s8" if question.weights == "int8" else kind,
+            read=self._read,
+            scorer=self._scorer,
+        )
+
+    def chunk(self, batch: int) -> int:
+        """Returns how many entries a row one forward of the prefill reads.
+
+        Args:
+          batch: rows.
+        """
+        return self.question.chunk(batch, self.shares.weights.bytes + self.shares.drafter_held)
+
+    def memory(self, batch: int | None = None) -> Memory:
+        """Returns the bytes of one device.
+
+        Args:
+          batch: rows; None for the question's.
+        """
+        batch = self.question.batch if batch is None else batch
+        shares, rows = self.shares, -(-batch // self.question.divisor)
+        return Memory(
+            weights=shares.weights.bytes,
+            drafter=shares.drafter_held,
+            cache=rows * shares.cache,
+            rows=rows * (shares.row - shares.cache),
+            shared=shares.shared,
+            temporaries=self._temporaries(batch),
+            held=self.chip.memory,
+        )
+
+    def step(
+        self,
+        batch: int | None = None,
+        *,
+        nodes: int | None = None,
+        levels: int | None = None,
+        acceptance: float | None = None,
+    ) -> list[Part]:
+        """Returns the parts of a decode step.
+
+        Args:
+          batch: rows; None for the question's.
+          nodes: entries a row, the root included; None for the method's.
+          levels: of drafted nodes; None for the method's.
+          acceptance: by which HAMburger's groups are as long as they are; None for the question's.
+        """
+        batch = self.question.batch if batch is None else batch
+        method, sizes = self.question.method, self.sizes
+        nodes = self._nodes if nodes is None else nodes
+        parts = forward(
+            sizes, batch, nodes, self.question.context, logits=nodes, drafting=nodes > 1, sparse=method != "self-sparse"
+        )
+        if method == "hamburger":
+            return [*parts, *self._micro_steps(batch, acceptance)]
+        if nodes == 1:
+            return parts
+        once = self.shares.drafter_forwards == 1
+        return [*parts, *drafts(sizes, batch, nodes - 1, forwards=1 if once else levels)]
+
+    def plain_step(self, batch: int | None = None) -> list[Part]:
+        """Returns the parts of a step of plain decoding that reads the whole cache."""
+        batch = self.question.batch if batch is None else batch
+        return forward(self.sizes, batch, 1, self.question.context, logits=1)
+
+    def prefill(self, batch: int | None = None) -> list[Part]:
+        """Returns the parts of reading a prompt in each row, a chunk at a time, and of its first token."""
+        batch = self.question.batch if batch is None else batch
+        parts, before = [], 0
+        for width in chunks(self.question.tokens, self.chunk(batch)):
+            learned = width if self.shares.learns_prompt else 0
+            parts += forward(self.sizes, batch, width, before, logits=learned, drafting=True)
+            before += width
+        return together([*parts, *forward_of_head(self.sizes, batch)])
+
+    def speed(self, batch: int | None = None) -> Speed:
+        """Returns what decoding takes.
+
+        Args:
+          batch: rows; None for the question's.
+        """
+        batch = self.question.batch if batch is None else batch
+        return Speed(batch, seconds(self.step(batch), self.chip), self.tokens_a_step(), self.memory(batch))
+
+    def tokens_a_step(self, acceptance: float | None = None) -> float:
+        """Returns the tokens that a step emits a row.
+
+        Args:
+          acceptance: in place of the question's.
+        """
+        acceptance = self.question.acceptance if acceptance is None else acceptance
+        if self.question.method == "hamburger":
+            return gains.group_tokens(acceptance)
+        return 1.0 if self.tree is None else self._drafted_at(acceptance).tokens
+
+    def trees(self, acceptance: float | None = None) -> list[Drafted]:
+        """Returns what each tree is worth that the method may draft, for the question's batch.
+
+        Args:
+          acceptance: in place of the question's.
+        """
+        question = self.question
+        return gains.drafted(
+            question.method,
+            question.tree,
+            question.acceptance if acceptance is None else acceptance,
+            lambda nodes, levels: seconds(self.step(nodes=nodes, levels=levels), self.chip),
+            tiled=question.platform != "cpu",
+        )
+
+    def gain(self, acceptance: float | None = None) -> float:
+        """Returns how many times more tokens a second the method gives than plain decoding by the whole cache.
+
+        Args:
+          acceptance: in place of the question's; trees of no name are the best for it.
+        """
+        acceptance = self.question.acceptance if acceptance is None else acceptance
+        plain = seconds(self.plain_step(), self.chip)
+        if self.tree is not None:
+            return plain / self._drafted_at(acceptance).seconds_a_token
+        return plain * self.tokens_a_step(acceptance) / seconds(self.step(acceptance=acceptance), self.chip)
+
+    @functools.cached_property
+    def most_rows(self) -> int:
+        """The largest batch that fits, a multiple of the devices over which rows are divided; 0 where none does."""
+        unit = self.question.divisor
+        low, high = 0, 1
+        while high * unit <= MOST_BATCH and self.memory(high * unit).fits:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.memory(middle * unit).fits else (low, middle)
+        return low * unit
+
+    def speeds(self) -> list[Speed]:
+        """Returns what decoding takes with batches that double, up to the largest that fits, and with the first beyond.
+
+        The question's own is among them.
+        """
+        return [self.speed(batch) for batch in sorted({*self._batches(), self.question.batch})]
+
+    def best_batch(self, most_seconds: float | None = None) -> Speed | None:
+        """Returns the batch that fits and gives most tokens a second; None where none does.
+
+        Args:
+          most_seconds: that a token may take; None for as long as it takes.
+        """
+        fitting = [x for x in self.speeds() if x.memory.fits and x.latency <= (most_seconds or x.latency)]
+        return max(fitting, key=lambda x: x.throughput, default=None)
+
+    def _batches(self) -> Iterator[int]:
+        batch = self.question.divisor
+        while batch < self.most_rows:
+            yield batch
+            batch *= 2
+        if self.most_rows:
+            yield self.most_rows
+        yield batch if batch > self.most_rows else 2 * batch
+
+    @property
+    def _nodes(self) -> int:
+        return self.shares.nodes if self.tree is None else self.tree.nodes
+
+    def _drafted_at(self, acceptance: float) -> Drafted:
+        if self.question.method == gains.LOOKAHEAD:
+            ahead = gains.LOOKED_AHEAD
+            tokens = gains.group_tokens(acceptance, ahead.ngram)
+            step = seconds(self.step(nodes=self.shares.nodes), self.chip)
+            return Drafted("auto", self.shares.nodes, ahead.ngram - 1, tokens, step)
+        return gains.best(self.trees(acceptance))
+
+    def _micro_steps(self, batch: int, acceptance: float | None) -> list[Part]:
+        """Returns what HAMburger's modules do in a step: a micro-step for each token, which makes logits too."""
+        count = self.tokens_a_step(acceptance)
+        head = self.shares.target["head"]
+        (part,) = drafts(self.sizes, batch, 1, forwards=count)
+        logits = 2 * count * batch / self.question.shape.data * head.elements
+        return [dataclasses.replace(part, read=part.read + count * head.bytes, operations=part.operations + logits)]
+
+    def _temporaries(self, batch: int) -> int:
+        """Returns about how many bytes of temporaries the larger of a step and a chunk of the prefill takes."""
+        config, shares, mesh = self.question.held, self.shares, self.question.shape
+        entries, item = batch / mesh.data, self.question.itemsize
+        rows = batch / self.question.divisor
+        widest = 2 * config.mlp_width / mesh.tp + 2 * config.d_model / mesh.fsdp
+        vocabulary = config.vocab_size / (mesh.tp if config.vocab_size % mesh.tp == 0 else 1)
+
+        def forward_bytes(width: int, logits: int) -> float:
+            kept = rows * width * sum(shares.layer_slot_bytes)
+            return entries * width * widest * item + kept + entries * logits * vocabulary * LOGIT_BYTES
+
+        chunk = self.chunk(batch)
+        nodes = self._nodes
+        return int(max(forward_bytes(chunk, chunk if shares.learns_prompt else 0), forward_bytes(nodes, nodes)))
+
+
+def forward_of_head(sizes: Sizes, batch: int) -> list[Part]:
+    """Returns what makes the first token of every row from its prompt's last state."""
+    parts = forward(sizes, batch, 1, 0, logits=1)
+    return [part for part in parts if part.name == "head"]
+
+
+def _reading(question: Question, shares: Shares) -> tuple[float, int]:
+    """Returns the share of the cache that attention reads under the policy, and the bytes a row that it chooses by."""
+    policy = question.policy
+    if policy is None or isinstance(policy, StreamingLLM):
+        return 1.0, 0
+    params = question.arguments().params["target"]
+    if isinstance(policy, Learned):
+        raise ValueError("a policy with a trained predictor cannot be planned; take one without")
+    found = sparse_step_bytes(question.held, params, policy, batch=1, slots=question.context)
+    share = shares.kv_heads / question.held.held_kv_heads
+    return found.cache / found.dense_cache, int(share * found.scorer)
