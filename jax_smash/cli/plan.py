@@ -26,8 +26,8 @@ class Plan:
     """Tell the memory and the time that a model takes on devices, by arithmetic from its config.json alone."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A folder with a config.json, such a file, a model's name (tiny, smollm2), a .gguf file, or the name of a shape, as
-    in llama-3.1-8b."""
+    """A folder with a config.json, such a file, a model's name (tiny, smollm2), a .gguf file, or the name of a shape
+    (llama-3.1-8b)."""
     device: Annotated[str, _flag("CHIP:AxB|GPUxN|cpu", "(default: v5e:1x1)")] = "v5e:1x1"
     """The devices: a slice of TPUs (v5e:4x4, v5p:4x4x4, v6e:8x8, tpu7x:2x2x1), GPUs of a machine (h100x8), or cpu."""
     mesh: MeshText = None

@@ -7,6 +7,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+LEAST_WIDTH = 100
+"""Columns that tables are given, also where the output is no terminal."""
+
 
 def print_plan(told: Mapping[str, Any]) -> None:
     """Prints a plan's tables to stdout.
@@ -16,6 +19,7 @@ def print_plan(told: Mapping[str, Any]) -> None:
         asked.
     """
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, LEAST_WIDTH)
     for line in summary(told):
         console.print(line, markup=False)
     for table in tables(told):
@@ -37,11 +41,10 @@ def summary(told: Mapping[str, Any]) -> list[str]:
         f"first token after {told['time_to_first_token_ms']:.3g} ms; then {decode['ms_a_token']:.3g} ms a token, "
         f"{decode['tokens_a_second']:,.0f} tokens/s of all rows",
     ]
-    if told["method"] != "ar":
-        lines.append(
-            f"{decode['gain']:.2f} times plain decoding's {1e3 * told['batch'] / decode['plain_ms']:,.0f} tokens/s, "
-            f"at an acceptance of {told['acceptance']:g}: {decode['tokens_a_step']:.2f} tokens a step"
-        )
+    if told["gains"]:
+        times = f"{decode['gain']:.2f} times plain decoding's {1e3 * told['batch'] / decode['plain_ms']:,.0f} tokens/s"
+        stated = f", with {decode['tokens_a_step']:.2f} tokens a step at an acceptance of {told['acceptance']:g}"
+        lines.append(times + ("" if told["method"] == "ar" else stated))
     if best is None:
         return [*lines, "not even the smallest batch fits"]
     return [
@@ -65,10 +68,11 @@ def tables(told: Mapping[str, Any]) -> list[Table]:
         _parts(f"prompts, {told['prefill']['chunk']} tokens at a time", told["prefill"]["parts"]),
         _table(
             "by batch",
-            ("batch", "ms a token", "tokens/s", "GB", "fits"),
+            ("batch", "tree", "ms a token", "tokens/s", "GB", "fits"),
             [
                 (
                     f"{x['batch']:,}",
+                    x["tree"] or "",
                     f"{x['ms_a_token']:.3g}",
                     f"{x['tokens_a_second']:,.0f}",
                     f"{x['total_bytes'] / 1e9:,.1f}",
@@ -78,7 +82,7 @@ def tables(told: Mapping[str, Any]) -> list[Table]:
             ],
         ),
     ]
-    if told["trees"]:
+    if len(told["trees"]) > 1:
         found.append(
             _table(
                 "trees",
@@ -89,7 +93,7 @@ def tables(told: Mapping[str, Any]) -> list[Table]:
                 ],
             )
         )
-    if told["gains"]:
+    if told["method"] != "ar":
         rows = [(f"{x['acceptance']:g}", f"{x['gain']:.2f}") for x in told["gains"]]
         found.append(_table("gain over plain decoding", ("acceptance", "times"), rows))
     return found + ([_compiled(told["compiled"])] if "compiled" in told else [])
@@ -114,21 +118,18 @@ def _parts(title: str, parts: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _compiled(compiled: Mapping[str, Any]) -> Table:
-    rows = [
-        (
-            x["program"],
-            *(f"{x[n] / 1e6:,.1f}" for n in ("argument_bytes", "planned_argument_bytes")),
-            f"{x['planned_argument_bytes'] / x['argument_bytes'] - 1:+.1%}",
-            *(f"{x[n] / 1e6:,.1f}" for n in ("temporary_bytes", "planned_temporary_bytes")),
-        )
-        for x in compiled["programs"]
-    ]
+    rows = []
+    for x in compiled["programs"]:
+        argument, planned = x["argument_bytes"], x["planned_argument_bytes"]
+        told = ("", "") if planned is None else (f"{planned / 1e6:,.1f}", f"{planned / argument - 1:+.1%}")
+        temporary = (f"{x[name] / 1e6:,.1f}" for name in ("temporary_bytes", "planned_temporary_bytes"))
+        rows.append((x["program"], f"{argument / 1e6:,.1f}", *told, *temporary))
     columns = ("program", "arguments MB", "planned", "off by", "temporaries MB", "planned")
     return _table(f"compiled for {compiled['compiled_for']}", columns, rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, title_style="bold")
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right")
     for row in rows:

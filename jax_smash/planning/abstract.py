@@ -59,7 +59,7 @@ class Abstract:
     nodes: int = 1
 
     @property
-    def programs(self) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    def programs(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         """The decoding functions by name, each with its arguments."""
         head = (self.strategy, self.params, self.state)
         return {
@@ -168,8 +168,8 @@ class AbstractModel:
 
     def _shapes(self, name: str, config: ModelConfig, weights: str) -> Model:
         structure, params = abstract_params(config, self.dtype)
-        params = {"target": self._stored(params, weights)}
-        return Model(name=name, definition=NnxModel(structure), params=params, config=config)
+        held = {"target": self._stored(params, weights)}
+        return Model(name=name, definition=NnxModel(structure), params=held, config=config)
 
     def _stored(self, params: Any, weights: str) -> Any:
         return jax.eval_shape(quantise_params, params) if weights == "int8" else params

@@ -1,4 +1,4 @@
-"""What the compiler says of a plan's programs: the real ones, for its devices, with nothing allocated and nothing run."""
+"""What the compiler says of a plan's programs: the real ones, for its devices; nothing is allocated, nothing run."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +26,8 @@ def compile_plan(plan: Plan) -> dict[str, Any]:
       plan: of which batch, method and mesh are compiled.
 
     Returns:
-      `compiled_for`, and a row for each program: bytes of arguments and temporaries by the compiler and by the plan.
+      `compiled_for`, and a row for each program: bytes of arguments and temporaries by the compiler and by the plan. Of
+      arguments the plan knows those of decoding, which takes all that a device holds.
 
     Raises:
       ValueError: this machine has too few devices to stand for them, or the compiler does not know the topology.
@@ -53,9 +54,9 @@ def compile_plan(plan: Plan) -> dict[str, Any]:
                     "argument_bytes": int(1e6 * found["argument_mb"]),
                     "temporary_bytes": int(1e6 * found["temp_mb"]),
                     "total_bytes": int(1e6 * found["total_mb"]),
-                    "planned_argument_bytes": expected.arguments,
+                    # A program is given what it uses alone: a prefill, mostly, no head.
+                    "planned_argument_bytes": expected.arguments if name == "decode" else None,
                     "planned_temporary_bytes": expected.temporaries,
-                    "planned_total_bytes": expected.total,
                 }
             )
     return {"compiled_for": kind, "programs": rows}
@@ -88,8 +89,8 @@ def _where(plan: Plan, own: bool) -> Iterator[Mesh]:
         there = jax.devices(HOST)
         if len(there) < question.shape.size:
             raise ValueError(
-                f"to compile for {question.topology.name} this machine must stand in with {question.shape.size} virtual "
-                f"devices; it has {len(there)}"
+                f"to compile for {question.topology.name}, this machine must stand in with {question.shape.size} "
+                f"virtual devices; it has {len(there)}"
             )
     yield make_mesh(question.shape, devices=list(there)[: question.shape.size])
 

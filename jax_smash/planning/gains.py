@@ -1,6 +1,7 @@
 """What drafts are worth at a stated acceptance: tokens a step, and the tree that pays most."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -86,7 +87,8 @@ def candidates(method: str, tree: str, acceptance: float, *, tiled: bool) -> dic
         deepest = DEEPEST.get(method, CHAINS[-1])
         return {f"chain-{n}": named_tree(f"chain-{n}") for n in CHAINS if n <= deepest}
     counts = range(TILE, MOST_ROWS + 1, TILE) if tiled else (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, MOST_ROWS)
-    return {f"tree-{n - 1}": _best(reach, acceptance, n - 1) for n in counts}
+    # Plain decoding is one of the choices.
+    return {"off": named_tree("off")} | {f"tree-{n - 1}": _best(reach, acceptance, n - 1) for n in counts}
 
 
 def drafted(
@@ -98,12 +100,19 @@ def drafted(
       method, tree, acceptance, tiled: as in `candidates`.
       cost: seconds of a step by its nodes, the root included, and its levels of drafted nodes.
     """
+    worth = _worth(method, tree, acceptance, tiled)
+    return [Drafted(name, nodes, levels, tokens, cost(nodes, levels)) for name, nodes, levels, tokens in worth]
+
+
+@functools.cache
+def _worth(method: str, tree: str, acceptance: float, tiled: bool) -> tuple[tuple[str, int, int, float], ...]:
+    """Returns name, nodes, levels and expected tokens of each tree; they are the same for every batch."""
     found = []
     for name, shape in candidates(method, tree, acceptance, tiled=tiled).items():
-        levels, ranks = max(int(np.max(shape.depth)), 1), int(np.max(shape.rank)) + 1
-        rates = stated_rates(acceptance, levels, ranks, fall=_fall(method))
-        found.append(Drafted(name, shape.nodes, levels, expected_tokens(rates, shape), cost(shape.nodes, levels)))
-    return found
+        levels, ranks = int(np.max(shape.depth)), int(np.max(shape.rank)) + 1
+        rates = stated_rates(acceptance, max(levels, 1), ranks, fall=_fall(method))
+        found.append((name, shape.nodes, levels, expected_tokens(rates, shape)))
+    return tuple(found)
 
 
 def best(trees: Sequence[Drafted]) -> Drafted:

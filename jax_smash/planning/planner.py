@@ -13,6 +13,9 @@ from jax_smash.planning.work import LOGIT_BYTES, Part, Sizes, drafts, forward, s
 from jax_smash.shapes import chunks
 from jax_smash.sparse import Learned, StreamingLLM, sparse_step_bytes
 
+NEARLY = 0.99
+"""Share of the most tokens a second that is as good."""
+
 MOST_BATCH = 2**20
 """Rows beyond which nothing is looked for."""
 
@@ -61,12 +64,14 @@ class Speed:
       step: seconds of a step.
       tokens: that a step emits a row.
       memory: of a device.
+      tree: that is drafted, by name; None where none is.
     """
 
     batch: int
     step: float
     tokens: float
     memory: Memory
+    tree: str | None = None
 
     @property
     def latency(self) -> float:
@@ -106,11 +111,11 @@ class Plan:
         self._read, self._scorer = _reading(question, self.shares)
         self.tree: Drafted | None = None
         if drafting:
-            self.tree = gains.best(self.trees())
+            self.tree = self.best_tree()
             if question.tree == "auto":
                 self.shares = question.shares(self.tree.tree)
         elif question.method == gains.LOOKAHEAD:
-            self.tree = self._drafted_at(question.acceptance)
+            self.tree = self.best_tree()
 
     @property
     def sizes(self) -> Sizes:
@@ -198,51 +203,62 @@ class Plan:
         return together([*parts, *forward_of_head(self.sizes, batch)])
 
     def speed(self, batch: int | None = None) -> Speed:
-        """Returns what decoding takes.
+        """Returns what decoding takes, with the tree that pays most for the batch where none was named.
 
         Args:
           batch: rows; None for the question's.
         """
         batch = self.question.batch if batch is None else batch
-        return Speed(batch, seconds(self.step(batch), self.chip), self.tokens_a_step(), self.memory(batch))
+        memory = self.memory(batch)
+        if self.tree is not None:
+            tree = self.best_tree(batch=batch)
+            return Speed(batch, tree.seconds, tree.tokens, memory, tree.tree)
+        tokens = gains.group_tokens(self.question.acceptance) if self.question.method == "hamburger" else 1.0
+        return Speed(batch, seconds(self.step(batch), self.chip), tokens, memory)
 
-    def tokens_a_step(self, acceptance: float | None = None) -> float:
-        """Returns the tokens that a step emits a row.
-
-        Args:
-          acceptance: in place of the question's.
-        """
-        acceptance = self.question.acceptance if acceptance is None else acceptance
-        if self.question.method == "hamburger":
-            return gains.group_tokens(acceptance)
-        return 1.0 if self.tree is None else self._drafted_at(acceptance).tokens
-
-    def trees(self, acceptance: float | None = None) -> list[Drafted]:
-        """Returns what each tree is worth that the method may draft, for the question's batch.
+    def trees(self, acceptance: float | None = None, *, batch: int | None = None) -> list[Drafted]:
+        """Returns what each tree is worth that the method may draft; nothing for one that drafts no trees.
 
         Args:
           acceptance: in place of the question's.
+          batch: rows; None for the question's.
         """
         question = self.question
-        return gains.drafted(
-            question.method,
-            question.tree,
-            question.acceptance if acceptance is None else acceptance,
-            lambda nodes, levels: seconds(self.step(nodes=nodes, levels=levels), self.chip),
-            tiled=question.platform != "cpu",
-        )
+        acceptance = question.acceptance if acceptance is None else acceptance
+
+        def cost(nodes: int, levels: int) -> float:
+            return seconds(self.step(batch, nodes=nodes, levels=levels), self.chip)
+
+        if question.method == gains.LOOKAHEAD:
+            nodes, ahead = self.shares.nodes, gains.LOOKED_AHEAD
+            tokens = gains.group_tokens(acceptance, ahead.ngram)
+            return [Drafted(question.tree, nodes, ahead.ngram - 1, tokens, cost(nodes, ahead.ngram - 1))]
+        if not gains.drafts_trees(question.method):
+            return []
+        tiled = question.platform != "cpu"
+        return gains.drafted(question.method, question.tree, acceptance, cost, tiled=tiled)
+
+    def best_tree(self, acceptance: float | None = None, *, batch: int | None = None) -> Drafted:
+        """Returns the tree that gives most tokens a second, of those that the method may draft.
+
+        Args:
+          acceptance: in place of the question's.
+          batch: rows; None for the question's.
+        """
+        return gains.best(self.trees(acceptance, batch=batch))
 
     def gain(self, acceptance: float | None = None) -> float:
         """Returns how many times more tokens a second the method gives than plain decoding by the whole cache.
 
         Args:
-          acceptance: in place of the question's; trees of no name are the best for it.
+          acceptance: in place of the question's; where no tree was named, it is the best for this.
         """
-        acceptance = self.question.acceptance if acceptance is None else acceptance
         plain = seconds(self.plain_step(), self.chip)
         if self.tree is not None:
-            return plain / self._drafted_at(acceptance).seconds_a_token
-        return plain * self.tokens_a_step(acceptance) / seconds(self.step(acceptance=acceptance), self.chip)
+            return plain / self.best_tree(acceptance).seconds_a_token
+        acceptance = self.question.acceptance if acceptance is None else acceptance
+        tokens = gains.group_tokens(acceptance) if self.question.method == "hamburger" else 1.0
+        return plain * tokens / seconds(self.step(acceptance=acceptance), self.chip)
 
     @functools.cached_property
     def most_rows(self) -> int:
@@ -264,13 +280,14 @@ class Plan:
         return [self.speed(batch) for batch in sorted({*self._batches(), self.question.batch})]
 
     def best_batch(self, most_seconds: float | None = None) -> Speed | None:
-        """Returns the batch that fits and gives most tokens a second; None where none does.
+        """Returns the smallest batch that fits and gives nearly as many tokens a second as any; None where none fits.
 
         Args:
           most_seconds: that a token may take; None for as long as it takes.
         """
-        fitting = [x for x in self.speeds() if x.memory.fits and x.latency <= (most_seconds or x.latency)]
-        return max(fitting, key=lambda x: x.throughput, default=None)
+        fitting = [x for x in self.speeds() if x.memory.fits and (most_seconds is None or x.latency <= most_seconds)]
+        most = max((x.throughput for x in fitting), default=0.0)
+        return next((x for x in fitting if x.throughput >= NEARLY * most), None)
 
     def _batches(self) -> Iterator[int]:
         batch = self.question.divisor
@@ -285,17 +302,9 @@ class Plan:
     def _nodes(self) -> int:
         return self.shares.nodes if self.tree is None else self.tree.nodes
 
-    def _drafted_at(self, acceptance: float) -> Drafted:
-        if self.question.method == gains.LOOKAHEAD:
-            ahead = gains.LOOKED_AHEAD
-            tokens = gains.group_tokens(acceptance, ahead.ngram)
-            step = seconds(self.step(nodes=self.shares.nodes), self.chip)
-            return Drafted("auto", self.shares.nodes, ahead.ngram - 1, tokens, step)
-        return gains.best(self.trees(acceptance))
-
     def _micro_steps(self, batch: int, acceptance: float | None) -> list[Part]:
         """Returns what HAMburger's modules do in a step: a micro-step for each token, which makes logits too."""
-        count = self.tokens_a_step(acceptance)
+        count = gains.group_tokens(self.question.acceptance if acceptance is None else acceptance)
         head = self.shares.target["head"]
         (part,) = drafts(self.sizes, batch, 1, forwards=count)
         logits = 2 * count * batch / self.question.shape.data * head.elements

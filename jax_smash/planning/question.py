@@ -12,10 +12,10 @@ from jax_smash.draft.trees.acceptance import PRIOR_FIRST
 from jax_smash.loading import divisible
 from jax_smash.methods import INT8, SmashOptions, check_draft, check_method
 from jax_smash.methods.draft_options import DraftOptions
+from jax_smash.plan import prefill_chunk
 from jax_smash.planning.abstract import Abstract, AbstractModel, abstract
 from jax_smash.planning.shares import Shares, shares_of
 from jax_smash.planning.topology import Topology
-from jax_smash.plan import prefill_chunk
 from jax_smash.platform import tracing_for
 from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import check_weights
@@ -79,7 +79,9 @@ class Question:
         if self.tokens > self.context:
             raise ValueError(f"prompt must be at most the context of {self.context} tokens; got {self.tokens}")
         if self.batch % self.divisor:
-            raise ValueError(f"batch must be a multiple of {self.divisor}, the rows of mesh {self.mesh}; got {self.batch}")
+            raise ValueError(
+                f"batch must be a multiple of {self.divisor}, the rows of mesh {self.mesh}; got {self.batch}"
+            )
         if self.dtype not in KINDS:
             raise ValueError(f"dtype must be one of {', '.join(KINDS)}; got {self.dtype!r}")
         if not 0 <= self.acceptance < 1:

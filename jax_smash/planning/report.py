@@ -49,9 +49,9 @@ def report(plan: Plan, *, most_ms: float | None = None) -> dict[str, Any]:
         "batches": [_speed(x) for x in plan.speeds()],
         "most_rows": plan.most_rows,
         "best_batch": None if best is None else _speed(best),
-        "trees": [_tree(x) for x in plan.trees()] if plan.tree is not None and plan.tree.tree != "auto" else [],
+        "trees": [_tree(x) for x in plan.trees()],
         "gains": [{"acceptance": a, "gain": plan.gain(a)} for a in sorted({*GRID, question.acceptance})]
-        if question.method != "ar"
+        if question.method != "ar" or question.policy is not None
         else [],
     }
 
@@ -81,6 +81,7 @@ def _parts(parts: Iterable[Part], plan: Plan) -> list[dict[str, Any]]:
 def _speed(speed: Speed) -> dict[str, Any]:
     return {
         "batch": speed.batch,
+        "tree": speed.tree,
         "step_ms": 1e3 * speed.step,
         "tokens_a_step": speed.tokens,
         "ms_a_token": 1e3 * speed.latency,

@@ -20,6 +20,8 @@ INT8_TERMS = 2
 
 LOGIT_BYTES = 4
 
+Number = float | int
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -35,14 +37,14 @@ class Part:
     """
 
     name: str
-    operations: float = 0.0
-    read: float = 0.0
-    activations: float = 0.0
-    sent: float = 0.0
+    operations: Number = 0.0
+    read: Number = 0.0
+    activations: Number = 0.0
+    sent: Number = 0.0
     kind: str = "bf16"
 
     @property
-    def bytes(self) -> float:
+    def bytes(self) -> Number:
         """Bytes of main memory."""
         return self.read + self.activations
 
@@ -89,7 +91,7 @@ class Sizes:
     itemsize: int
     kind: str
     weight_kind: str
-    read: float = 1.0
+    read: Number = 1.0
     scorer: int = 0
 
 
@@ -116,7 +118,11 @@ def forward(
     read, attended = _attended(sizes, slots, width, sparse=sparse)
     parts = [
         _product(
-            sizes, PROJECTIONS, entries, layers * entries * item * (2 * d + (qkv + heads) * config.head_width), extra=OTHER
+            sizes,
+            PROJECTIONS,
+            entries,
+            layers * entries * item * (2 * d + (qkv + heads) * config.head_width),
+            extra=OTHER,
         ),
         Part(
             "attention",
@@ -138,8 +144,8 @@ def forward(
 def exchanged(sizes: Sizes, batch: int, width: int, *, logits: int, drafting: bool = False) -> float:
     """Returns the bytes that a device sends in a forward, each exchange over a ring of those that take part.
 
-    Over `tp` two products a layer and the embedding are added up, and logits are joined. Over `fsdp`, whose devices have
-    a part of the model's width, two other products a layer and the logits are added up, and heads are joined.
+    Over `tp` two products a layer and the embedding are added up, and logits are joined. Over `fsdp`, whose devices
+    have a part of the model's width, two other products a layer and the logits are added up, and heads are joined.
 
     Args:
       sizes, batch, width, logits, drafting: as in `forward`.
@@ -158,7 +164,7 @@ def exchanged(sizes: Sizes, batch: int, width: int, *, logits: int, drafting: bo
     return sums + joined + (_ring(tp, vocabulary) if divided and not drafting else 0.0)
 
 
-def drafts(sizes: Sizes, batch: int, nodes: int, *, forwards: float | None = None) -> list[Part]:
+def drafts(sizes: Sizes, batch: int, nodes: int, *, forwards: Number | None = None) -> list[Part]:
     """Returns what a drafter of its own weights does in a step; nothing for one that looks up.
 
     Args:
@@ -194,10 +200,10 @@ def together(parts: Iterable[Part]) -> list[Part]:
 
 def seconds(parts: Iterable[Part], chip: Chip) -> float:
     """Returns the least time of parts that follow each other."""
-    return sum(part.seconds(chip) for part in parts)
+    return float(sum(part.seconds(chip) for part in parts))
 
 
-def _product(sizes: Sizes, name: str, entries: float, activations: float, *, extra: str | None = None) -> Part:
+def _product(sizes: Sizes, name: str, entries: Number, activations: Number, *, extra: str | None = None) -> Part:
     weights = sizes.shares.target[name]
     kind, terms = _kind_of(sizes)
     beside = sizes.shares.target[extra].bytes if extra else 0
@@ -208,7 +214,7 @@ def _kind_of(sizes: Sizes) -> tuple[str, int]:
     return sizes.weight_kind, INT8_TERMS if sizes.weight_kind == "s8" else 1
 
 
-def _attended(sizes: Sizes, slots: int, width: int, *, sparse: bool) -> tuple[float, float]:
+def _attended(sizes: Sizes, slots: int, width: int, *, sparse: bool) -> tuple[Number, Number]:
     """Returns the bytes of a row's cache that attention reads, and the entries that one attends to, in all layers."""
     held = [min(slots, most) for most in sizes.shares.layer_slots]
     share = sizes.read if sparse else 1.0
@@ -226,5 +232,5 @@ def _entries(sizes: Sizes, batch: int) -> float:
     return batch / sizes.mesh.data
 
 
-def _ring(devices: int, bytes_: float) -> float:
+def _ring(devices: int, bytes_: Number) -> float:
     return bytes_ * (devices - 1) / devices

@@ -1,0 +1,42 @@
+import pytest
+
+from jax_smash.sparse import Quest
+from tests.jax_smash.planning.plans import plan, question, small
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "v5e:4x4", "mesh": "tp=4"}, "as many devices as v5e:4x4, which has 16; got 4 in tp=4"),
+        ({"device": "v5e:2x2", "mesh": "data=4", "batch": 6}, "batch must be a multiple of 4"),
+        ({"context": 1000}, "context must be at most the model's 512"),
+        ({"prompt": 65}, "prompt must be at most the context of 64"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"dtype": "float8"}, "dtype must be one of"),
+        ({"weights": "int2"}, "weights must be one of"),
+        ({"method": "nothing"}, "method must be one of"),
+        ({"tree": "chain-4"}, "tree does not go with method ar"),
+        ({"method": "recycling", "tree": "oak"}, "tree must be auto"),
+        ({"method": "draft-model"}, "draft_model"),
+        ({"draft_model": "int8"}, "draft_model"),
+        ({"acceptance": 1.0}, "acceptance must be at least 0 and below 1"),
+        ({"policy": Quest(budget=48, dense_layers=3)}, "dense_layers must be at most the 2 layers"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        question(**options)
+
+
+def test_a_width_that_the_mesh_does_not_divide_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"w_down: its axis 'mlp' must be divisible by the mesh's tp=4; got size 50"):
+        plan(small(mlp_width=50), "v5e:2x2")
+
+
+def test_without_a_mesh_the_model_is_divided_over_all_devices():
+    assert str(question(device="v5e:2x2").mesh) == "tp=4"
+
+
+def test_kv_heads_are_held_as_often_as_a_mesh_needs():
+    held = question(device="v5e:2x2").held
+    assert (held.num_kv_heads, held.kv_copies) == (2, 2)
