@@ -13,13 +13,22 @@ from jax_smash.draft.trees.templates import named_tree, sized
 from jax_smash.draft.trees.tree import Topology as Tree
 from jax_smash.ladder import MOST_ROWS, TILE, Reach
 from jax_smash.methods import OPTIONS, REACH
+from jax_smash.methods.dflash import RANKS
+from jax_smash.methods.self_sparse import CHAIN
+from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.medusa import MedusaConfig
 
 CHAINS = tuple(range(1, 9))
 """Drafted tokens of the chains that are compared where a method's drafter works for each."""
 
-DEEPEST = {"medusa": MedusaConfig.num_heads}
+TREES = (7, 15, 31, 63)
+"""Drafted nodes of the trees that are compared there too."""
+
+DEEPEST = {"medusa": MedusaConfig.num_heads, "chimera": ChimeraConfig.decoding_heads, "dflash": 15}
 """Tokens that a drafter of the usual size drafts in a row at most."""
+
+REACHES = REACH | {"self-sparse": CHAIN, "dflash": Reach(ranks=RANKS, levels=DEEPEST["dflash"])}
+"""How far trees of a size may reach whose shape is the drafter's; of other methods `tree-N` has one shape."""
 
 GROUPS = 4
 """Tokens of a group at most, the usual size of HAMburger's modules."""
@@ -77,18 +86,19 @@ def candidates(method: str, tree: str, acceptance: float, *, tiled: bool) -> dic
       acceptance: for whose rates trees are made.
       tiled: forwards have a multiple of 8 entries.
     """
-    reach = REACH.get(method)
+    reach = REACHES.get(method)
     if tree != "auto":
-        nodes = sized(tree)
-        if nodes is None or reach is None:
-            return {tree: named_tree(tree)}
-        return {tree: _best(reach, acceptance, nodes)}
-    if reach is None:
-        deepest = DEEPEST.get(method, CHAINS[-1])
-        return {f"chain-{n}": named_tree(f"chain-{n}") for n in CHAINS if n <= deepest}
-    counts = range(TILE, MOST_ROWS + 1, TILE) if tiled else (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, MOST_ROWS)
-    # Plain decoding is one of the choices.
-    return {"off": named_tree("off")} | {f"tree-{n - 1}": _best(reach, acceptance, n - 1) for n in counts}
+        return {tree: _tree(reach, acceptance, tree)}
+    if method in REACH:
+        counts = range(TILE, MOST_ROWS + 1, TILE) if tiled else (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, MOST_ROWS)
+        names = [f"tree-{n - 1}" for n in counts]
+    else:
+        deepest = reach.levels if reach else DEEPEST.get(method, CHAINS[-1])
+        names = [f"chain-{n}" for n in CHAINS if n <= deepest]
+        names += [f"tree-{n}" for n in TREES if reach is None or reach.ranks > 1]
+    # Plain decoding is one of the choices, but a draft model must draft.
+    plain = () if method == "draft-model" else ("off",)
+    return {name: _tree(reach, acceptance, name) for name in (*plain, *names)}
 
 
 def drafted(
@@ -109,8 +119,9 @@ def _worth(method: str, tree: str, acceptance: float, tiled: bool) -> tuple[tupl
     """Returns name, nodes, levels and expected tokens of each tree; they are the same for every batch."""
     found = []
     for name, shape in candidates(method, tree, acceptance, tiled=tiled).items():
-        levels, ranks = int(np.max(shape.depth)), int(np.max(shape.rank)) + 1
-        rates = stated_rates(acceptance, max(levels, 1), ranks, fall=_fall(method))
+        # Nodes deeper than the drafter drafts are never kept.
+        levels = min(int(np.max(shape.depth)), DEEPEST.get(method, shape.levels))
+        rates = stated_rates(acceptance, max(levels, 1), int(np.max(shape.rank)) + 1, fall=_fall(method))
         found.append((name, shape.nodes, levels, expected_tokens(rates, shape)))
     return tuple(found)
 
@@ -130,10 +141,13 @@ def drafts_trees(method: str) -> bool:
     return method in OPTIONS and method != LOOKAHEAD
 
 
-def _best(reach: Reach, acceptance: float, nodes: int) -> Tree:
+def _tree(reach: Reach | None, acceptance: float, name: str) -> Tree:
+    nodes = sized(name)
+    if nodes is None or reach is None:
+        return named_tree(name)
     rates = stated_rates(acceptance, min(reach.levels, nodes), reach.ranks, fall=reach.fall)
     return best_tree(rates, nodes)
 
 
 def _fall(method: str) -> float:
-    return REACH[method].fall if method in REACH else PRIOR_FALL
+    return REACHES[method].fall if method in REACHES else PRIOR_FALL

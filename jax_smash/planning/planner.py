@@ -1,15 +1,16 @@
 """Plans: the memory and the time that a model takes on devices, by arithmetic from its sizes."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 
 from jax_smash.chips import Chip
 from jax_smash.planning import gains
+from jax_smash.planning.drafting import OWN
+from jax_smash.planning.estimates import Memory, Speed
 from jax_smash.planning.gains import Drafted
 from jax_smash.planning.question import KINDS, Question
 from jax_smash.planning.shares import Shares
-from jax_smash.planning.work import LOGIT_BYTES, Part, Sizes, drafts, forward, seconds, together
+from jax_smash.planning.work import LOGIT_BYTES, Part, Sizes, drafter_reads, drafts, forward, seconds, together
 from jax_smash.shapes import chunks
 from jax_smash.sparse import Learned, StreamingLLM, sparse_step_bytes
 
@@ -18,70 +19,6 @@ NEARLY = 0.99
 
 MOST_BATCH = 2**20
 """Rows beyond which nothing is looked for."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes of one device.
-
-    Attributes:
-      weights, drafter: of the target and of what drafts.
-      cache, rows, shared: keys and values of the target, what else rows have, what they share.
-      temporaries: of a forward, about.
-      held: by the device.
-    """
-
-    weights: int
-    drafter: int
-    cache: int
-    rows: int
-    shared: int
-    temporaries: int
-    held: int
-
-    @property
-    def arguments(self) -> int:
-        """Bytes that are there when a step begins."""
-        return self.weights + self.drafter + self.cache + self.rows + self.shared
-
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return self.arguments + self.temporaries
-
-    @property
-    def fits(self) -> bool:
-        """Whether the device has as many."""
-        return self.total <= self.held
-
-
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """What decoding takes with a number of rows.
-
-    Attributes:
-      batch: rows.
-      step: seconds of a step.
-      tokens: that a step emits a row.
-      memory: of a device.
-      tree: that is drafted, by name; None where none is.
-    """
-
-    batch: int
-    step: float
-    tokens: float
-    memory: Memory
-    tree: str | None = None
-
-    @property
-    def latency(self) -> float:
-        """Seconds a token of a row."""
-        return self.step / self.tokens
-
-    @property
-    def throughput(self) -> float:
-        """Tokens a second of all rows."""
-        return self.batch / self.latency
 
 
 class Plan:
@@ -107,8 +44,9 @@ class Plan:
         self.chip: Chip = question.topology.device
         # Before a tree is chosen, any will do: what drafting reads does not depend on its size.
         drafting = gains.drafts_trees(question.method)
-        self.shares: Shares = question.shares("chain-4" if drafting and question.tree == "auto" else question.tree)
-        self._read, self._scorer = _reading(question, self.shares)
+        tree = "chain-4" if drafting and question.tree == "auto" else question.tree
+        self.shares: Shares = question.shares(tree)
+        self._read, self._scorer = _reading(question, self.shares, tree)
         self.tree: Drafted | None = None
         if drafting:
             self.tree = self.best_tree()
@@ -138,7 +76,7 @@ class Plan:
         Args:
           batch: rows.
         """
-        return self.question.chunk(batch, self.shares.weights.bytes + self.shares.drafter_held)
+        return self.question.chunk(batch, self.shares.weights.bytes + self.shares.drafter.held)
 
     def memory(self, batch: int | None = None) -> Memory:
         """Returns the bytes of one device.
@@ -150,7 +88,7 @@ class Plan:
         shares, rows = self.shares, -(-batch // self.question.divisor)
         return Memory(
             weights=shares.weights.bytes,
-            drafter=shares.drafter_held,
+            drafter=shares.drafter.held,
             cache=rows * shares.cache,
             rows=rows * (shares.row - shares.cache),
             shared=shares.shared,
@@ -177,15 +115,14 @@ class Plan:
         batch = self.question.batch if batch is None else batch
         method, sizes = self.question.method, self.sizes
         nodes = self._nodes if nodes is None else nodes
-        parts = forward(
-            sizes, batch, nodes, self.question.context, logits=nodes, drafting=nodes > 1, sparse=method != "self-sparse"
-        )
+        own = method == OWN
+        parts = forward(sizes, batch, nodes, self.question.context, logits=nodes, drafting=nodes > 1, sparse=not own)
         if method == "hamburger":
-            return [*parts, *self._micro_steps(batch, acceptance)]
-        if nodes == 1:
-            return parts
-        once = self.shares.drafter_forwards == 1
-        return [*parts, *drafts(sizes, batch, nodes - 1, forwards=1 if once else levels)]
+            # A micro-step for each token, which makes logits too.
+            tokens = gains.group_tokens(self.question.acceptance if acceptance is None else acceptance)
+            return [*parts, *drafts(sizes, batch, nodes=tokens, levels=tokens)]
+        levels = self._levels if levels is None else levels
+        return [*parts, *drafts(sizes, batch, nodes=nodes - 1, levels=levels, sparse=own)]
 
     def plain_step(self, batch: int | None = None) -> list[Part]:
         """Returns the parts of a step of plain decoding that reads the whole cache."""
@@ -199,6 +136,7 @@ class Plan:
         for width in chunks(self.question.tokens, self.chunk(batch)):
             learned = width if self.shares.learns_prompt else 0
             parts += forward(self.sizes, batch, width, before, logits=learned, drafting=True)
+            parts += drafter_reads(self.sizes, batch, width)
             before += width
         return together([*parts, *forward_of_head(self.sizes, batch)])
 
@@ -302,13 +240,9 @@ class Plan:
     def _nodes(self) -> int:
         return self.shares.nodes if self.tree is None else self.tree.nodes
 
-    def _micro_steps(self, batch: int, acceptance: float | None) -> list[Part]:
-        """Returns what HAMburger's modules do in a step: a micro-step for each token, which makes logits too."""
-        count = gains.group_tokens(self.question.acceptance if acceptance is None else acceptance)
-        head = self.shares.target["head"]
-        (part,) = drafts(self.sizes, batch, 1, forwards=count)
-        logits = 2 * count * batch / self.question.shape.data * head.elements
-        return [dataclasses.replace(part, read=part.read + count * head.bytes, operations=part.operations + logits)]
+    @property
+    def _levels(self) -> int:
+        return 0 if self.tree is None else self.tree.levels
 
     def _temporaries(self, batch: int) -> int:
         """Returns about how many bytes of temporaries the larger of a step and a chunk of the prefill takes."""
@@ -333,12 +267,12 @@ def forward_of_head(sizes: Sizes, batch: int) -> list[Part]:
     return [part for part in parts if part.name == "head"]
 
 
-def _reading(question: Question, shares: Shares) -> tuple[float, int]:
+def _reading(question: Question, shares: Shares, tree: str) -> tuple[float, int]:
     """Returns the share of the cache that attention reads under the policy, and the bytes a row that it chooses by."""
-    policy = question.policy
+    policy = question.reads
     if policy is None or isinstance(policy, StreamingLLM):
         return 1.0, 0
-    params = question.arguments().params["target"]
+    params = question.arguments(tree=tree).params["target"]
     if isinstance(policy, Learned):
         raise ValueError("a policy with a trained predictor cannot be planned; take one without")
     found = sparse_step_bytes(question.held, params, policy, batch=1, slots=question.context)

@@ -12,8 +12,11 @@ from jax_smash.draft.trees.acceptance import PRIOR_FIRST
 from jax_smash.loading import divisible
 from jax_smash.methods import INT8, SmashOptions, check_draft, check_method
 from jax_smash.methods.draft_options import DraftOptions
+from jax_smash.methods.self_sparse import POLICY
 from jax_smash.plan import prefill_chunk
 from jax_smash.planning.abstract import Abstract, AbstractModel, abstract
+from jax_smash.planning.drafting import OWN
+from jax_smash.planning.gains import LOOKAHEAD
 from jax_smash.planning.shares import Shares, shares_of
 from jax_smash.planning.topology import Topology
 from jax_smash.platform import tracing_for
@@ -45,7 +48,8 @@ class Question:
       method: that decodes, of `METHODS`.
       tree: that it drafts; `auto` for the one that pays most.
       draft_model: sizes of a draft model, or `int8` for the model itself with int8 weights.
-      policy: of what a step reads of the cache; None for all of it.
+      policy: of what a step reads of the cache; None for all of it. Under self-sparse only drafts read by it, and None
+        is the method's own.
       acceptance: probability that the first child of a kept node is kept; under HAMburger, that a group goes on.
 
     Raises:
@@ -91,7 +95,10 @@ class Question:
     def _check_method(self) -> None:
         check_weights(self.weights)
         check_method(self.method)
-        check_draft(self.method, DraftOptions(tree=self.tree))
+        own = self.method == OWN
+        check_draft(self.method, DraftOptions(tree=self.tree, sparse=self.policy if own else None))
+        if self.method == LOOKAHEAD and self.tree != "auto":
+            raise ValueError(f"tree must be auto with method lookahead, which has a tree of its own; got {self.tree!r}")
         if (self.draft_model is None) is (self.method == "draft-model"):
             raise ValueError(f"draft_model is for method draft-model, and it needs one; got method {self.method}")
         if isinstance(self.draft_model, str) and self.draft_model != INT8:
@@ -104,6 +111,11 @@ class Question:
         """The mesh."""
         assert self.mesh is not None
         return self.mesh
+
+    @property
+    def reads(self) -> SparsePolicy | None:
+        """The policy of what a step, or under self-sparse its drafts, reads; None for all of the cache."""
+        return POLICY if self.policy is None and self.method == OWN else self.policy
 
     @property
     def divisor(self) -> int:
@@ -169,7 +181,7 @@ class Question:
             jnp.dtype(self.dtype),
             self.weights,
             modules=self.method == "hamburger",
-            policy=self.policy,
+            policy=None if self.method == OWN else self.policy,
         )
         with tracing_for(self.platform):
             return abstract(
@@ -179,14 +191,14 @@ class Question:
                 slots=self.context,
                 chunk=chunk or self.chunk(self.batch),
                 method=self.method,
-                draft=DraftOptions(tree=tree or self.tree),
+                draft=DraftOptions(tree=tree or self.tree, sparse=self.policy if self.method == OWN else None),
                 smash=SmashOptions(),
                 max_new_tokens=NEW_TOKENS,
             )
 
     def shares(self, tree: str) -> Shares:
         """Returns what a device holds when trees of this name are drafted."""
-        return shares_of(self.arguments(tree=tree), self.method)
+        return shares_of(self.arguments(tree=tree), self.method, self.held)
 
 
 def _check_mesh(mesh: MeshShape, topology: Topology) -> None:

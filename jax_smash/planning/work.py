@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
-from jax_smash.planning.shares import HEAD, MLP, OTHER, PROJECTIONS, Shares
+from jax_smash.planning.shares import Shares
+from jax_smash.planning.weights import HEAD, MLP, OTHER, PROJECTIONS
 from jax_smash.sharding import MeshShape
 
 INT8_TERMS = 2
@@ -164,28 +165,44 @@ def exchanged(sizes: Sizes, batch: int, width: int, *, logits: int, drafting: bo
     return sums + joined + (_ring(tp, vocabulary) if divided and not drafting else 0.0)
 
 
-def drafts(sizes: Sizes, batch: int, nodes: int, *, forwards: Number | None = None) -> list[Part]:
-    """Returns what a drafter of its own weights does in a step; nothing for one that looks up.
+def drafts(sizes: Sizes, batch: int, *, nodes: Number, levels: Number, sparse: bool = False) -> list[Part]:
+    """Returns what a drafter with weights does in a step; nothing for one that looks up.
 
     Args:
       sizes: what work goes by.
       batch: rows on all devices.
       nodes: that it drafts a row.
-      forwards: how often its weights are read; None for once a level.
+      levels: of them.
+      sparse: it reads what a policy chooses of its cache, once for all levels.
     """
-    shares = sizes.shares
-    if not shares.drafter.bytes:
+    drafter, rows = sizes.shares.drafter, _rows(sizes, batch)
+    if not drafter.forward.bytes or not nodes:
         return []
-    forwards = shares.drafter_forwards if forwards is None else forwards
-    kind, terms = ("s8", INT8_TERMS) if shares.drafter_int8 else (sizes.kind, 1)
+    forwards, entries = (levels, max(nodes, levels)) if drafter.entries is None else (1, drafter.entries)
+    cache = drafter.cache * (sizes.read if sparse else 1.0)
+    kind, terms = _drafting(sizes)
     return [
         Part(
             "drafter",
-            operations=2 * terms * _entries(sizes, batch) * max(nodes, forwards) * shares.drafter.elements,
-            read=forwards * (shares.drafter.bytes + _rows(sizes, batch) * shares.drafter_cache),
+            operations=2 * terms * _entries(sizes, batch) * entries * drafter.forward.elements,
+            read=forwards * (drafter.forward.bytes + rows * cache) + (rows * sizes.scorer if sparse else 0),
             kind=kind,
         )
     ]
+
+
+def drafter_reads(sizes: Sizes, batch: int, width: int) -> list[Part]:
+    """Returns what a drafter does with a piece of the prompts; nothing for one that needs no weights for it.
+
+    Args:
+      sizes: what work goes by.
+      batch: rows on all devices.
+      width: tokens a row.
+    """
+    prompt = sizes.shares.drafter.prompt
+    kind, terms = _drafting(sizes)
+    operations = 2 * terms * _entries(sizes, batch) * width * prompt.elements
+    return [Part("drafter", operations=operations, read=prompt.bytes, kind=kind)] if prompt.bytes else []
 
 
 def together(parts: Iterable[Part]) -> list[Part]:
@@ -212,6 +229,10 @@ def _product(sizes: Sizes, name: str, entries: Number, activations: Number, *, e
 
 def _kind_of(sizes: Sizes) -> tuple[str, int]:
     return sizes.weight_kind, INT8_TERMS if sizes.weight_kind == "s8" else 1
+
+
+def _drafting(sizes: Sizes) -> tuple[str, int]:
+    return ("s8", INT8_TERMS) if sizes.shares.drafter.int8 else (sizes.kind, 1)
 
 
 def _attended(sizes: Sizes, slots: int, width: int, *, sparse: bool) -> tuple[Number, Number]:

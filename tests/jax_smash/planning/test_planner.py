@@ -2,8 +2,9 @@ import jax
 import pytest
 
 from jax_smash.methods import METHODS
+from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.planning.compiled import compile_plan
-from jax_smash.planning.gains import best, candidates, group_tokens, stated_rates
+from jax_smash.planning.gains import DEEPEST, best, candidates, drafted, group_tokens, stated_rates
 from jax_smash.planning.plot import plot_plan
 from jax_smash.planning.report import report
 from jax_smash.sparse import Quest
@@ -11,6 +12,9 @@ from tests.jax_smash.planning.plans import plan, small
 
 BESIDE = {"draft-model": {"draft_model": "int8"}, "self-sparse": {"tree": "chain-2"}}
 
+
+WITH_WEIGHTS = ("draft-model", "eagle", "medusa", "chimera", "dflash", "hamburger")
+"""Methods that hold weights beside the model's."""
 
 FEW = ("suffix", "medusa", "hamburger")
 """Methods of each kind: without a drafter of its own, with one that is read once, with groups."""
@@ -23,11 +27,11 @@ def test_every_method_is_planned(method):
     made = plan(method=method, acceptance=0.6, **BESIDE.get(method, {}))
     told = report(made)
     assert told["memory"]["fits"]
-    assert (told["decode"]["tokens_a_step"] > 1) is (method != "ar")
+    assert (told["decode"]["tokens_a_step"] > 1) is (told["tree"] not in (None, "off") or method == "hamburger")
     assert told["decode"]["gain"] == pytest.approx(told["decode"]["plain_ms"] / told["decode"]["ms_a_token"], rel=1e-6)
     gains = [x["gain"] for x in told["gains"]]
     assert gains == sorted(gains)
-    assert (told["memory"]["drafter"] > 0) is (method in ("draft-model", "eagle", "medusa", "chimera", "hamburger"))
+    assert (told["memory"]["drafter"] > 0) is (method in WITH_WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +138,20 @@ def test_a_node_has_no_more_children_than_it_has_probability():
     assert group_tokens(0.5, 3) == 1.75
 
 
-def test_chains_are_no_longer_than_the_drafter_drafts():
-    assert [*candidates("medusa", "auto", 0.5, tiled=True)] == ["chain-1", "chain-2", "chain-3", "chain-4"]
+def test_no_token_is_counted_that_is_deeper_than_the_drafter_drafts():
+    names = [*candidates("medusa", "auto", 0.5, tiled=True)]
+    assert [name for name in names if name.startswith("chain")] == ["chain-1", "chain-2", "chain-3", "chain-4"]
+    (deep,) = drafted("medusa", "chain-6", 0.5, lambda nodes, levels: 1.0, tiled=True)
+    assert (deep.nodes, deep.levels, deep.tokens) == (7, 4, group_tokens(0.5, 5))
+    assert {*DEEPEST} == {"medusa", "chimera", "dflash"}
+    assert DEEPEST["dflash"] == DFlashConfig.for_target(small()).block_size - 1
+
+
+@pytest.mark.parametrize("method", ["draft-model", "self-sparse"])
+def test_a_chain_emits_no_more_tokens_than_it_has_nodes(method):
+    made = plan(method=method, acceptance=0.9, **BESIDE.get(method, {}))
+    assert all(x.tokens <= x.nodes for x in made.trees())
+    assert made.speed().tokens == made.tree.tokens
 
 
 def test_a_plan_is_drawn():

@@ -1,6 +1,6 @@
 import pytest
 
-from jax_smash.sparse import Quest
+from jax_smash.sparse import H2O, Quest
 from tests.jax_smash.planning.plans import plan, question, small
 
 
@@ -17,6 +17,8 @@ from tests.jax_smash.planning.plans import plan, question, small
         ({"method": "nothing"}, "method must be one of"),
         ({"tree": "chain-4"}, "tree does not go with method ar"),
         ({"method": "recycling", "tree": "oak"}, "tree must be auto"),
+        ({"method": "lookahead", "tree": "chain-4"}, "tree must be auto with method lookahead"),
+        ({"method": "self-sparse", "policy": H2O(budget=48)}, "H2O|evict"),
         ({"method": "draft-model"}, "draft_model"),
         ({"draft_model": "int8"}, "draft_model"),
         ({"acceptance": 1.0}, "acceptance must be at least 0 and below 1"),

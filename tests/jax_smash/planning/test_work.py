@@ -10,6 +10,7 @@ from jax_smash.methods import DraftOptions
 from jax_smash.models.families.presets import preset
 from jax_smash.planning.abstract import AbstractModel, abstract
 from jax_smash.planning.shares import shares_of
+from jax_smash.planning.weights import weights_of
 from jax_smash.planning.work import Part, Sizes, drafts, exchanged, forward, seconds, together
 from jax_smash.sharding import MeshShape
 from jax_smash.sparse import Quest
@@ -72,7 +73,7 @@ def sizes(method="ar", tree="auto", *, policy=None, **model):
         method=method,
         draft=DraftOptions(tree=tree),
     )
-    return made, Sizes(config, MeshShape(), shares_of(made, method), 4, "f32", "f32")
+    return made, Sizes(config, MeshShape(), shares_of(made, method, config), 4, "f32", "f32")
 
 
 @pytest.mark.parametrize(
@@ -83,14 +84,17 @@ def test_parts_add_up_to_the_least_that_a_step_does(method, tree, model):
     arguments, given = sizes(method, tree, **model)
     shares = given.shares
     parts = named(forward(given, 1, shares.nodes, 64, logits=shares.nodes, drafting=shares.nodes > 1))
-    drafting = drafts(given, 1, shares.nodes - 1)
+    levels = getattr(arguments.strategy, "levels", 0)
+    drafting = drafts(given, 1, nodes=shares.nodes - 1, levels=levels)
     least = ideal("decode", small(), arguments)
     assert sum(x.operations for x in parts.values()) == least.operations
     written = shares.nodes * sum(shares.layer_slot_bytes)
     norm = 4 * small().d_model  # The last one.
     weights = sum(parts[name].read for name in ("projections", "mlp", "head")) - norm
-    cache_of_drafter = shares.drafter_forwards * shares.drafter_cache
-    assert weights + sum(x.read for x in drafting) - cache_of_drafter == least.weights
+    beside = sum(x.read for x in drafting) - levels * shares.drafter.cache
+    if drafting:  # It looks vectors of tokens up, too.
+        beside += levels * weights_of(arguments.params["drafter"]["embedding"]).bytes
+    assert weights + beside == least.weights
     assert parts["attention"].read - written == least.cache
 
 
@@ -124,3 +128,43 @@ def test_one_device_sends_nothing():
     made = plan()
     assert "links" not in named(made.step())
     assert seconds(made.step(), made.chip) > 0
+
+
+def drafter_of_trees(method, **options):
+    """Returns the drafter's part of a step with one and with three levels of three nodes in all."""
+    made = plan(method=method, tree="chain-3", **options)
+    return [named(made.step(nodes=4, levels=levels)).get("drafter") for levels in (1, 3)]
+
+
+@pytest.mark.parametrize("method", ["draft-model", "eagle", "chimera", "self-sparse"])
+def test_each_level_of_a_tree_reads_the_drafter_again(method):
+    flat, deep = drafter_of_trees(method, **({"draft_model": "int8"} if method == "draft-model" else {}))
+    scorer = plan(method=method, tree="chain-3").sizes.scorer if method == "self-sparse" else 0
+    assert deep.read - scorer == pytest.approx(3 * (flat.read - scorer))
+    assert deep.operations == flat.operations
+
+
+@pytest.mark.parametrize(("method", "entries"), [("medusa", 1), ("dflash", 16)])
+def test_drafters_of_one_pass_are_read_once_whatever_the_tree(method, entries):
+    flat, deep = drafter_of_trees(method)
+    assert flat == deep
+    assert deep.operations == 2 * entries * plan(method=method, tree="chain-3").shares.drafter.forward.elements
+
+
+def test_what_looks_up_reads_no_weights():
+    assert drafter_of_trees("suffix") == [None, None]
+
+
+@pytest.mark.parametrize("method", ["chimera", "dflash", "hamburger"])
+def test_a_drafter_without_a_head_reads_the_targets(method):
+    shares = plan(method=method).shares
+    assert shares.drafter.forward.bytes > shares.target["head"].bytes
+    assert shares.drafter.held < shares.drafter.forward.bytes + (method == "chimera") * 2**20
+
+
+def test_a_draft_model_reads_prompts_too_and_looked_up_drafts_cost_them_nothing():
+    own, none = (plan(method=m, **x) for m, x in (("draft-model", {"draft_model": small()}), ("suffix", {})))
+    prefill = named(own.prefill())
+    products = prefill["projections"].operations + prefill["mlp"].operations
+    assert prefill["drafter"].operations == products
+    assert "drafter" not in named(none.prefill())

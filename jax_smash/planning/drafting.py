@@ -1,0 +1,105 @@
+"""What one device holds of a drafter with weights, and what a step does with it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jax_smash.cache import KVCache
+from jax_smash.config import ModelConfig
+from jax_smash.models.chimera_config import ChimeraConfig
+from jax_smash.models.dflash_config import DFlashConfig
+from jax_smash.planning.abstract import Abstract, share_bytes
+from jax_smash.planning.weights import HEAD, MLP, PROJECTIONS, TABLE, Weights, target_weights, weights_of
+from jax_smash.quantise import has_int8
+
+OWN = "self-sparse"
+"""The method that drafts with the target's own weights and a part of its cache."""
+
+WHOLE = ("draft-model", OWN)
+"""Methods that draft with a whole model."""
+
+BORROWS = ("chimera", "dflash", "hamburger")
+"""Methods whose drafter has no head of its own and uses the target's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafter:
+    """What one device holds of a drafter.
+
+    Attributes:
+      held: bytes of its weights that are not the target's own.
+      forward: weights that one of its forwards reads, a head that it borrows included; none where drafts are looked up.
+      entries: a row that its only forward of a step reads, whatever the tree; None where each level of a tree has a
+        forward, which reads the level's nodes.
+      int8: they are multiplied as 8-bit integers.
+      cache: bytes of a row that each forward reads.
+      prompt: weights that each token of a prompt is multiplied with.
+    """
+
+    held: int = 0
+    forward: Weights = Weights()  # noqa: RUF009 - frozen
+    entries: int | None = None
+    int8: bool = False
+    cache: int = 0
+    prompt: Weights = Weights()  # noqa: RUF009 - frozen
+
+
+def drafter_of(arguments: Abstract, method: str, config: ModelConfig) -> Drafter:
+    """Returns what a device holds of a method's drafter.
+
+    Args:
+      arguments: of programs in which every device has one row.
+      method: that decodes.
+      config: the target's sizes.
+    """
+    beside = {role: held for role, held in arguments.params.items() if role != "target"}
+    if not beside:
+        return Drafter()
+    (params,) = beside.values()
+    target = target_weights(arguments.params["target"])
+    memory = {role: held for role, held in arguments.state.rows.memory.items() if role != "target"}
+    entries = {"medusa": 1, "dflash": DFlashConfig.for_target(config).block_size}
+    return Drafter(
+        held=0 if method == OWN else weights_of(params).bytes,
+        forward=_forward(params, method) + (target[HEAD] if method in BORROWS else Weights()),
+        entries=entries.get(method),
+        int8=has_int8(params),
+        cache=share_bytes(_caches(memory))
+        if method != OWN
+        else share_bytes((arguments.cache.keys, arguments.cache.values)),
+        prompt=_of_prompts(params, method, config),
+    )
+
+
+def _forward(params: Any, method: str) -> Weights:
+    """Returns the drafter's own weights that one of its forwards reads."""
+    if method in WHOLE:
+        return sum((part for name, part in target_weights(params).items() if name != TABLE), Weights())
+    if method == "chimera":  # Of the heads, a level reads its own.
+        unread = weights_of(params["heads"]).times(1 / ChimeraConfig.decoding_heads - 1)
+        return weights_of(params) + unread
+    return weights_of(params)
+
+
+def _of_prompts(params: Any, method: str, config: ModelConfig) -> Weights:
+    """Returns the weights that each token of a prompt is multiplied with; of most drafters only keys and values."""
+    if method == "draft-model":
+        parts = target_weights(params)
+        return parts[PROJECTIONS] + parts[MLP]
+    if method not in ("eagle", "chimera", "dflash"):
+        return Weights()
+    heads = config.num_heads + 2 * config.num_kv_heads
+    layers = {"eagle": [params], "chimera": [params.get("layer")], "dflash": params.get("layers")}[method]
+    layers = layers.values() if hasattr(layers, "values") else layers
+    made = sum((weights_of(x["attention"]["w_qkv"]) for x in layers), Weights()).times(2 * config.num_kv_heads / heads)
+    if method != "chimera":
+        return weights_of(params["w_join"]) + made
+    # A token has two entries.
+    return Weights(made.bytes, 2 * made.elements) + weights_of(params["grams"])
+
+
+def _caches(memory: Any) -> list[Any]:
+    """Returns the keys and values among what a drafter keeps of a row."""
+    nodes = jax.tree.leaves(memory, is_leaf=lambda x: isinstance(x, KVCache))
+    return [(x.keys, x.values) for x in nodes if isinstance(x, KVCache)]
