@@ -34,6 +34,7 @@ def compile_plan(plan: Plan) -> dict[str, Any]:
       MemoryError: a program does not fit the device.
     """
     question, expected = plan.question, plan.memory()
+    temporaries = plan.temporaries(question.batch)
     own = question.topology.is_tpu and has_compiler()
     with _where(plan, own) as mesh, tracing_for("tpu" if own else HOST):
         arguments = question.arguments(
@@ -56,7 +57,7 @@ def compile_plan(plan: Plan) -> dict[str, Any]:
                     "total_bytes": int(1e6 * found["total_mb"]),
                     # A program is given what it uses alone: a prefill, mostly, no head.
                     "planned_argument_bytes": expected.arguments if name == "decode" else None,
-                    "planned_temporary_bytes": expected.temporaries,
+                    "planned_temporary_bytes": temporaries[name],
                 }
             )
     return {"compiled_for": kind, "programs": rows}

@@ -92,9 +92,31 @@ class Plan:
             cache=rows * shares.cache,
             rows=rows * (shares.row - shares.cache),
             shared=shares.shared,
-            temporaries=self._temporaries(batch),
+            temporaries=max(self.temporaries(batch).values()),
             held=self.chip.memory,
         )
+
+    def temporaries(self, batch: int) -> dict[str, int]:
+        """Returns about how many bytes of temporaries a device needs for a chunk of the prefill, and for a step.
+
+        Args:
+          batch: rows.
+        """
+        config, shares, mesh = self.question.held, self.shares, self.question.shape
+        entries, item = batch / mesh.data, self.question.itemsize
+        rows = batch / self.question.divisor
+        widest = 2 * config.mlp_width / mesh.tp + 2 * config.d_model / mesh.fsdp
+        vocabulary = config.vocab_size / (mesh.tp if config.vocab_size % mesh.tp == 0 else 1)
+
+        def forward_bytes(width: int, logits: int) -> float:
+            kept = rows * width * sum(shares.layer_slot_bytes)
+            return entries * width * widest * item + kept + entries * logits * vocabulary * LOGIT_BYTES
+
+        chunk, nodes = self.chunk(batch), self._nodes
+        return {
+            "prefill": int(forward_bytes(chunk, chunk if shares.learns_prompt else 0)),
+            "decode": int(forward_bytes(nodes, nodes)),
+        }
 
     def step(
         self,
@@ -243,22 +265,6 @@ class Plan:
     @property
     def _levels(self) -> int:
         return 0 if self.tree is None else self.tree.levels
-
-    def _temporaries(self, batch: int) -> int:
-        """Returns about how many bytes of temporaries the larger of a step and a chunk of the prefill takes."""
-        config, shares, mesh = self.question.held, self.shares, self.question.shape
-        entries, item = batch / mesh.data, self.question.itemsize
-        rows = batch / self.question.divisor
-        widest = 2 * config.mlp_width / mesh.tp + 2 * config.d_model / mesh.fsdp
-        vocabulary = config.vocab_size / (mesh.tp if config.vocab_size % mesh.tp == 0 else 1)
-
-        def forward_bytes(width: int, logits: int) -> float:
-            kept = rows * width * sum(shares.layer_slot_bytes)
-            return entries * width * widest * item + kept + entries * logits * vocabulary * LOGIT_BYTES
-
-        chunk = self.chunk(batch)
-        nodes = self._nodes
-        return int(max(forward_bytes(chunk, chunk if shares.learns_prompt else 0), forward_bytes(nodes, nodes)))
 
 
 def forward_of_head(sizes: Sizes, batch: int) -> list[Part]:
