@@ -2,21 +2,25 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.trees.acceptance import PRIOR_FALL, prior_rates
-from jax_smash.draft.trees.sizing import Rates, best_tree, expected_tokens
-from jax_smash.draft.trees.templates import named_tree, sized
-from jax_smash.draft.trees.tree import Topology as Tree
+from jax_smash.draft.trees.sizing import Rates, likeliest_paths
+from jax_smash.draft.trees.templates import LEVELS, RANKS, named_tree, sized
+from jax_smash.draft.trees.tree import Topology
 from jax_smash.ladder import MOST_ROWS, TILE, Reach
 from jax_smash.methods import OPTIONS, REACH
-from jax_smash.methods.dflash import RANKS
+from jax_smash.methods.dflash import RANKS as DFLASH_RANKS
 from jax_smash.methods.self_sparse import CHAIN
 from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.medusa import MedusaConfig
+
+Paths = Sequence[tuple[int, ...]]
+"""Drafted nodes, each by the ranks that lead to it."""
 
 CHAINS = tuple(range(1, 9))
 """Drafted tokens of the chains that are compared where a method's drafter works for each."""
@@ -27,7 +31,7 @@ TREES = (7, 15, 31, 63)
 DEEPEST = {"medusa": MedusaConfig.num_heads, "chimera": ChimeraConfig.decoding_heads, "dflash": 15}
 """Tokens that a drafter of the usual size drafts in a row at most."""
 
-REACHES = REACH | {"self-sparse": CHAIN, "dflash": Reach(ranks=RANKS, levels=DEEPEST["dflash"])}
+REACHES = REACH | {"self-sparse": CHAIN, "dflash": Reach(ranks=DFLASH_RANKS, levels=DEEPEST["dflash"])}
 """How far trees of a size may reach whose shape is the drafter's; of other methods `tree-N` has one shape."""
 
 GROUPS = 4
@@ -77,8 +81,8 @@ def stated_rates(acceptance: float, levels: int, ranks: int, *, fall: float = PR
     return prior_rates(levels, ranks, first=acceptance, fall=min(fall, 1.0 - acceptance))
 
 
-def candidates(method: str, tree: str, acceptance: float, *, tiled: bool) -> dict[str, Tree]:
-    """Returns the trees that are compared, by name: the named one alone, or those of the method.
+def candidates(method: str, tree: str, acceptance: float, *, tiled: bool) -> dict[str, Paths]:
+    """Returns the drafted nodes of the trees that are compared, by name: the named one alone, or those of the method.
 
     Args:
       method: that drafts.
@@ -118,11 +122,13 @@ def drafted(
 def _worth(method: str, tree: str, acceptance: float, tiled: bool) -> tuple[tuple[str, int, int, float], ...]:
     """Returns name, nodes, levels and expected tokens of each tree; they are the same for every batch."""
     found = []
-    for name, shape in candidates(method, tree, acceptance, tiled=tiled).items():
+    for name, paths in candidates(method, tree, acceptance, tiled=tiled).items():
         # Nodes deeper than the drafter drafts are never kept.
-        levels = min(int(np.max(shape.depth)), DEEPEST.get(method, shape.levels))
-        rates = stated_rates(acceptance, max(levels, 1), int(np.max(shape.rank)) + 1, fall=_fall(method))
-        found.append((name, shape.nodes, levels, expected_tokens(rates, shape)))
+        levels = min(max(map(len, paths), default=0), DEEPEST.get(method, len(paths)))
+        ranks = max((rank for path in paths for rank in path), default=0) + 1
+        rates = stated_rates(acceptance, max(levels, 1), ranks, fall=_fall(method))
+        kept = [float(np.prod(rates[range(len(path)), path])) for path in paths if len(path) <= levels]
+        found.append((name, 1 + len(paths), levels, 1.0 + sum(kept)))
     return tuple(found)
 
 
@@ -141,12 +147,24 @@ def drafts_trees(method: str) -> bool:
     return method in OPTIONS and method != LOOKAHEAD
 
 
-def _tree(reach: Reach | None, acceptance: float, name: str) -> Tree:
+def _tree(reach: Reach | None, acceptance: float, name: str) -> Paths:
+    """Returns a tree's drafted nodes. Arrays of it are made only where a template or a file tells its shape."""
     nodes = sized(name)
-    if nodes is None or reach is None:
-        return named_tree(name)
+    if nodes is None:
+        made = re.fullmatch(r"chain-(\d+)", name)
+        return [(0,) * n for n in range(1, int(made[1]) + 1)] if made else _paths(named_tree(name))
+    if reach is None:
+        return likeliest_paths(prior_rates(LEVELS, RANKS), nodes)
     rates = stated_rates(acceptance, min(reach.levels, nodes), reach.ranks, fall=reach.fall)
-    return best_tree(rates, nodes)
+    return likeliest_paths(rates, nodes)
+
+
+def _paths(tree: Topology) -> Paths:
+    """Returns the ranks that lead to each node below the root."""
+    found: list[tuple[int, ...]] = [()]
+    for parent, rank in list(zip(np.asarray(tree.parent), np.asarray(tree.rank), strict=True))[1:]:
+        found.append((*found[int(parent)], int(rank)))
+    return found[1:]
 
 
 def _fall(method: str) -> float:

@@ -1,6 +1,8 @@
 import jax
 import pytest
 
+from jax_smash.draft.trees.sizing import expected_tokens
+from jax_smash.draft.trees.templates import named_tree
 from jax_smash.methods import METHODS
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.planning.compiled import compile_plan
@@ -152,6 +154,15 @@ def test_a_chain_emits_no_more_tokens_than_it_has_nodes(method):
     made = plan(method=method, acceptance=0.9, **BESIDE.get(method, {}))
     assert all(x.tokens <= x.nodes for x in made.trees())
     assert made.speed().tokens == made.tree.tokens
+
+
+@pytest.mark.parametrize("name", ["off", "chain-3", "tree-7", "recycling-80"])
+def test_the_nodes_of_a_tree_are_those_that_the_library_drafts(name):
+    (paths,), tree = candidates("eagle", name, 0.5, tiled=True).values(), named_tree(name)
+    (found,) = drafted("eagle", name, 0.5, lambda nodes, levels: 1.0, tiled=True)
+    assert (1 + len(paths), max(map(len, paths), default=0)) == (tree.nodes, int(tree.depth.max()))
+    rates = stated_rates(0.5, max(found.levels, 1), int(tree.rank.max()) + 1)
+    assert found.tokens == pytest.approx(expected_tokens(rates, tree))
 
 
 def test_a_plan_is_drawn():
