@@ -6,12 +6,19 @@
 tokenizer of `MODEL`.
 `RUN/drafter` holds the drafter in the end, which `jax-smash generate --method eagle --drafter RUN/drafter` (of both
 kinds of EAGLE), or the method of the other kind, reads beside the same weights of the target and no others.
+The drafter is that of the step which drafted most tokens in a row on documents that are kept for this choice.
 `RUN/metrics.jsonl` says how often the target's token was among the drafter's likeliest, by depth: `top3_2` is the share
 of entries at depth 2 where it was among three. A run that was cut off goes on with `--resume`.
 
 `--kind medusa` with `train/configs/blockwise.json` trains the heads of blockwise parallel decoding (Stern et al. 2018):
 eight tokens a step, a layer with a residual before the target's own rows for each later one, all counting alike. Its
 layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
+
+`"base": "lora"` in a training file of `medusa` trains low-rank changes of the target too (Medusa-2,
+`train/configs/medusa-2-paper.json`). `RUN/drafter/adapter` then holds the changes as PEFT saves them, and is given as
+`--model RUN/drafter/adapter`. It says other text than the target, and the heads are for it alone.
+
+`--states STATES` reads from disk what the target makes of the rows (`train.states`), for drafters of any kind.
 
 A drafter learns best from what its target says itself: `train.regenerate` writes that.
 """
@@ -46,6 +53,7 @@ def main(
     packed: Path,
     base: str,
     output: Path,
+    states: Path | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -60,6 +68,7 @@ def main(
       packed: folder of shards, made by `train.pack` with the target's tokenizer.
       base: the target: a shipped model, a Hugging Face folder or a hub id.
       output: folder for checkpoints, metrics and, in the end, `drafter`.
+      states: folder that `train.states` made of `packed` by the same target, whose layers are then not run.
       steps: length of the run, in place of the file's.
       batch_size: rows a step, in place of the file's.
       seed: of the first weights and of the order of rows, in place of the file's.
@@ -67,7 +76,7 @@ def main(
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
-    part = KINDS[kind].from_files(config, packed, base, steps=steps, batch_size=batch_size, seed=seed)
+    part = KINDS[kind].from_files(config, packed, base, states, steps=steps, batch_size=batch_size, seed=seed)
     print(run(part, output, **options))
 
 

@@ -20,6 +20,7 @@ from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.data.rows import Packed
 from train.parts.language_model.part import LanguageModel
 from train.run.checkpoint import load_newest
+from train.run.choice import Chosen
 from train.run.export import export_part
 from train.run.loop import CHECKPOINTS
 from train.run.program import run_program
@@ -49,7 +50,8 @@ def export_run(run: Path, packed: Path, tokenizer: Path, output: Path, *, source
     part = LanguageModel(settings, Packed(packed, tokenizer), tokenizer)
     mesh = _mesh(settings)
     state = newest_state(run, settings, mesh)[1]
-    return export_part(part, output, state.params, None, mesh, step=int(state.step), sources=sources)
+    export_part(part, output, state.params, None, mesh, chosen=Chosen(int(state.step)), sources=sources)
+    return output
 
 
 def _mesh(settings: Settings) -> Mesh:

@@ -4,17 +4,22 @@
 
 What drafts for a model or predicts its steps learns best from what the model itself says. `train.pack` reads
 `ANSWERS.jsonl`: a chat a line, or a text where prompts are texts. A run that was cut off goes on with `--resume`.
+
+`--avoid QUESTIONS.jsonl` leaves out prompts that an evaluation asks too: those that have thirteen words in a row of one
+of its texts, whatever their case and what stands between them. How many these were stands in the first line's record.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jax_smash.cli.lists import Paths
 from jax_smash.cli.records import RecordFile, resumed
 from jax_smash.cli.resume import MADE_WITH, made_with
 from jax_smash.loading import Model, find, load
@@ -22,16 +27,25 @@ from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion, generate
 from jax_smash.serve.prompts import FilePrompt, read_prompts
 from jax_smash.serve.request import make_request
+from train.data.documents import read_documents
+from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
 from train.run.program import make_devices, run_program
 
 GROUP = 64
 """Batches of a call of `generate`, whose completions are in memory at once."""
+
+ASKED = ("turns", "question", "instruction")
+"""Fields of a line that `train.pack` reads as a chat, beside those of `messages`."""
+
+ANSWERS = "answers.jsonl"
+"""File of the answers in a folder."""
 
 
 def main(
     model: str,
     prompts: Path,
     output: Path,
+    avoid: Paths = (),
     chat: bool = False,
     max_new_tokens: int = 256,
     temperature: float = 0.0,
@@ -50,9 +64,11 @@ def main(
 
     Args:
       model: a model's name, a directory, a .gguf file, or owner/model on the Hugging Face hub.
-      prompts: `.jsonl` file of prompts, as `jax-smash generate` reads it, or of chats (`{"messages"}`); a reply that
-        stands at the end of a chat is written anew.
-      output: `.jsonl` file of the answers.
+      prompts: `.jsonl` file of prompts, as `jax-smash generate` reads it, or of chats, questions or instructions, as
+        `train.pack` reads them; or a folder of such files. A reply at the end of a chat is written anew.
+      output: `.jsonl` file of the answers; a name without an ending is a folder, which gets `answers.jsonl`.
+      avoid: `.jsonl` files of evaluations' questions, as texts or with a field such as `turns` or `question`; prompts
+        that share thirteen words in a row with one are left out.
       chat: a prompt that is text is what a user says.
       max_new_tokens: of an answer at most. Each line says why its answer ended (`finish_reason`).
       temperature: 0 takes the likeliest token each time.
@@ -68,12 +84,14 @@ def main(
     """
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise ValueError(f"dtype must be float32, bfloat16 or float16; got {dtype!r}")
-    records = RecordFile(output, overwrite=overwrite, resume=resume)
     asked = read_questions(prompts)
+    asked, left_out = without_overlap(asked, avoid)
+    output = answers_file(output)
+    records = RecordFile(output, overwrite=overwrite, resume=resume)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     options = SamplingOptions(**sampling)
     given = {"max_new_tokens": max_new_tokens, "num_samples": num_samples, "method": method, "batch_size": batch_size}
-    decides = given | sampling | {"chat": chat, "seed": seed, "dtype": dtype, "mesh": mesh}
+    decides = given | sampling | {"chat": chat, "seed": seed, "dtype": dtype, "mesh": mesh} | left_out
     made = made_with(model, options=decides, prompts=asked, paths={"model": find(model)})
     done = resumed(records, made, len(asked) * num_samples)
     if records.whole:
@@ -87,14 +105,51 @@ def main(
     print(f"{new} answers written to {output}, {cut} of them cut at {max_new_tokens} tokens")
 
 
-def read_questions(path: Path) -> list[FilePrompt]:
-    """Returns the prompts of a file; of chats, what stands before the last reply.
+def answers_file(output: Path) -> Path:
+    """Returns the file of the answers: what was given, or one in a folder, which is made."""
+    if output.suffix:
+        return output
+    output.mkdir(exist_ok=True)
+    return output / ANSWERS
+
+
+def without_overlap(asked: list[FilePrompt], avoid: Sequence[Path]) -> tuple[list[FilePrompt], dict[str, Any]]:
+    """Returns the prompts that evaluations do not ask, and what a record says of the others.
+
+    Args:
+      asked: all prompts.
+      avoid: files of the evaluations; without any, all prompts are kept.
 
     Raises:
-      OSError: the file cannot be read.
+      OSError, ValueError: a file cannot be read, or no prompt is left.
+    """
+    if not avoid:
+        return asked, {}
+    kept = kept_prompts(asked, read_avoided(avoid))
+    dropped = len(asked) - len(kept)
+    print(f"{dropped} of {len(asked)} prompts left out: they share {WORDS} words in a row with what is avoided")
+    files = [f"{path.name} {digest(path)}" for path in avoid]
+    return kept, {"avoid": {"words": WORDS, "left_out": dropped, "of": len(asked), "sha256": files}}
+
+
+def read_questions(path: Path) -> list[FilePrompt]:
+    """Returns the prompts of a file, or of all in a folder; of chats, what stands before the last reply.
+
+    Raises:
+      OSError: a file cannot be read.
       ValueError: a line is neither a prompt nor a chat, which the message names, or there is no line.
     """
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
+        if not found:
+            raise ValueError(f"{path} must hold .jsonl or .json files of prompts; got none")
+        return [question for file in found for question in read_questions(file)]
     lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    if path.suffix == ".json" or (lines and '"prompt"' not in lines[0] and any(f'"{f}"' in lines[0] for f in ASKED)):
+        chats = [list(document.messages[:-1]) for document in read_documents(path, passage=1) if document.messages]
+        if not chats:
+            raise ValueError(f"{path} must hold at least one chat, question or instruction; got none")
+        return chats
     if not lines or '"messages"' not in lines[0]:
         return read_prompts(path)
     return [_question(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1)]

@@ -1,6 +1,7 @@
 """Drafters from the first step to decoding with them."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import shutil
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_smash
 from jax_smash.checkpoints.chimera import load_chimera
@@ -28,7 +30,9 @@ from tests.train.corpus_files import make_packed, write_corpus
 from train.drafter import main
 from train.pack import pack_corpus
 from train.parts.drafter.chimera import ChimeraPart
+from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.medusa import MedusaPart
+from train.run.choice import chosen_params
 from train.run.metrics import read_metrics
 
 CONFIG = {
@@ -106,9 +110,13 @@ def test_the_run_says_how_often_the_targets_token_was_among_the_likeliest(whole)
     measured = [line for line in lines if "loss" in line]
     assert [line["step"] for line in measured] == [2, 4, 6]
     assert measured[-1]["loss"] < measured[0]["loss"]
-    held_out = [line["held_out_means"] for line in lines if "held_out_means" in line]
-    assert len(held_out) == 2
-    for means in (*measured, *held_out):
+    choice = [line for line in lines if "choice_means" in line]
+    assert [line["step"] for line in choice] == [3, 6]
+    (held_out,) = [line for line in lines if "held_out_means" in line]
+    best = max(choice, key=lambda line: line["choice_score"])
+    assert held_out["step"] == best["step"]
+    assert f"step {best['step']} of 6 chosen by its score {best['choice_score']:.4f}" in printed
+    for means in (*measured, held_out["held_out_means"], *(line["choice_means"] for line in choice)):
         for depth in (1, 2, 3):
             shares = [means[f"top{rank}_{depth}"] for rank in range(1, 6)]
             assert shares == sorted(shares)
@@ -157,6 +165,7 @@ def test_a_short_training_drafts_more_than_random_weights_do(tmp_path):
         ({"head_size": 291}, "head_size must be from 1 to the vocabulary's 290; got 291"),
         ({"taps": [1, 3]}, "taps must be from 0 to the target's 2 layers; got"),
         ({"own_rows": 2}, "recall and own_rows are settings of train.base alone"),
+        ({"choice_share": 1}, "choice_share must be from 0 to below 1; got 1"),
         ({"layers": 2}, "unknown field 'layers'"),
     ],
 )
@@ -286,4 +295,85 @@ def test_a_configuration_of_eagle_1_that_does_not_fit_is_refused(root, tmp_path,
     (tmp_path / "config.json").write_text(json.dumps(fields | changes))
     with pytest.raises(ValueError, match=message):
         main("eagle1", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_best_step_is_exported_and_not_the_last(root, tmp_path):
+    """A learning rate that grows until it does harm makes the first evaluation the best."""
+    optimiser = {"warmup": 5, "learning_rate": 3.0, "clip": 1000.0}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"optimiser": optimiser}))
+    places = ("eagle", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run")
+    main(*places, evaluate_every=1, mesh="data=2")
+    lines = read_metrics(tmp_path / "run/metrics.jsonl")
+    scores = {line["step"]: line["choice_score"] for line in lines if "choice_score" in line}
+    assert [*scores] == [1, 2, 3, 4, 5, 6]
+    best = max(scores, key=scores.get)
+    assert best < 6
+    (held_out,) = [line for line in lines if "held_out_loss" in line]
+    assert held_out["step"] == best
+    assert f"| Chosen | step {best}: " in (tmp_path / "run/drafter/README.md").read_text()
+    exported = load_eagle(tmp_path / "run/drafter").params
+    exported, _ = nnx.split_state(exported, nnx.Param, ...)
+    like = jax.tree.map(lambda x: x.astype(jnp.float32), {"drafter": exported})
+    kept = chosen_params(tmp_path / "run", like)
+    for x, y in zip(jax.tree.leaves(kept), jax.tree.leaves(exported), strict=True):
+        np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
+
+
+def test_documents_that_choose_are_neither_trained_on_nor_reported(root):
+    rows = EaglePart.from_files(root / "config.json", root / "packed", root / "base").reply_rows
+    rows = dataclasses.replace(rows, length=64)  # Of whole documents: their pieces may be alike.
+
+    def documents(sets):
+        found = set()
+        for batch in (batch for batches in sets.values() for batch in batches):
+            for row, segment in zip(*np.nonzero(batch.segments), strict=True):
+                found.add(tuple(batch.tokens[row][batch.segments[row] == batch.segments[row][segment]].tolist()))
+        return found
+
+    choice, held_out = documents(rows.choice()), documents(rows.held_out())
+    both = documents(dataclasses.replace(rows, choice_share=0.0).held_out())
+    assert choice
+    assert held_out
+    assert not choice & held_out
+    assert choice | held_out == both
+
+
+def test_rows_that_leave_nothing_to_choose_by_are_refused(root, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"choice_share": 1e-9, "steps": 2}))
+    places = ("eagle", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"must hold held-out documents to choose a step by, .* 0 choose: pack more"):
+        main(*places, mesh="data=1")
+    assert not (tmp_path / "run").exists()
+
+
+def test_medusa_2_ends_with_an_adapter_of_its_target_and_heads_for_it_alone(root, tmp_path):
+    fields = {name: CONFIG[name] for name in ("optimiser", "batch_size", "length")} | {"num_heads": 2, "steps": 4}
+    joint = {"base": "lora", "rank": 2, "heads_alone": 1, "targets": ["w_qkv", "w_down", "head"], "choice_share": 0}
+    (tmp_path / "config.json").write_text(json.dumps(fields | joint))
+    output = tmp_path / "run"
+    main("medusa", tmp_path / "config.json", root / "packed", str(root / "base"), output, mesh="data=2")
+    exported = output / "drafter"
+    model, old = jax_smash.load(exported / "adapter"), jax_smash.load(root / "base")
+    assert load_medusa(exported).base_fingerprint == model.fingerprint != old.fingerprint
+    options = {"max_new_tokens": 6, "slots": 64}
+    draft = DraftOptions(drafter=exported, tree="chain-2")
+    drafted = jax_smash.generate(model, ["Once there"], method="medusa", draft=draft, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+    with pytest.raises(ValueError, match="was trained for a target whose weights have fingerprint"):
+        jax_smash.generate(old, ["Once there"], method="medusa", draft=draft, **options)
+    card = (exported / "README.md").read_text()
+    assert "| Chosen | the last step |" in card
+    assert not (output / "best").exists()
+    assert "| Trained with the target | low-rank changes of w_qkv, w_down, head, rank 2" in card
+    assert f"fingerprint of its weights {model.fingerprint} |" in card
+
+
+def test_training_data_without_answers_are_refused(root, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"reply_begins": "<|im_start|>assistant"}))
+    places = ("eagle", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run")
+    with pytest.raises(
+        ValueError, match=r"packed must hold replies to train on, behind '<\|im_start\|>assistant'; got"
+    ):
+        main(*places)
     assert not (tmp_path / "run").exists()

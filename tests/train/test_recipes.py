@@ -1,22 +1,44 @@
 """The committed recipes: they can be run, and do what they say they do."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+import jax_smash
 from jax_smash.checkpoints.huggingface import read_config
 from jax_smash.loading import ASSETS
+from jax_smash.methods import DraftOptions
 from jax_smash.models.families.presets import preset
+from tests.checkpoints import LLAMA, write_checkpoint
+from tests.tiny import tiny_config
+from tests.train.corpus_files import make_tokenizer, write_lines
 from train.data.corpus import load_corpus
+from train.drafter import KINDS as DRAFTERS
 from train.parts.butler.settings import ButlerSettings
 from train.parts.hamburger.settings import SmashSettings
+from train.recipe import main as make_recipe
 from train.run.settings import Settings, load_kind
 from train.stages.recipe_file import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "train" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.json"))
 KINDS = {"train.base": Settings, "train.hamburger": SmashSettings, "train.butler": ButlerSettings}
+KINDS |= {f"train.drafter {name}": part.kind for name, part in DRAFTERS.items()}
+SMOLLM2 = tiny_config(
+    vocab_size=49_152,
+    num_layers=30,
+    layer_kinds=("full",) * 30,
+    window=0,
+    d_model=576,
+    num_heads=9,
+    num_kv_heads=3,
+    head_width=64,
+    mlp_width=1536,
+    max_positions=8192,
+)
+
 GRAFTED = [f"grafted{number}" for number in range(1, 8)]
 
 
@@ -26,18 +48,25 @@ def recipe(name):
 
 def runs(found):
     """Returns the settings of each training run of a recipe, by the stage's name."""
-    model = preset("llama-3.2-1b") if "base" in found.inputs else read_config(ASSETS / "tiny")[0]
+    model = read_config(ASSETS / "tiny")[0]
+    if "base" in found.inputs:
+        model = SMOLLM2 if "SmolLM2" in found.inputs["base"] else preset("llama-3.2-1b")
     return {
         stage.name: load_kind(
-            KINDS[stage.program],
+            KINDS[program_of(stage)],
             found.beside(stage.options["config"]),
             model=model,
             seed=stage.seed,
             steps=stage.options.get("steps"),
         )
         for stage in found.stages
-        if stage.program in KINDS
+        if program_of(stage) in KINDS
     }
+
+
+def program_of(stage):
+    """Returns a stage's program, of drafters with their kind."""
+    return f"{stage.program} {stage.options['kind']}" if stage.program == "train.drafter" else stage.program
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +84,8 @@ def test_all_that_is_made_is_read_or_is_what_the_recipe_is_for(name):
     found = recipe(name)
     read = {value.split("/")[0] for stage in found.stages for value in stage.reads}
     unread = [stage.name for stage in found.stages if f"@{stage.name}" not in read]
-    assert unread == {"hamburger-paper": ["grafted", "alone"]}.get(name, [found.stages[-1].name])
+    meant = {"hamburger-paper": ["grafted", "alone"], "smollm2-drafters": [*DRAFTERS]}
+    assert unread == meant.get(name, [found.stages[-1].name])
     assert {f"@{given}" for given in found.inputs} <= read
 
 
@@ -100,3 +130,73 @@ def test_one_run_of_modules_reads_each_source_as_much_as_seven_on_average():
     for source in load_corpus(one.beside(corpus)).sources:
         assert source.share == pytest.approx(shares.pop(source.name), abs=0.051)
     assert not shares
+
+
+def test_drafters_are_trained_on_equally_many_tokens_each():
+    found = runs(recipe("smollm2-drafters"))
+    assert len({settings.batch_size * settings.length * settings.steps for settings in found.values()}) == 1
+    assert len({(settings.reply_begins, settings.length) for settings in found.values()}) == 1
+
+
+def test_the_states_that_are_kept_are_those_that_each_drafter_reads():
+    found = recipe("smollm2-drafters")
+    settings, stages = runs(found), {stage.name: stage.options for stage in found.stages}
+    states = stages["states"]
+    assert [name for name, given in stages.items() if given.get("states") == "@states"] == [*DRAFTERS] == [*settings]
+    kept = {*states["taps"], *settings[states["kind"]].read_taps}
+    assert {tap for each in settings.values() for tap in each.read_taps} == kept
+    assert len(kept) == 6
+
+
+@pytest.fixture
+def drafters(tmp_path):
+    """The recipe of drafters for a base of two small layers, of a few steps; and its inputs."""
+    write_checkpoint(tmp_path / "base", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1})
+    for file in make_tokenizer(tmp_path / "tokenizer").iterdir():
+        shutil.copy(file, tmp_path / "base")
+    write_lines(tmp_path / "prompts/a.jsonl", *({"question": f"What is {i}?", "answer": "It is."} for i in range(40)))
+    asked = "Say in thirteen words or more why it is that you ask me this?"
+    write_lines(tmp_path / "prompts/b.jsonl", {"prompt": asked}, {"prompt": "Why?"})
+    write_lines(tmp_path / "questions.jsonl", {"turns": [asked]})
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "configs").mkdir()
+    fields = json.loads((RECIPES / "smollm2-drafters.json").read_text())
+    small = {"steps": 2, "batch_size": 2, "length": 24, "mlp_width": 32, "head_size": 100, "test_steps": 2}
+    small |= {"taps": [0, 2], "num_layers": 1, "block_size": 4}
+    for stage in fields["stages"]:
+        options = stage["options"]
+        options |= {"max_new_tokens": 12, "method": "ar"} if stage["name"] == "answers" else {}
+        options |= {"taps": [0, 2]} if stage["name"] == "states" else {}
+        options |= {"steps": 2, "devices": 1} if stage["program"] == "train.drafter" else {}
+        if "config" in options:
+            given = json.loads((RECIPES / options["config"]).read_text())
+            given |= {name: value for name, value in small.items() if name in given}
+            given["optimiser"] |= {"warmup": 1}
+            given |= {"reply_begins": "<|assistant|>", "reply_ends": "<|end|>"}
+            (tmp_path / "recipes" / options["config"]).write_text(json.dumps(given))
+    corpus = {"held_out": 0.3, "sources": [{"name": "answers", "paths": ["answers.jsonl"]}]}
+    (tmp_path / "configs/smollm2-answers.json").write_text(json.dumps(corpus))
+    shutil.copy(RECIPES / "smollm2-drafters.md", tmp_path / "recipes")
+    (tmp_path / "recipes/smollm2-drafters.json").write_text(json.dumps(fields))
+    inputs = {name: tmp_path / name for name in ("base", "prompts")} | {"questions": tmp_path / "questions.jsonl"}
+    return tmp_path, tuple(f"{name}={path}" for name, path in inputs.items())
+
+
+def test_the_plan_of_drafters_names_each_program_in_its_turn(drafters, capsys):
+    root, inputs = drafters
+    make_recipe(root / "recipes/smollm2-drafters.json", root / "out", input=inputs, dry_run=True)
+    commands = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    assert commands == ["train.regenerate", "train.pack", "train.states", *["train.drafter"] * len(DRAFTERS)]
+
+
+@pytest.mark.slow
+def test_drafters_of_each_kind_are_made_by_their_recipe_and_draft(drafters):
+    root, inputs = drafters
+    make_recipe(root / "recipes/smollm2-drafters.json", root / "out", input=inputs)
+    first = json.loads((root / "out/answers/answers.jsonl").read_text().splitlines()[0])
+    assert first["made_with"]["options"]["avoid"]["left_out"] == 1
+    model, options = jax_smash.load(root / "base"), {"max_new_tokens": 6, "slots": 64}
+    plain = jax_smash.generate(model, ["What is 3?"], **options)[0].token_ids
+    for kind in DRAFTERS:
+        draft, method = DraftOptions(drafter=root / "out" / kind / "drafter"), kind.removesuffix("1")
+        assert jax_smash.generate(model, ["What is 3?"], method=method, draft=draft, **options)[0].token_ids == plain

@@ -9,7 +9,7 @@ import jax_smash
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_tokenizer, write_lines
 from train.data.documents import read_documents
-from train.regenerate import main
+from train.regenerate import main, read_questions
 
 PROMPTS = [{"prompt": f"Once there were {i} foxes."} for i in range(5)]
 OPTIONS = {"max_new_tokens": 6, "batch_size": 2, "num_samples": 2, "temperature": 0.9}
@@ -98,3 +98,44 @@ def test_what_is_wrong_is_named_and_nothing_written(root, tmp_path):
     with pytest.raises(ValueError, match="no-folder"):
         main(model, root / "prompts.jsonl", tmp_path / "no-folder/out.jsonl")
     assert not list(tmp_path.glob("out*"))
+
+
+def test_prompts_that_an_evaluation_asks_are_left_out_and_counted_in_the_record(root, tmp_path, capsys):
+    asked = "Count the foxes that came out of the wood last night and say it."
+    write_lines(tmp_path / "prompts.jsonl", *PROMPTS[:2], {"prompt": f"Hello. {asked}"})
+    write_lines(tmp_path / "questions.jsonl", {"turns": [asked.upper()]})
+    given = (str(root / "model"), tmp_path / "prompts.jsonl", tmp_path / "answers")
+    options = {"avoid": (tmp_path / "questions.jsonl",), "max_new_tokens": 2}
+    main(*given, **options)
+    found = lines(tmp_path / "answers/answers.jsonl")
+    assert [line["text"][: len(row["prompt"])] for line, row in zip(found, PROMPTS[:2], strict=True)] == [
+        row["prompt"] for row in PROMPTS[:2]
+    ]
+    record = found[0]["made_with"]["options"]["avoid"]
+    assert {name: record[name] for name in ("words", "left_out", "of")} == {"words": 13, "left_out": 1, "of": 3}
+    assert [file.split()[0] for file in record["sha256"]] == ["questions.jsonl"]
+    assert "1 of 3 prompts left out: they share 13 words in a row with what is avoided" in capsys.readouterr().out
+    main(*given, resume=True, **options)
+    write_lines(tmp_path / "questions.jsonl", {"turns": [asked, "And now?"]})
+    with pytest.raises(ValueError, match="was made with --avoid"):
+        main(*given, resume=True, **options)
+
+
+def test_prompts_of_a_folder_are_all_read_and_questions_are_asked_as_chats(tmp_path):
+    write_lines(tmp_path / "a.jsonl", {"question": "And 2?", "answer": "No."})
+    (tmp_path / "b.json").write_text(json.dumps([{"instruction": "Add.", "input": "1, 2", "output": "3"}]))
+    write_lines(tmp_path / "c.jsonl", {"turns": ["Hi", "Hello", "Bye?", "Bye."]})
+    write_lines(tmp_path / "d.jsonl", {"prompt": "Once", "response": "upon"})
+    found = read_questions(tmp_path)
+    assert [[m["content"] for m in question] for question in found[:3]] == [
+        ["And 2?"],
+        ["Add.\n1, 2"],
+        ["Hi", "Hello", "Bye?"],
+    ]
+    assert found[3] == "Once"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty must hold \.jsonl or \.json files of prompts; got none"):
+        read_questions(tmp_path / "empty")
+    (tmp_path / "b.json").write_text(json.dumps([{"text": "A story."}]))
+    with pytest.raises(ValueError, match="must hold at least one chat, question or instruction; got none"):
+        read_questions(tmp_path / "b.json")

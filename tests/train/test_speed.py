@@ -12,7 +12,8 @@ from train.parts.drafter.dflash import DFlashPart
 from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.eagle1 import Eagle1Part
 from train.parts.drafter.medusa import MedusaPart
-from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings, MedusaSettings
+from train.parts.drafter.medusa_settings import MedusaSettings
+from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings
 from train.parts.hamburger.part import Hamburger
 from train.parts.hamburger.settings import SmashSettings
 from train.run.settings import load_kind

@@ -59,6 +59,10 @@ class Replies:
             inside[start : stops[np.searchsorted(stops, start, side="right")] if start < count else count] = True
         return inside
 
+    def tells(self, tokens: UInt[np.ndarray, "n"]) -> bool:
+        """Returns whether a document has a reply that is told from its prompt by what stands before it."""
+        return len(_ends_of(tokens, self.begins)) > 0
+
 
 def document_seed(number: int, shard: str, document: int) -> tuple[int, ...]:
     """Returns the seed of a document's prompt: its shard's number and name, and its place in it."""

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from train.run.batches import Batches, Share
+from train.run.choice import Choice
 from train.run.frozen import Frozen
 from train.run.loop import Loop
 from train.run.settings import Settings
@@ -39,12 +40,14 @@ class Rows:
       tokens: counts those of all batches so far; None where nobody asks.
       refresh: told the weights and the number of steps made before each batch is asked for; None where rows do not
         depend on the weights.
+      choice: how the step that is exported is chosen, and on which rows; None for the last step.
     """
 
     batches: Batches
     held_out: Mapping[str, Iterable[Any]]
     tokens: Callable[[], int] | None = None
     refresh: Callable[[Any, int], None] | None = None
+    choice: Choice | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +55,11 @@ class Ended:
     """A run at its end, for the card of what it exports.
 
     Attributes:
-      step: steps that made the weights.
+      step: steps that made the weights: of a run that chooses, not always its last.
       losses: held-out losses of the stored weights in nats a token, over all and of each source.
       tokens: that were trained on; 0 where nobody counted.
       sources: Markdown on the text and its licences.
+      score: that the step was chosen for; None where it is the last one.
       means: what the objective tells beside the loss, over all held-out rows, by name.
     """
 
@@ -63,6 +67,7 @@ class Ended:
     losses: tuple[float, dict[str, float]]
     tokens: int = 0
     sources: str = ""
+    score: float | None = None
     means: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 

@@ -139,6 +139,13 @@ def newest_step(folder: Path) -> int | None:
     return max(_steps(folder), default=None)
 
 
+def newest_notes(folder: Path) -> dict[str, Any]:
+    """Returns the notes of the newest whole checkpoint in a folder; none where there is none."""
+    _silence()
+    step = newest_step(folder)
+    return {} if step is None else dict(ocp.metadata(folder.absolute() / str(step)).custom_metadata or {})
+
+
 def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
     """Returns the newest whole checkpoint, in the structure, shapes, dtypes and shardings of a pytree, and its notes.
 

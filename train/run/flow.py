@@ -11,8 +11,10 @@ from jax_smash.sharding import param_shardings
 from train.parts.part import Part
 from train.run.batches import Share
 from train.run.checkpoint import newest_step
+from train.run.choice import Chosen, chosen_params, chosen_step
 from train.run.export import export_part
-from train.run.loop import CHECKPOINTS, train
+from train.run.loop import CHECKPOINTS, METRICS, train
+from train.run.metrics import Metrics
 from train.run.options import RunOptions, RunPlan
 from train.run.settings import check_remembered, remember
 from train.run.step import check_rows
@@ -63,6 +65,7 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
         before_step=rows.refresh,
         tokens_of=part.tokens_of,
         evaluated=part.evaluated(),
+        choice=rows.choice,
     )
     told = [] if rows.tokens is None else [f"trained on {rows.tokens():,} tokens"]
     folder = output / part.name
@@ -71,9 +74,14 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     elif decided(folder.exists):
         told += [f"exported before to {folder}"]
     else:
-        params, step = state.params, int(state.step)
+        params, chosen = state.params, Chosen(int(state.step))
         del state  # What the optimiser held is free for the export.
+        if rows.choice is not None:
+            params, chosen = chosen_params(output, params), chosen_step(output) or chosen
+            told += [f"step {chosen.step} of {loop.steps} chosen by its score {chosen.score:.4f}"]
         tokens = 0 if rows.tokens is None else rows.tokens()
-        export_part(part, folder, params, frozen, mesh, step=step, tokens=tokens, sources=plan.sources)
+        found = export_part(part, folder, params, frozen, mesh, chosen=chosen, tokens=tokens, sources=plan.sources)
+        if rows.choice is not None:
+            Metrics(output / METRICS, loop.end).measured(chosen.step, "held_out", found)
         told += [f"exported to {folder}"]
     return "\n".join(told)

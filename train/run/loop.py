@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -20,9 +22,20 @@ from jax_smash.hosts import decided, is_first
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings, to_devices
 from train.run.batches import Batches
 from train.run.checkpoint import Checkpoints, only_run
+from train.run.choice import Best, Choice
 from train.run.frozen import Frozen, check_frozen
 from train.run.metrics import Metrics, plot_losses
-from train.run.step import Evaluation, Objective, Step, TrainState, first_state, make_evaluation, make_step, place_rows
+from train.run.step import (
+    Evaluation,
+    Measured,
+    Objective,
+    Step,
+    TrainState,
+    first_state,
+    make_evaluation,
+    make_step,
+    place_rows,
+)
 
 METRICS, PLOT, CHECKPOINTS = "metrics.jsonl", "loss.png", "checkpoints"
 FROZEN_NOTE = "frozen"
@@ -81,6 +94,7 @@ def train(
     before_step: Callable[[Any, int], None] | None = None,
     tokens_of: Callable[[Any], int] | None = None,
     evaluated: Objective | None = None,
+    choice: Choice | None = None,
 ) -> TrainState:
     """Trains, evaluates, logs to `output/metrics.jsonl` and saves to `output/checkpoints`; returns the final state.
 
@@ -102,6 +116,8 @@ def train(
       before_step: called with the weights and the number of steps made, before each batch is asked for.
       tokens_of: counts the tokens of this host's batch, for the speed; None for the size of its first array.
       evaluated: what held-out rows are measured by; None for the objective.
+      choice: evaluations measure its sets in place of held-out ones, and `train.run.choice` keeps the best step; None
+        for a run that ends with its last step.
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
@@ -110,7 +126,8 @@ def train(
       OSError: a checkpoint could not be written; the one before is whole.
     """
     mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
-    with only_run(output), Checkpoints(output / CHECKPOINTS) as checkpoints:
+    best_of = contextlib.nullcontext if choice is None else functools.partial(Best, output, choice)
+    with only_run(output), Checkpoints(output / CHECKPOINTS) as checkpoints, best_of() as best:
         newest = decided(lambda: checkpoints.latest)
         if newest is not None and not resume:
             raise ValueError(f"{output} holds a run at step {newest}; resume it or choose another folder")
@@ -128,7 +145,7 @@ def train(
             batches.set_state(notes["batches"])
         step = make_step(objective, optimiser, mesh, shardings, accumulate=loop.accumulate)
         evaluate = make_evaluation(evaluated or objective, mesh)
-        run = _Run(step, evaluate, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size)
+        run = _Run(step, evaluate, mesh, loop, checkpoints, output, frozen, before_step, tokens_of or _first_size, best)
         return run(state, batches, held_out)
 
 
@@ -143,6 +160,7 @@ class _Run:
     frozen: Frozen | None
     before_step: Callable[[Any, int], None] | None
     tokens_of: Callable[[Any], int]
+    best: Best | None
 
     def __call__(
         self, state: TrainState, batches: Batches, held_out: Callable[[], dict[str, Iterable[Any]]]
@@ -178,17 +196,27 @@ class _Run:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
                 paused = time.perf_counter()
                 if evaluates:
-                    loss, by_set, means = self.evaluate(state.params, held_out(), frozen)
-                    also = {"held_out_means": means} if means else {}
-                    metrics.write(step=done, held_out_loss=loss, held_out=by_set, **also)
-                    progress.console.print(f"step {done}: held-out loss {loss:.4f}")
+                    sets = held_out() if self.best is None else self.best.choice.sets
+                    told = self._told(done, state.params, self.evaluate(state.params, sets, frozen), metrics)
+                    progress.console.print(f"step {done}: {told}")
                     if is_first():
                         plot_losses(metrics.path, self.output / PLOT)
                 if saves:
+                    if self.best is not None:
+                        self.best.wait()  # A run that goes on from this step does not evaluate it again.
                     notes = {"batches": batches.get_state(), FROZEN_NOTE: fingerprints}
                     self.checkpoints.save(done, state, notes)
                 since += time.perf_counter() - paused
         return state
+
+    def _told(self, step: int, params: Any, measured: Measured, metrics: Metrics) -> str:
+        """Notes what was measured, and offers the step where one is chosen; returns a line of it."""
+        if self.best is None:
+            metrics.measured(step, "held_out", measured)
+            return f"held-out loss {measured.loss:.4f}"
+        score = self.best.offer(step, params, measured).score
+        metrics.measured(step, "choice", measured, choice_score=score)
+        return f"choice score {score:.4f}, loss {measured.loss:.4f}"
 
     def _speed(self, tokens_per_second: float) -> dict[str, float]:
         speed = {"tokens_per_second": round(tokens_per_second, 1)}

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jax_smash.hosts import is_first
+from train.run.step import Measured
+
+LOSSES = (("loss", "training"), ("choice_loss", "choice"), ("held_out_loss", "held out"))
+"""What a plot shows, and how it is called there."""
 
 
 class Metrics:
@@ -32,6 +36,11 @@ class Metrics:
         with self.path.open("a") as file:
             file.write(json.dumps(values) + "\n")
 
+    def measured(self, step: int, name: str, measured: Measured, **also: Any) -> None:
+        """Appends what a step's weights were measured to be on some sets, under these sets' name."""
+        means = {f"{name}_means": measured.means} if measured.means else {}
+        self.write(step=step, **also, **{f"{name}_loss": measured.loss, name: measured.by_set}, **means)
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a metrics file; a last line cut off by a crash is left out."""
@@ -46,14 +55,15 @@ def plot_losses(metrics: Path, output: Path) -> None:
     lines = read_metrics(metrics)
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for name, label in (("loss", "training"), ("held_out_loss", "held out")):
+    for name, label in LOSSES:
         points = [(line["step"], line[name]) for line in lines if name in line]
-        axes.plot(
-            *zip(*points, strict=True) if points else ((), ()), label=label, marker="." if len(points) < 40 else ""
-        )
-    held_out = [line for line in lines if "held_out" in line]
-    for name in held_out[-1]["held_out"] if held_out else ():
-        points = [(line["step"], line["held_out"][name]) for line in held_out if name in line["held_out"]]
+        if points or name == "loss":
+            axes.plot(
+                *zip(*points, strict=True) if points else ((), ()), label=label, marker="." if len(points) < 40 else ""
+            )
+    by_set = [(line["step"], line[kind]) for line in lines for kind in ("choice", "held_out") if kind in line]
+    for name in by_set[0][1] if by_set else ():
+        points = [(step, losses[name]) for step, losses in by_set if name in losses]
         axes.plot(*zip(*points, strict=True), label=name, linewidth=0.7, linestyle=":")
     axes.set(xlabel="step", ylabel="loss a target")
     axes.grid(alpha=0.3)

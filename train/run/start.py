@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jax_smash.checkpoints.adapter import Adapter
 from jax_smash.checkpoints.fingerprint import Fingerprint
 from jax_smash.checkpoints.huggingface import load_params, read_config
 from jax_smash.checkpoints.shards import Shards
@@ -102,12 +103,27 @@ class Stored:
         found = {*Shards(self.folder).dtypes.values()}
         return found.pop() if len(found) == 1 else np.dtype(np.float32)
 
-    def load(self, mesh: Mesh, *, dtype: Any = None) -> tuple[nnx.State, str]:
+    def fingerprint(self, adapter: Adapter | None = None) -> str:
+        """Returns the weights' fingerprint, read without a device.
+
+        Args:
+          adapter: merged into them as they are read.
+
+        Raises:
+          ValueError, FileNotFoundError: they cannot be read.
+        """
+        seen = Fingerprint(self.config)
+        place = seen.place(lambda path, array: np.zeros(()))
+        load_params(self.folder, self.config, dtype=np.float32, place=place, adapter=adapter)
+        return seen.hexdigest()
+
+    def load(self, mesh: Mesh, *, dtype: Any = None, without: str | None = None) -> tuple[nnx.State, str]:
         """Returns the weights on a mesh and their fingerprint; each tensor goes to its devices as it is read.
 
         Args:
           mesh: the devices.
           dtype: of the weights in memory; None keeps that of the files.
+          without: what weights stand under that are looked at for the fingerprint and not kept: a 0 is in their place.
 
         Raises:
           ValueError, FileNotFoundError: they cannot be read, or do not divide among the devices.
@@ -117,6 +133,8 @@ class Stored:
         seen = Fingerprint(self.config)
 
         def place(path: ParamPath, array: np.ndarray | jax.Array) -> jax.Array:
+            if path[0] == without:
+                return to_devices(np.zeros((), array.dtype), NamedSharding(mesh, PartitionSpec()))
             # A copy: training consumes weights, and these may lie in the reader's memory.
             return jnp.copy(to_devices(array, where[path]))
 

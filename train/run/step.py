@@ -147,7 +147,7 @@ def _over_rows(sums: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     Where every device holds the whole model, each sums over its own rows and the sums are added once: the compiler
     would add up within the loops over layers and over logits. Where weights are divided, it knows best.
     """
-    if _is_divided(mesh):
+    if is_divided(mesh):
 
         def on_mesh(params: Any, frozen: FrozenParams, batch: Any) -> Any:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -163,7 +163,7 @@ def _over_rows(sums: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     )
 
 
-def _is_divided(mesh: Mesh) -> bool:
+def is_divided(mesh: Mesh) -> bool:
     """Whether weights are divided over the mesh."""
     return mesh.shape["fsdp"] * mesh.shape["tp"] > 1
 
@@ -231,7 +231,7 @@ def check_rows(rows: int, mesh: Mesh, *, accumulate: int = 1) -> None:
         raise ValueError(f"data and fsdp of a mesh must divide among {jax.process_count()} hosts; got {shares} shares")
     if rows % shares:
         raise ValueError(f"a batch must divide among {shares} devices; got {rows} rows")
-    if not _is_divided(mesh) and rows % (shares * accumulate):  # Each device divides its own rows.
+    if not is_divided(mesh) and rows % (shares * accumulate):  # Each device divides its own rows.
         raise ValueError(f"a batch must divide among {shares} devices and {accumulate} parts of each; got {rows} rows")
 
 

@@ -84,7 +84,9 @@ def how_far(output: Path, log: Path) -> str:
         measured = json.loads(last_line(output / METRICS))
         steps = json.loads((output / FILE).read_text(encoding="utf-8"))["steps"]
         losses = (
-            f"{key.replace('_', ' ')} {measured[key]:.3f}" for key in ("loss", "held_out_loss") if key in measured
+            f"{key.replace('_', ' ')} {measured[key]:.3f}"
+            for key in ("loss", "choice_score", "held_out_loss")
+            if key in measured
         )
         return ", ".join([f"step {measured['step']:,} of {steps:,}", *losses])
     return last_line(log)

@@ -17,6 +17,7 @@ from jax_smash.models.transformer import Transformer
 from jax_smash.pytree import pytree
 from jax_smash.shapes import round_up
 from train.data.rows import Batch
+from train.parts.drafter.objective import Taps
 
 MIXING = np.uint32(2654435761)
 """An odd factor, by which neighbouring places differ in all bits."""
@@ -61,7 +62,7 @@ def drawn_anchors(batch: Batch, count: int, seed: int) -> Anchors:
 def filled_blocks(
     drafter: DFlash,
     target: Transformer,
-    taps: tuple[Float[Array, "B T D"], ...],
+    taps: Taps,
     batch: Batch,
     anchors: Anchors,
 ) -> Float[Array, "B A masked D"]:
@@ -75,7 +76,7 @@ def filled_blocks(
     Args:
       drafter: that is trained.
       target: whose vectors of tokens are used.
-      taps: all of the target's.
+      taps: of the target, by number.
       batch: the rows.
       anchors: of the blocks.
     """

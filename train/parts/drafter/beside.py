@@ -17,16 +17,22 @@ from jaxtyping import Int
 
 from jax_smash.models.transformer import abstract_params
 from train.data.rows import Batch, Packed
+from train.data.states import States, read_record
 from train.parts.drafter.base import target_folder
 from train.parts.drafter.rows import ReplyRows, random_batch, replies_of
 from train.parts.drafter.settings import DrafterSettings
+from train.parts.drafter.states import check_states
 from train.parts.part import Part, Rows
 from train.run.batches import Share
+from train.run.choice import Choice
 from train.run.frozen import Frozen
 from train.run.loop import Loop
 from train.run.settings import load_kind
 from train.run.start import Stored, stored_weights
-from train.run.step import Objective
+from train.run.step import Measured, Objective
+
+LAYERS = "layers"
+"""What of a target's weights only makes states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +43,13 @@ class BesideTarget(Part):
       settings: of the run.
       packed: what it is trained on; None to measure or compile its step alone.
       base: the target's weights; None likewise.
+      states: folder of what the target made of `packed`; None where it reads the rows itself.
     """
 
     settings: DrafterSettings
     packed: Packed | None = None
     base: Stored | None = None
+    states: Path | None = None
 
     name = "drafter"
     hint = ""
@@ -51,13 +59,16 @@ class BesideTarget(Part):
     """Of its settings."""
 
     @classmethod
-    def from_files(cls, config: Path, packed: Path, base: str | Path, **changes: Any) -> Self:
+    def from_files(
+        cls, config: Path, packed: Path, base: str | Path, states: Path | None = None, **changes: Any
+    ) -> Self:
         """Returns the drafter that a training file describes, beside a target.
 
         Args:
           config: the file.
           packed: folder of shards, packed with the target's tokenizer.
           base: the target: a shipped model or a Hugging Face folder.
+          states: folder that `train.states` made of the same rows by the same target; None for none.
           changes: of the file's fields; None for what it says.
 
         Raises:
@@ -65,8 +76,13 @@ class BesideTarget(Part):
         """
         folder = target_folder(base)
         stored = stored_weights(folder)
-        settings = load_kind(cls.kind, config, model=stored.config, init_sha256=stored.sha256, **changes)
-        return cls(settings, Packed(packed, folder), stored)
+        kept = read_record(states).dtype if states else ""
+        settings = load_kind(cls.kind, config, model=stored.config, init_sha256=stored.sha256, states=kept, **changes)
+        made = cls(settings, Packed(packed, folder), stored, states)
+        if states:
+            check_states(states, made.packed, stored, settings.length)
+        _ = made.reply_rows  # Refuses states of other taps.
+        return made
 
     @property
     def data_sha256(self) -> str:
@@ -83,8 +99,9 @@ class BesideTarget(Part):
         """Its rows."""
         settings = self.settings
         # The target's tokenizer, which the shards were packed with.
+        states = States(self.states, self.packed, settings.read_taps) if self.states else None
         replies = replies_of(self.base.folder, settings.reply_begins, settings.reply_ends)
-        return ReplyRows(self.packed, replies, settings.length, settings.batch_size)
+        return ReplyRows(self.packed, replies, settings.length, settings.batch_size, settings.choice_share, states)
 
     def check(self, loop: Loop) -> None:
         """Refuses nothing."""
@@ -96,8 +113,8 @@ class BesideTarget(Part):
         return {"base": abstract_params(self.settings.model, dtype)[1]}
 
     def frozen(self, mesh: Mesh) -> Frozen:
-        """Returns the target."""
-        params, mark = self.base.load(mesh)
+        """Returns the target: of one whose states are kept, what embeds and unembeds alone."""
+        params, mark = self.base.load(mesh, without=LAYERS if self.states else None)
         return Frozen(params={"base": params}, fingerprints={"base": mark}, sources={"base": self.base.folder})
 
     def optimiser(self) -> optax.GradientTransformation:
@@ -117,11 +134,19 @@ class BesideTarget(Part):
 
     def rows(self, held_out: int, share: Share) -> Rows:
         """Returns packed rows of which replies count."""
+        begins = self.settings.reply_begins
+        if begins and not self.reply_rows.has_replies():
+            raise ValueError(
+                f"{self.packed.folder} must hold replies to train on, behind {begins!r}; got none: set reply_begins to "
+                "what stands before them, or to nothing to train on whole texts"
+            )
         batches = self.reply_rows.training(self.settings.seed, share)
-        return Rows(batches, self.held_out(held_out), tokens=lambda: batches.tokens)
+        sets = self.reply_rows.choice(held_out)
+        choice = Choice(sets, drafted_in_a_row) if sets else None
+        return Rows(batches, self.held_out(held_out), tokens=lambda: batches.tokens, choice=choice)
 
     def held_out(self, most: int) -> Mapping[str, Iterable[Any]]:
-        """Returns packed rows of documents that are not trained on."""
+        """Returns packed rows of documents that are neither trained on nor choose a step."""
         return self.reply_rows.held_out(most)
 
     def tokens_of(self, batch: Batch) -> int:
@@ -136,3 +161,13 @@ class BesideTarget(Part):
     def stored(self, trained: dict[str, Any], frozen: Frozen | None) -> dict[str, Any]:
         """Returns the drafter's weights rounded to bfloat16."""
         return jax.tree.map(lambda x: x.astype(jnp.bfloat16), trained)
+
+
+def drafted_in_a_row(measured: Measured) -> float:
+    """Returns how many drafts of a chain the target would keep, by the accuracies of its depths.
+
+    Equivalent formula: Σ_d Π_{i ≤ d} (the share of entries at depth i whose likeliest token is the target's). Depths
+    are taken to be independent, so it compares steps of one run and is no acceptance.
+    """
+    depths = sum(name.startswith("top1_") for name in measured.means)
+    return float(np.sum(np.cumprod([measured.means[f"top1_{depth}"] for depth in range(1, depths + 1)])))

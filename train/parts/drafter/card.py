@@ -32,14 +32,15 @@ fingerprint. Drafted text is the target's own: a drafter decides how fast it com
 
 | | |
 |---|---|
-| Tokens trained on | {tokens:,} |
+| Tokens of the whole run | {tokens:,} |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} tokens each |
 | Replies | what stands behind {begins!r} up to {ends!r}; all of a text without one |
+| Chosen | {chosen} |
 | Held-out loss of these weights | {loss:.4f} nats a token |
 | By source | {by_source} |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
 {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
-| Precision | {precision} products, float32 weights, stored in bfloat16 |
+| Precision | {precision} products, float32 weights, stored in bfloat16{states} |
 | Seed | {seed} |
 | Code | {code} |
 
@@ -50,6 +51,11 @@ the text's own tokens:
 |---|{rules}
 {accuracies}
 {sources}"""
+
+CHOSEN = (
+    "step {step}: of the steps that were evaluated it drafted most tokens in a row, {score:.2f}, on documents that are "
+    "neither trained on nor held out"
+)
 
 
 def drafter_card(
@@ -93,10 +99,12 @@ def drafter_card(
         length=settings.length,
         begins=settings.reply_begins,
         ends=settings.reply_ends,
+        chosen="the last step" if ended.score is None else CHOSEN.format(step=ended.step, score=ended.score),
         loss=ended.losses[0],
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in ended.losses[1].items()),
         optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
         precision=settings.dtype,
+        states=f"; the target's states kept in {settings.states}" if settings.states else "",
         seed=settings.seed,
         code=made_by(),
         ranks=" | ".join(f"top {rank}" for rank in range(1, RANKS + 1)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jax_smash.models.transformer import Transformer
 from jax_smash.pytree import pytree
 from jax_smash.shapes import round_up
 from train.data.rows import Batch
+from train.data.states import StateBatch
 from train.parts.drafter.settings import DrafterSettings, EagleSettings
 from train.parts.drafter.unrolled import unrolled
 from train.parts.language_model.objective import CHUNK
@@ -26,6 +27,9 @@ from train.run.step import Objective, Tally
 
 RANKS = 5
 """Places among a drafter's likeliest tokens that are counted."""
+
+Taps = Sequence[Float[Array, "B T D"]] | Mapping[int, Float[Array, "B T D"]]
+"""Of the target, by number."""
 
 Structure = Callable[[Any], Any]
 """From a drafter's trained parameters to the drafter."""
@@ -112,9 +116,14 @@ def cast(params: Any, settings: DrafterSettings) -> Any:
 
 
 def read_by_target(
-    model: Transformer, batch: Batch, settings: DrafterSettings
-) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
-    """Returns the target's hidden vectors and taps, through which no gradient passes."""
+    model: Transformer, batch: Batch | StateBatch, settings: DrafterSettings
+) -> tuple[Float[Array, "B T D"], Taps]:
+    """Returns the target's hidden vectors and taps by number, through which no gradient passes.
+
+    Of a batch that holds them nothing is computed, and taps are those that the settings name.
+    """
+    if isinstance(batch, StateBatch):
+        return jax.tree.map(lambda x: x.astype(jnp.dtype(settings.dtype)), (batch.hidden, batch.taps))
     block = Block.causal(batch.segments > 0, batch.segments)
     read = tapped_without_cache(model, model.embed(batch.tokens), batch.positions, block, scan=settings.scan)
     return jax.lax.stop_gradient(read)

@@ -8,7 +8,6 @@ from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
-from jax_smash.models.medusa import MedusaConfig
 from train.run.settings import Settings
 from train.tokenizer import END
 
@@ -20,17 +19,29 @@ class DrafterSettings(Settings):
     Attributes:
       reply_begins: text before each reply of a chat. Of chats only replies are learned, of other texts everything.
       reply_ends: text that a reply ends with; it is part of it.
+      choice_share: of the documents that are held out, how many choose the step that is exported. What is reported of
+        it is measured on the others. With 0 the last step is exported, and all of them are reported on.
+      states: dtype of the target's states where they were kept on disk; empty where the target reads the rows itself.
     """
 
     reply_begins: str = "<|assistant|>"
     reply_ends: str = END
+    choice_share: float = 0.5
+    states: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.recall or self.own_rows:
             raise ValueError("recall and own_rows are settings of train.base alone")
+        if not 0 <= self.choice_share < 1:
+            raise ValueError(f"choice_share must be from 0 to below 1; got {self.choice_share}")
         if not self.reply_ends and self.reply_begins:
             raise ValueError(f"reply_ends must be a text beside reply_begins {self.reply_begins!r}; got none")
+
+    @property
+    def read_taps(self) -> tuple[int, ...]:
+        """Taps of the target that the drafter reads beside its hidden states, in rising order; see `states`."""
+        return ()
 
     def measured(self) -> DrafterSettings:
         """Returns the settings under which exported weights are measured: in float32."""
@@ -70,6 +81,11 @@ class EagleSettings(DrafterSettings):
         _ = self.eagle  # Refuses what does not fit the target.
 
     @property
+    def read_taps(self) -> tuple[int, ...]:
+        """Those of the drafter."""
+        return tuple(sorted({*self.eagle.taps}))
+
+    @property
     def eagle(self) -> EagleConfig:
         """The drafter's sizes."""
         changes = {"taps": self.taps} if self.taps is not None else {}
@@ -82,6 +98,10 @@ class EagleSettings(DrafterSettings):
             residual_normed=self.residual_normed,
             **changes,
         )
+
+
+LABELS = ("target", "text")
+"""What is learned to be said: what the target predicts, or the text's own next token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,44 +150,6 @@ class Eagle1Settings(DrafterSettings):
         return Eagle1Config.for_target(
             self.model, mlp_width=self.mlp_width or self.model.mlp_width, join_bias=self.join_bias
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class MedusaSettings(DrafterSettings):
-    """What decides the weights of Medusa's heads.
-
-    Attributes:
-      num_heads, blocks: as of `MedusaConfig`.
-      own_head: `own_rows` of `MedusaConfig`.
-      head_decay: what a head counts beside the one before it.
-    """
-
-    num_heads: int = 4
-    blocks: int = 1
-    own_head: bool = True
-    head_decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.head_decay <= 1:
-            raise ValueError(f"head_decay must be above 0 and at most 1; got {self.head_decay}")
-        if self.medusa.num_heads >= self.length:
-            raise ValueError(f"num_heads must be less than the row's {self.length}; got {self.num_heads}")
-
-    @property
-    def medusa(self) -> MedusaConfig:
-        """The heads' sizes."""
-        return MedusaConfig(
-            self.model.vocab_size,
-            self.model.d_model,
-            num_heads=self.num_heads,
-            blocks=self.blocks,
-            own_rows=self.own_head,
-        )
-
-
-LABELS = ("target", "text")
-"""What Chimera's heads and DFlash's places learn to say: the target's prediction, or the text's own next token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +239,11 @@ class DFlashSettings(DrafterSettings):
             raise ValueError(f"labels must be one of {', '.join(LABELS)}; got {self.labels!r}")
         if self.dflash.block_size > self.length:
             raise ValueError(f"block_size must be at most the row's {self.length}; got {self.block_size}")
+
+    @property
+    def read_taps(self) -> tuple[int, ...]:
+        """Those of the drafter."""
+        return tuple(sorted({*self.dflash.taps}))
 
     @property
     def dflash(self) -> DFlashConfig:

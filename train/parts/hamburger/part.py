@@ -24,11 +24,11 @@ from train.data.slot_pieces import Segmented
 from train.data.slot_rows import SlotBatch, held_out_slot_batches, slot_batches, tokens_of
 from train.pack import file_sha256
 from train.parts.hamburger.card import hamburger_card
-from train.parts.hamburger.lora import first_lora
 from train.parts.hamburger.objective import smash_objective
 from train.parts.hamburger.settings import SmashSettings
 from train.parts.hamburger.start import base_params, first_smash_params
 from train.parts.language_model.model_folder import check_tokenizer, write_model
+from train.parts.lora import first_lora
 from train.parts.part import Ended, Part, Rows, Shapes
 from train.run.batches import Share
 from train.run.frozen import Frozen

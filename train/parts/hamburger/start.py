@@ -13,8 +13,8 @@ from flax import nnx
 
 from jax_smash.checkpoints.smasher import load_smasher
 from jax_smash.smash.smasher import random_smasher
-from train.parts.hamburger.lora import first_lora, merged
 from train.parts.hamburger.settings import SmashSettings
+from train.parts.lora import first_lora, merged
 from train.run.start import quick_to_learn
 
 

@@ -15,11 +15,11 @@ from tests.train.segmented_files import write_segmented
 from train.data.rows import Batch
 from train.data.slot_pieces import Room, Segmented
 from train.data.slot_rows import held_out_slot_batches
-from train.parts.hamburger.lora import first_lora, merged
 from train.parts.hamburger.objective import smash_objective
 from train.parts.hamburger.settings import SmashSettings
 from train.parts.hamburger.start import first_smash_params
 from train.parts.language_model.objective import language_model_objective
+from train.parts.lora import first_lora, merged
 from train.run.optimiser import Optimiser
 
 FIRST = [[10], [11, 12], [-13, -14, -15], [16], [17, 18]]

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from tests.smashers import BASES, base_of
-from train.parts.hamburger.lora import first_lora, merged
+from train.parts.lora import first_lora, merged
 
 
 def some_lora(params, seed=0):
@@ -72,3 +72,15 @@ def test_a_change_has_the_rank_that_was_asked_for():
     change = lora["layers.0.mlp.w_down"]
     assert (change["a"].shape, change["b"].shape) == ((config["mlp_width"], 5), (5, config["d_model"]))
     assert not np.array_equal(first_lora(params, 5, 1)["layers.0.mlp.w_down"]["a"], change["a"])
+
+
+def test_the_rows_of_tokens_change_where_they_are_asked_for():
+    params = nnx.split(base_of())[1]
+    lora = first_lora(params, 2, 0, ("w_o", "head"))
+    assert {name.split(".")[-1] for name in lora} == {"w_o", "head"}
+    vocab, d = params["head"][...].shape
+    assert (lora["head"]["a"].shape, lora["head"]["b"].shape) == ((d, 2), (2, vocab))
+    with pytest.raises(
+        ValueError, match=r"targets of low-rank changes must be among head, w_down, .*; got 'embedding'"
+    ):
+        first_lora(params, 2, 0, ("embedding",))

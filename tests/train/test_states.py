@@ -1,0 +1,197 @@
+"""A base's states on disk: what drafters learn from them is what they learn from the base."""
+
+import json
+import os
+import shutil
+from collections import namedtuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_smash.checkpoints.medusa import load_medusa
+from jax_smash.sharding import make_mesh
+from tests.checkpoints import LLAMA, write_checkpoint
+from tests.train.corpus_files import make_packed
+from train.data.rows import Packed
+from train.data.states import Places, States, read_record
+from train.drafter import KINDS
+from train.drafter import main as train_drafter
+from train.run.batches import Share
+from train.states import every_batch, main
+
+RUN = {"optimiser": {"warmup": 1, "learning_rate": 0.003}, "batch_size": 4, "length": 16, "steps": 2}
+CONFIGS = {
+    "eagle": RUN | {"head_size": 200, "mlp_width": 32, "test_steps": 2, "taps": [0, 2]},
+    "eagle1": RUN | {"mlp_width": 32},
+    "medusa": RUN | {"num_heads": 2},
+    "chimera": RUN | {"mlp_width": 32, "decoding_heads": 2},
+    "dflash": RUN | {"mlp_width": 32, "num_layers": 1, "taps": [0, 2], "block_size": 3, "anchors": 4},
+}
+"""Of each kind; a kind that is new needs one here."""
+
+BASE = {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1}
+KEPT = {"dtype": "float32", "batch_size": 8, "mesh": "data=1"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Packed shards, a base with their tokenizer, configurations, and the base's states in float32."""
+    folder = tmp_path_factory.mktemp("states")
+    _, tokenizer = make_packed(folder, shard_tokens=400)
+    write_checkpoint(folder / "base", BASE)
+    for file in tokenizer.iterdir():
+        shutil.copy(file, folder / "base")
+    for kind, config in CONFIGS.items():
+        (folder / f"{kind}.json").write_text(json.dumps(config))
+    main(str(folder / "base"), folder / "packed", folder / "kept", "eagle", folder / "eagle.json", taps=(1,), **KEPT)
+    return folder
+
+
+def made(root, kind, states=None):
+    """Returns the part of a kind, beside the base or beside its states."""
+    return KINDS[kind].from_files(root / f"{kind}.json", root / "packed", root / "base", states)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_beside_kept_states_are_those_beside_the_base(root, kind):
+    mesh, found = make_mesh("data=1"), []
+    params = made(root, kind).begin(mesh)
+    for states in (None, root / "kept"):
+        part = made(root, kind, states)
+        batch, frozen = next(part.rows(1, Share()).batches), part.frozen(mesh).params
+        measured = jax.jit(part.objective())
+        total, tally = measured({**frozen, **params}, batch)
+        means = {name: float(total / jnp.maximum(of, 1)) for name, (total, of) in tally.means.items()}
+        found.append((float(total / tally.count), means, batch, frozen))
+    (loss, means, batch, frozen), (kept_loss, kept_means, kept_batch, without) = found
+    np.testing.assert_array_equal(batch.tokens, kept_batch.tokens)
+    assert set(kept_batch.taps) == set(part.settings.read_taps)
+    assert loss == pytest.approx(kept_loss, rel=1e-5)
+    assert means == pytest.approx(kept_means, rel=1e-5)
+    assert sum(x.size for x in jax.tree.leaves(without)) < 0.7 * sum(x.size for x in jax.tree.leaves(frozen))
+    # Other states would have told: the comparison can fail.
+    other = kept_batch._replace(hidden=kept_batch.hidden[::-1])
+    total, tally = measured({**without, **params}, other)
+    assert abs(float(total / tally.count) - loss) > 1e-3
+
+
+def test_what_is_kept_in_bfloat16_is_rounded_once(root, tmp_path):
+    given = {"taps": (0, 1, 2), "length": 16, "batch_size": 8, "mesh": "data=2"}
+    main(str(root / "base"), root / "packed", tmp_path / "kept", **given)
+    packed = Packed(root / "packed", root / "base")
+    batch, entries = next(every_batch(packed, Places(packed), 16, 8))
+    wide, narrow = (States(f / "kept", packed, (1, 2)).beside(batch, entries) for f in (root, tmp_path))
+    there = batch.segments > 0
+    for x, y in zip(
+        jax.tree.leaves((wide.hidden, wide.taps)), jax.tree.leaves((narrow.hidden, narrow.taps)), strict=True
+    ):
+        assert y.dtype == jnp.bfloat16
+        assert not x[~there].any()
+        assert np.abs(x[there]).min(axis=-1).max() > 0
+        np.testing.assert_allclose(x, y.astype(np.float32), rtol=2**-8, atol=1e-6)
+    assert read_record(tmp_path / "kept").taps == (0, 1, 2)
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_stood(root, tmp_path, capsys):
+    packed, work = Packed(root / "packed", root / "base"), tmp_path / ".kept.part"
+    shutil.copytree(root / "kept", work)
+    starts = Places(packed).starts
+    batches = list(every_batch(packed, Places(packed), 16, 8))
+    assert len(batches) > 3
+    for name, start in starts.items():
+        kept = np.load(work / f"{name}.hidden.npy", mmap_mode="r+")
+        for number, (batch, entries) in enumerate(batches):
+            here = entries[batch.segments > 0] - start
+            here = here[(here >= 0) & (here < len(kept))]
+            kept[here] = 0 if number > 1 else 7  # Nobody reads the first two batches again.
+    (work / "progress.json").write_text('{"batches": 2, "batch_size": 8}')
+    given = (str(root / "base"), root / "packed", tmp_path / "kept", "eagle", root / "eagle.json")
+    with pytest.raises(FileExistsError, match="was left by a run that was cut off: --resume goes on"):
+        main(*given, taps=(1,), **KEPT)
+    with pytest.raises(ValueError, match=r"was made with taps \(0, 1, 2\); got \(0, 2\)"):
+        main(*given, resume=True, **KEPT)
+    main(*given, taps=(1,), resume=True, **KEPT)
+    assert not work.exists()
+    main(*given, taps=(1,), resume=True, **KEPT)
+    assert "kept is whole: all its states were there before" in capsys.readouterr().out
+    whole, found = files(root / "kept"), files(tmp_path / "kept")
+    assert {*whole} == {*found}
+    first = [entries[batch.segments > 0] for batch, entries in batches[:2]]
+    for name, start in starts.items():
+        x, y = (np.load(folder / f"{name}.hidden.npy") for folder in (root / "kept", tmp_path / "kept"))
+        early = np.concatenate(first) - start
+        early = early[(early >= 0) & (early < len(x))]
+        assert (y[early] == 7).all()
+        later = np.setdiff1d(np.arange(len(x)), early)
+        np.testing.assert_allclose(x[later], y[later], rtol=1e-5, atol=1e-6)
+
+
+def test_the_size_is_told_and_a_disk_without_room_gets_nothing(root, tmp_path, monkeypatch, capsys):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(9, 9, 1000))
+    with pytest.raises(OSError, match=r"no room for states: [\d,]+ bytes are needed, 1,000 are free"):
+        main(str(root / "base"), root / "packed", tmp_path / "kept", length=16, mesh="data=1")
+    assert not list(tmp_path.iterdir())
+    tokens = Places(Packed(root / "packed", root / "base")).tokens
+    said = f"{tokens:,} tokens of hidden in bfloat16: {tokens * 2 * LLAMA['hidden_size']:,} bytes; 1,000 are free"
+    assert said in capsys.readouterr().out
+
+
+def test_a_drafter_is_trained_beside_kept_states_and_is_one_for_the_base(root, tmp_path):
+    places = ("medusa", root / "medusa.json", root / "packed", str(root / "base"), tmp_path / "run")
+    train_drafter(*places, states=root / "kept", mesh="data=2")
+    assert load_medusa(tmp_path / "run/drafter").base_fingerprint == read_record(root / "kept").base_fingerprint
+    assert "states kept in float32" in (tmp_path / "run/drafter/README.md").read_text()
+
+
+def test_states_of_another_base_other_taps_or_other_data_are_refused_by_name(root, tmp_path):
+    kept, config = root / "kept", tmp_path / "config.json"
+
+    def refused(message, kind="eagle", packed="packed", base="base", states=kept, **changes):
+        config.write_text(json.dumps(CONFIGS[kind] | changes))
+        with pytest.raises((ValueError, OSError), match=message):
+            train_drafter(kind, config, root / packed, str(root / base), tmp_path / "run", states=states)
+        assert not (tmp_path / "run").exists()
+
+    if not (root / "other").exists():
+        shutil.copytree(root / "base", root / "other")
+        write_checkpoint(root / "other", BASE, seed=5)
+        shutil.copytree(root / "packed", root / "changed")
+        index = json.loads((root / "changed/index.json").read_text()) | {"sources_sha256": "0" * 64}
+        (root / "changed/index.json").write_text(json.dumps(index))
+    refused("was made by another base, whose weights have fingerprint .*; those of .*other have", base="other")
+    refused("was made of other data: the rows packed in it have hash .*changed has 0000", packed="changed")
+    refused("was made of pieces of 16 tokens; the length of a row is 12", length=12)
+    train = read_record(kept).__dict__ | {"taps": [0]}
+    shutil.copytree(kept, tmp_path / "few")
+    (tmp_path / "few/states.json").write_text(json.dumps(train))
+    refused("few must hold tap 2 of the base; it holds 0", states=tmp_path / "few")
+    refused(r"must be a folder that train\.states made; it has no states\.json", states=tmp_path)
+    name = next(path for path in sorted((tmp_path / "few").glob("*.tap-0.npy")))
+    os.truncate(name, 200)
+    (tmp_path / "few/states.json").write_text(json.dumps(train | {"taps": [0, 2]}))
+    refused(r"tap-0\.npy cannot be read", states=tmp_path / "few")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"taps": (9,), "length": 16}, "taps must be from 0 to the base's 2 layers; got 9"),
+        ({"length": 10_000}, "length must be from 1 to the base's"),
+        ({}, "length must be that of config, or be given as length; got both or neither"),
+        ({"kind": "eagle"}, "kind and config must be given together"),
+        ({"kind": "falcon", "config": "c.json"}, "kind must be one of"),
+        ({"length": 16, "dtype": "int8"}, "dtype must be one of float32, bfloat16; got 'int8'"),
+        ({"length": 16, "batch_size": 0}, "batch_size and save_every must be at least 1; got 0"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(root, tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        main(str(root / "base"), root / "packed", tmp_path / "kept", **given)
+    assert not list(tmp_path.iterdir())

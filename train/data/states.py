@@ -1,0 +1,271 @@
+"""What a base makes of packed documents, kept on disk: hidden states and taps, for what is trained beside it.
+
+A folder holds `states.json` and, of each packed shard, `SHARD.hidden.npy` and `SHARD.tap-N.npy`, a row for each token
+of the shard. The last token of a document has none: nothing is drafted behind it. bfloat16 is kept as its 16 bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int, Int32, Int64, Shaped
+
+from train.data.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
+from train.data.rows import Batch, Packed
+from train.run.program import reason
+
+RECORD = "states.json"
+FORMAT = 1
+KEPT_AS = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
+"""NumPy's dtype of what is kept, by name."""
+
+
+class StateBatch(NamedTuple):
+    """A `Batch` with what the base made of its tokens.
+
+    `hidden` is behind the final norm, `taps` are by number. Both are 0 in padding.
+    """
+
+    tokens: Int32[np.ndarray, "B T"]
+    targets: Int32[np.ndarray, "B T"]
+    positions: Int32[np.ndarray, "B T"]
+    segments: Int32[np.ndarray, "B T"]
+    weights: Float[np.ndarray, "B T"]
+    hidden: Float[np.ndarray, "B T D"]
+    taps: Mapping[int, Float[np.ndarray, "B T D"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StatesRecord:
+    """What decides kept states.
+
+    Attributes:
+      base_fingerprint: of the base's weights.
+      base_sha256: of the files that they were read from.
+      packed_sha256: of what was packed.
+      tokenizer_sha256: of the tokenizer that it was packed with.
+      length: tokens that an entry sees at most: of a longer document each piece is read by itself.
+      taps: that are kept beside the hidden states.
+      products: dtype that the base computed in.
+      dtype: of what is kept.
+      width: D of the base.
+    """
+
+    base_fingerprint: str
+    base_sha256: str
+    packed_sha256: str
+    tokenizer_sha256: str
+    length: int
+    taps: tuple[int, ...]
+    products: str
+    dtype: str
+    width: int
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "taps", tuple(self.taps))
+        for name in ("dtype", "products"):
+            if getattr(self, name) not in KEPT_AS:
+                raise ValueError(f"{name} must be one of {', '.join(KEPT_AS)}; got {getattr(self, name)!r}")
+        if self.format != FORMAT:
+            raise ValueError(f"format must be {FORMAT}; got {self.format!r}")
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of what is kept of each token."""
+        return ("hidden", *(tap_name(tap) for tap in self.taps))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one token in one stream."""
+        return self.width * KEPT_AS[self.dtype].itemsize
+
+    def write(self, folder: Path) -> None:
+        """Writes it into a folder."""
+        (folder / RECORD).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def read_record(folder: Path) -> StatesRecord:
+    """Returns the record of a folder of states.
+
+    Raises:
+      FileNotFoundError: there is none, or it is not whole.
+      ValueError: it is damaged.
+    """
+    if not (folder / RECORD).is_file():
+        partial = unfinished(folder)
+        hint = f"; {partial} is not whole: train.states --resume goes on" if partial.exists() else ""
+        raise FileNotFoundError(f"{folder} must be a folder that train.states made; it has no {RECORD}{hint}")
+    try:
+        return StatesRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / RECORD} cannot be read: {reason(error)}") from error
+
+
+def unfinished(folder: Path) -> Path:
+    """Returns where a folder of states lies until it is whole."""
+    return folder.with_name(f".{folder.name}.part")
+
+
+def tap_name(tap: int) -> str:
+    """Returns what a tap's stream is called."""
+    return f"tap-{tap}"
+
+
+class Places:
+    """Where the tokens of a packed folder's shards stand, one shard behind the other.
+
+    Args:
+      packed: the folder.
+
+    Attributes:
+      starts: of each shard.
+      tokens: of all shards.
+    """
+
+    def __init__(self, packed: Packed):
+        shards = [
+            shard
+            for source in packed.index["sources"]
+            for split in (TRAIN_SPLIT, HELD_OUT_SPLIT)
+            for shard in source[split]["shards"]
+        ]
+        sizes = [int(np.load(packed.folder / f"{shard}.documents.npy")[-1]) for shard in shards]
+        ends = np.cumsum([0, *sizes]).tolist()
+        self.sizes = dict(zip(shards, sizes, strict=True))
+        self.starts: dict[str, int] = dict(zip(shards, ends, strict=False))
+        self.tokens: int = ends[-1]
+
+
+class States:
+    """Kept states, read where rows ask for them.
+
+    Args:
+      folder: that `train.states` made.
+      packed: what the rows are of.
+      taps: that are asked for.
+
+    Raises:
+      FileNotFoundError, ValueError: the folder is not whole, is damaged, or has not all of these taps.
+    """
+
+    def __init__(self, folder: Path, packed: Packed, taps: Sequence[int]):
+        self.record, self.places, self.taps = read_record(folder), Places(packed), tuple(taps)
+        if missing := sorted({*taps} - {*self.record.taps}):
+            held = ", ".join(map(str, self.record.taps)) or "none"
+            raise ValueError(f"{folder} must hold tap {missing[0]} of the base; it holds {held}")
+        self._files = {
+            name: [self._opened(folder, shard, name, size) for shard, size in self.places.sizes.items()]
+            for name in ("hidden", *map(tap_name, self.taps))
+        }
+        self._starts = np.array([*self.places.starts.values()], np.int64)
+
+    def _opened(self, folder: Path, shard: str, name: str, size: int) -> np.ndarray:
+        path, expected = folder / f"{shard}.{name}.npy", (size, self.record.width)
+        try:
+            found = np.load(path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {reason(error)}") from error
+        if found.shape != expected or found.dtype != KEPT_AS[self.record.dtype]:
+            raise ValueError(f"{path} must hold {expected} of {self.record.dtype}; got {found.shape} of {found.dtype}")
+        return found
+
+    def beside(self, batch: Batch, entries: Int64[np.ndarray, "B T"]) -> StateBatch:
+        """Returns a batch with the states of its tokens, which stand at such places of all shards."""
+        there = batch.segments > 0
+        taps = {tap: self._at(tap_name(tap), entries, there) for tap in self.taps}
+        return StateBatch(*batch, hidden=self._at("hidden", entries, there), taps=taps)
+
+    def _at(
+        self, name: str, entries: Int64[np.ndarray, "B T"], there: Bool[np.ndarray, "B T"]
+    ) -> Shaped[np.ndarray, "B T D"]:
+        wanted = entries[there]
+        shards = np.searchsorted(self._starts, wanted, side="right") - 1
+        found = np.zeros((len(wanted), self.record.width), KEPT_AS[self.record.dtype])
+        for shard in np.unique(shards):
+            here = shards == shard
+            found[here] = self._files[name][shard][wanted[here] - self._starts[shard]]
+        made = np.zeros((*there.shape, self.record.width), found.dtype)
+        made[there] = found
+        return made.view(jnp.bfloat16) if self.record.dtype == "bfloat16" else made
+
+
+class Writer:
+    """Writes states into a folder, each token's at its place.
+
+    Args:
+      folder: exists.
+      record: what is kept.
+      places: of the shards.
+    """
+
+    def __init__(self, folder: Path, record: StatesRecord, places: Places):
+        self.record, self.places = record, places
+        self._starts = np.array([*places.starts.values()], np.int64)
+        kept = KEPT_AS[record.dtype]
+        self._files: dict[str, list[tuple[Any, int]]] = {name: [] for name in record.streams}
+        for name in record.streams:
+            for shard, size in places.sizes.items():
+                self._files[name].append(_begun(folder / f"{shard}.{name}.npy", (size, record.width), kept))
+
+    def write(self, batch: StateBatch, entries: Int64[np.ndarray, "B T"]) -> None:
+        """Writes a batch's states; raises OSError where the disk is full."""
+        there = batch.segments > 0
+        wanted = entries[there]
+        streams = {"hidden": batch.hidden, **{tap_name(tap): x for tap, x in batch.taps.items()}}
+        # Tokens of one piece stand side by side, and the last token of a document, which has no state, parts documents.
+        cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
+        for name, x in streams.items():
+            rows = np.ascontiguousarray(x[there]).view(KEPT_AS[self.record.dtype])
+            for run, first in zip(np.split(rows, cuts), wanted[[0, *cuts]] if len(wanted) else (), strict=False):
+                shard = int(np.searchsorted(self._starts, first, side="right")) - 1
+                file, header = self._files[name][shard]
+                file.seek(header + int(first - self._starts[shard]) * self.record.row_bytes)
+                file.write(run.tobytes())
+
+    def flush(self) -> None:
+        """Returns when all is on its way to the disk."""
+        for files in self._files.values():
+            for file, _ in files:
+                file.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for files in self._files.values():
+            for file, _ in files:
+                file.close()
+
+
+def _begun(path: Path, shape: tuple[int, int], dtype: np.dtype) -> tuple[Any, int]:
+    """Returns a file of NumPy's format that is open for writing, of its whole size, and where its rows begin."""
+    if not path.exists():
+        with path.open("wb") as file:
+            fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, fields)
+            file.truncate(file.tell() + shape[0] * shape[1] * dtype.itemsize)
+    file = path.open("r+b")
+    return file, path.stat().st_size - shape[0] * shape[1] * dtype.itemsize
+
+
+def states_bytes(record: StatesRecord, places: Places) -> int:
+    """Returns the bytes that states take on disk, but for a few of each file's header."""
+    return places.tokens * record.row_bytes * len(record.streams)
+
+
+def free_bytes(folder: Path) -> int:
+    """Returns what is free where a folder is to be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def entries_of(start: int, end: int) -> Int[np.ndarray, "n"]:
+    """Returns the places of the tokens of a piece that have states: all but its last."""
+    return np.arange(start, end - 1, dtype=np.int64)

@@ -1,0 +1,294 @@
+"""What a base makes of packed rows, kept on disk, so that drafters are trained beside it without running it.
+
+    python -m train.states --base MODEL --data PACKED --kind eagle --config CONFIG --output STATES
+
+`PACKED` was made by `train.pack` with the tokenizer of `MODEL`. The base reads every document once. For each token its
+hidden state is kept, and the taps that a kind of drafter reads (`--kind`, `--config`) or that are named (`--taps`).
+`train.drafter --states STATES` then trains a drafter of any kind whose taps are among them. Their size is told first,
+and where the disk has no room nothing is written. A run that was cut off goes on with `--resume`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Int64
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from jax_smash.cache import Block
+from jax_smash.checkpoints.directory import check_new
+from jax_smash.cli.lists import Numbers
+from jax_smash.models.depth import tapped_without_cache
+from jax_smash.models.transformer import Transformer, abstract_params
+from jax_smash.sharding import MeshShape, make_mesh
+from train.data.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
+from train.data.replies import Replies
+from train.data.rows import Batch, Packed, packed_rows
+from train.data.states import (
+    RECORD,
+    Places,
+    StateBatch,
+    StatesRecord,
+    Writer,
+    free_bytes,
+    read_record,
+    states_bytes,
+    unfinished,
+)
+from train.drafter import KINDS
+from train.parts.drafter.base import target_folder
+from train.parts.drafter.rows import ReplyPieces, as_batch
+from train.run.program import make_devices, run_program
+from train.run.settings import load_kind
+from train.run.start import Stored, stored_weights
+from train.run.step import ROWS, check_rows, is_divided, place_rows
+
+PROGRESS = "progress.json"
+"""In a folder that is not whole: the batches that are on disk, and the size of a batch."""
+
+
+def main(
+    base: str,
+    data: Path,
+    output: Path,
+    kind: str | None = None,
+    config: Path | None = None,
+    taps: Numbers = (),
+    length: int | None = None,
+    dtype: str = "bfloat16",
+    products: str = "float32",
+    batch_size: int = 8,
+    save_every: int = 50,
+    mesh: str | None = None,
+    devices: int | None = None,
+    resume: bool = False,
+) -> None:
+    """Keeps a base's states of packed rows on disk.
+
+    Args:
+      base: a shipped model, a Hugging Face folder or a hub id.
+      data: folder of shards, made by `train.pack` with the base's tokenizer.
+      output: a folder that is absent or empty.
+      kind: of drafter, whose taps are kept; with `config`.
+      config: training file of that kind, which also says the rows' length.
+      taps: numbers of further residuals that are kept: tap i enters layer i, from 0.
+      length: tokens that an entry sees at most, where no `config` says it.
+      dtype: of what is kept, float32 or bfloat16.
+      products: dtype that the base computes in.
+      batch_size: rows that are read at once.
+      save_every: batches after which the work is safe.
+      mesh: devices, as in `fsdp=4`; by default each reads a share of the rows.
+      devices: on a CPU, how many virtual devices it makes.
+      resume: go on with a run that was cut off.
+    """
+    make_devices(devices, mesh)
+    folder = target_folder(base)
+    stored, packed = stored_weights(folder), Packed(data, folder)
+    asked, found_length = _asked(kind, config, taps, length, stored)
+    if min(batch_size, save_every) < 1:
+        raise ValueError(f"batch_size and save_every must be at least 1; got {batch_size} and {save_every}")
+    record = StatesRecord(
+        base_fingerprint="",
+        base_sha256=stored.sha256,
+        packed_sha256=packed.index["sources_sha256"],
+        tokenizer_sha256=packed.index["tokenizer_sha256"],
+        length=found_length,
+        taps=asked,
+        products=products,
+        dtype=dtype,
+        width=stored.config.d_model,
+    )
+    places, work = Places(packed), unfinished(output)
+    if resume and (output / RECORD).is_file():
+        _check_same(output, record)
+        print(f"{output} is whole: all its states were there before")
+        return
+    done = _begun(work, record, batch_size) if resume else _check_free(output, work)
+    _tell_size(record, places, output, work)
+    if jax.process_count() > 1:
+        raise ValueError(f"states are kept by one host; got {jax.process_count()}")
+    on = make_mesh(mesh or MeshShape(data=jax.device_count()))
+    check_rows(batch_size, on)
+    params, mark = stored.load(on)
+    record = dataclasses.replace(record, base_fingerprint=mark)
+    work.mkdir(parents=True, exist_ok=True)
+    record.write(work)
+    read = reader(stored, record, on)
+    _write(
+        lambda batch: read(params, place_rows(batch, on)), packed, record, places, work, done, batch_size, save_every
+    )
+    (work / PROGRESS).unlink()
+    os.replace(work, check_new(output))
+    print(f"states of {places.tokens:,} tokens kept in {output}")
+
+
+def _asked(
+    kind: str | None, config: Path | None, taps: tuple[int, ...], length: int | None, base: Stored
+) -> tuple[tuple[int, ...], int]:
+    """Returns the taps to keep and the rows' length.
+
+    Raises:
+      ValueError: a kind stands without a training file or the other way round, there is no length or two, or the base
+        has no such taps or positions.
+    """
+    if (kind is None) != (config is None):
+        raise ValueError("kind and config must be given together")
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    if (length is None) == (config is None):
+        raise ValueError("the rows' length must be that of config, or be given as length; got both or neither")
+    if config is not None:
+        settings = load_kind(KINDS[kind].kind, config, model=base.config, init_sha256=base.sha256)
+        taps, length = (*settings.read_taps, *taps), settings.length
+    layers, most = base.config.num_layers, base.config.max_positions
+    if wrong := sorted(tap for tap in taps if not 0 <= tap <= layers):
+        raise ValueError(f"taps must be from 0 to the base's {layers} layers; got {wrong[0]}")
+    if not 1 <= length <= most:
+        raise ValueError(f"length must be from 1 to the base's {most} positions; got {length}")
+    return tuple(sorted({*taps})), length
+
+
+def _check_free(output: Path, work: Path) -> int:
+    """Checks that nothing stands where states are to be kept; returns 0, the batches that are there."""
+    check_new(output)
+    if work.exists():
+        raise FileExistsError(f"{work} was left by a run that was cut off: --resume goes on, or remove it")
+    return 0
+
+
+def _begun(work: Path, record: StatesRecord, batch_size: int) -> int:
+    """Returns how many batches of a run that was cut off are on disk; 0 where none was begun.
+
+    Raises:
+      ValueError: it was begun with something else.
+    """
+    if not (work / RECORD).is_file() or not (work / PROGRESS).is_file():
+        return 0
+    _check_same(work, record)
+    progress = json.loads((work / PROGRESS).read_text())
+    if progress["batch_size"] != batch_size:
+        raise ValueError(f"{work} was begun with batch_size {progress['batch_size']}; got {batch_size}")
+    return progress["batches"]
+
+
+def _check_same(folder: Path, record: StatesRecord) -> None:
+    """Raises ValueError where a folder's states are made from something else than a record says."""
+    before = read_record(folder)
+    for field in dataclasses.fields(record):
+        was, now = getattr(before, field.name), getattr(record, field.name)
+        if was != now and field.name != "base_fingerprint":  # Known only from the weights, whose files are the same.
+            raise ValueError(f"{folder} was made with {field.name} {was}; got {now}")
+
+
+def _tell_size(record: StatesRecord, places: Places, output: Path, work: Path) -> None:
+    """Prints what states will take, before anything is written.
+
+    Raises:
+      OSError: the disk has no room for what is still to be written.
+    """
+    size, free = states_bytes(record, places), free_bytes(output.parent)
+    there = sum(path.stat().st_blocks * 512 for path in work.glob("*.npy")) if work.exists() else 0
+    streams = ", ".join(record.streams)
+    print(f"{places.tokens:,} tokens of {streams} in {record.dtype}: {size:,} bytes; {free:,} are free", flush=True)
+    if size - there > free:
+        raise OSError(
+            errno.ENOSPC, f"no room for states: {size - there:,} bytes are needed, {free:,} are free", str(output)
+        )
+
+
+def reader(base: Stored, record: StatesRecord, mesh: Mesh) -> Callable[[Any, Batch], tuple[Any, dict[int, Any]]]:
+    """Returns the jitted function from a base's weights and a batch to hidden states and taps, as they are kept."""
+    graphdef, products = abstract_params(base.config)[0], jnp.dtype(record.products)
+
+    def read(params: Any, batch: Batch) -> tuple[Any, dict[int, Any]]:
+        model: Transformer = nnx.merge(graphdef, jax.tree.map(lambda x: x.astype(products), params))
+        block = Block.causal(batch.segments > 0, batch.segments)
+        hidden, taps = tapped_without_cache(model, model.embed(batch.tokens), batch.positions, block)
+        kept = (hidden, {tap: taps[tap] for tap in record.taps})
+        return jax.tree.map(lambda x: x.astype(jnp.dtype(record.dtype)), kept)
+
+    if not is_divided(mesh):
+        specs = {"in_specs": (PartitionSpec(), ROWS), "out_specs": ROWS}
+        return jax.jit(jax.shard_map(read, mesh=mesh, **specs, check_vma=False))
+
+    def on_mesh(params: Any, batch: Batch) -> tuple[Any, dict[int, Any]]:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return read(params, batch)
+
+    return jax.jit(on_mesh)
+
+
+def every_batch(
+    packed: Packed, places: Places, length: int, batch_size: int
+) -> Iterator[tuple[Batch, Int64[np.ndarray, "B T"]]]:
+    """Yields all pieces of all documents in batches of rows, the same each time, and the place of each token."""
+    names = ("tokens", "targets", "weights", "entries")
+    for source in packed.index["sources"]:
+        for split in (TRAIN_SPLIT, HELD_OUT_SPLIT):
+            if not source[split]["shards"]:
+                continue
+            pieces = ReplyPieces(packed.folder, source[split]["shards"], length, Replies(), starts=places.starts)
+            rows = packed_rows(grain.MapDataset.source(pieces).to_iter_dataset(), dict.fromkeys(names, length), seed=0)
+            for batch in rows.batch(batch_size):
+                missing = batch_size - len(batch["tokens"])
+                batch = {name: np.pad(x, ((0, missing), (0, 0))) for name, x in batch.items()}
+                yield as_batch(batch), batch["entries"]
+
+
+def _write(
+    read: Callable[[Batch], tuple[Any, dict[int, Any]]],
+    packed: Packed,
+    record: StatesRecord,
+    places: Places,
+    work: Path,
+    done: int,
+    batch_size: int,
+    save_every: int,
+) -> None:
+    """Reads the batches that are missing, and writes their states."""
+    writer = Writer(work, record, places)
+    progress = Progress(
+        BarColumn(), DownloadColumn(), TimeRemainingColumn(elapsed_when_finished=True), console=Console(stderr=True)
+    )
+    try:
+        with progress:
+            task = progress.add_task("", total=states_bytes(record, places))
+            for number, (batch, entries) in enumerate(every_batch(packed, places, record.length, batch_size), start=1):
+                tokens = int(np.count_nonzero(batch.segments))
+                progress.update(task, advance=tokens * record.row_bytes * len(record.streams))
+                if number <= done:
+                    continue
+                hidden, taps = jax.tree.map(np.asarray, read(batch))
+                writer.write(StateBatch(*batch, hidden=hidden, taps=taps), entries)
+                if number % save_every == 0:
+                    writer.flush()
+                    _save_progress(work, number, batch_size)
+            writer.flush()
+    except OSError as error:
+        raise OSError(error.errno, f"states could not be written: {error.strerror}", str(work)) from error
+    finally:
+        writer.close()
+    _save_progress(work, number, batch_size)
+
+
+def _save_progress(work: Path, batches: int, batch_size: int) -> None:
+    temporary = work / (PROGRESS + ".tmp")
+    temporary.write_text(json.dumps({"batches": batches, "batch_size": batch_size}))
+    os.replace(temporary, work / PROGRESS)
+
+
+if __name__ == "__main__":
+    run_program(main)
