@@ -95,6 +95,7 @@ def make_ladder(
     sampled: bool = False,
     costs: Path | None = None,
     drafting: float = 0.0,
+    once: float = 0.0,
 ) -> Ladder:
     """Returns the tree of a name, or those that pay on this device.
 
@@ -108,6 +109,7 @@ def make_ladder(
       sampled: some row may sample.
       costs: a file with a cost curve, which then alone decides.
       drafting: plain steps that each drafted node takes before it is checked; added to the curve.
+      once: plain steps that a draft takes whatever its size; added likewise.
 
     Raises:
       ValueError: there is no such tree, the method's trees are not sized, or a stored cost curve is damaged.
@@ -130,7 +132,7 @@ def make_ladder(
 
     # Of several hosts each has files of its own.
     curve = CostCurve.from_json(decided(lambda: known().to_json(), shared=several)) if several else known()
-    curve = _with_drafting(curve, drafting)
+    curve = _with_drafting(curve, each=drafting, once=once)
     most, rungs = min(MOST_ROWS, curve.entries[-1]) - 1, CPU_RUNGS if target_platform() == "cpu" else RUNGS
     budgets = choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
@@ -157,9 +159,10 @@ def tile_rows() -> int:
     return 1 if target_platform() == "cpu" else TILE
 
 
-def _with_drafting(curve: CostCurve, steps: float) -> CostCurve:
-    """Returns a curve of forwards as one of steps that draft a node after the other, each for so many plain steps."""
-    seconds = (s + steps * curve.seconds[0] * (m - 1) for m, s in zip(curve.entries, curve.seconds, strict=True))
+def _with_drafting(curve: CostCurve, *, each: float, once: float) -> CostCurve:
+    """Returns a curve of forwards as one of steps that draft: so many plain steps for each node, and for a draft."""
+    steps = (each * (m - 1) + once * (m > 1) for m in curve.entries)
+    seconds = (s + curve.seconds[0] * more for s, more in zip(curve.seconds, steps, strict=True))
     return dataclasses.replace(curve, seconds=tuple(seconds))
 
 

@@ -265,12 +265,14 @@ class Needs:
     Attributes:
       likeliest: so many of the likeliest tokens at each node.
       totals: and the logarithm of the sum over all tokens, which makes their logits probabilities.
-      taps: indices of the taps that it reads; a model that tells fewer is refused.
+      hidden: it reads hidden states; those of steps without drafts are kept for it.
+      taps: indices of the taps that it reads, likewise; a model that tells fewer is refused.
       cache: `propose` is shown the target's cache, to read and no more.
     """
 
     likeliest: int = 0
     totals: bool = False
+    hidden: bool = False
     taps: tuple[int, ...] = ()
     cache: bool = False
 
@@ -329,8 +331,7 @@ class LateLearner(Drafter, Protocol):
         params: Params,
         own: Any,
         shared: Any,
-        token: Int[Array, "B P"],
-        count: Int[Array, "B"],
+        seen: Any,
         pending: Int[Array, "B"],
     ) -> tuple[Any, Any]:
         """Learns from tokens that were read without a draft.
@@ -338,8 +339,8 @@ class LateLearner(Drafter, Protocol):
         Args:
           params: of every module that decodes.
           own, shared: what it has learned.
-          token: the tokens of each row, in order.
-          count: the number of tokens of each row; 0 for a row that missed nothing.
+          seen: the tokens of each row, none of a row that missed nothing, with the hidden states and taps that it
+            `needs`; others have no width.
           pending: the token after the last of them.
         """
         ...

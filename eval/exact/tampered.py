@@ -50,10 +50,10 @@ class Tampered(abc.ABC):
         """Lets the drafter learn from what became of the tree."""
         return self.drafter.learn(params, own, shared, made, self.restore(outcome))
 
-    def follow(self, params: Params, own: Any, shared: Any, *missed: Array) -> tuple[Any, Any]:
+    def follow(self, params: Params, own: Any, shared: Any, seen: Seen, pending: Array) -> tuple[Any, Any]:
         """Lets the drafter learn from what was read without a draft."""
         drafter: Any = self.drafter
-        return drafter.follow(params, own, shared, *missed)
+        return drafter.follow(params, own, shared, seen, pending)
 
     @abc.abstractmethod
     def change(self, tree: DraftTree) -> DraftTree:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.decode.budget import ROUND_STEPS, Sizing, changed_if, resized, seen_in_shadow
+from jax_smash.decode.missed import Missed, nothing_missed
 from jax_smash.decode.state import DecodeState, committed, context, emit, lay_out, processed_logits, running_rows
 from jax_smash.draft.context import Outcome, Seen
 from jax_smash.draft.trees.acceptance import Acceptance, observe, sibling_ranks
@@ -22,9 +23,6 @@ from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import Likeliest, choose, likeliest_tokens, log_probabilities
 from jax_smash.sharding import constrain
 
-NOTHING = -1
-"""Marks a place of `DraftRows.missed` without a token."""
-
 Steps = tuple[DecodeState, Int[Array, ""]]
 """What a loop of steps carries: the state and the number of steps made."""
 
@@ -36,13 +34,12 @@ class DraftRows:
     Attributes:
       tried: for each depth, from 1: steps with a node of this depth below a kept node, since the rows were made.
       kept: for each depth: steps in which such a node was kept.
-      missed: tokens that were read while nothing was drafted and that the drafter has not learned from yet, in order,
-        padded with −1.
+      missed: what was read while nothing was drafted and the drafter has not learned from yet.
     """
 
     tried: Int[Array, "B levels"]
     kept: Int[Array, "B levels"]
-    missed: Int[Array, "B P"]
+    missed: Missed
 
 
 @pytree
@@ -120,18 +117,19 @@ class Speculative:
         notes = DraftRows(
             tried=jnp.zeros((batch, self.levels), jnp.int32),
             kept=jnp.zeros((batch, self.levels), jnp.int32),
-            missed=jnp.full((batch, ROUND_STEPS), NOTHING, jnp.int32),
+            missed=nothing_missed(self.target.bind(params["target"]), self.drafter.needs, batch),
         )
-        return {"drafter": self.drafter.init(params, batch, slots, block), "drafts": notes}
+        # What was missed is read at once, too.
+        return {"drafter": self.drafter.init(params, batch, slots, max(block, ROUND_STEPS)), "drafts": notes}
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
         """Lets the drafter learn from a chunk of the prompt, after what it missed in the turn before."""
-        if _trees(state).sizing is not None:
-            missed = (_notes(state).missed != NOTHING).any()
-            state = changed_if(missed, functools.partial(self._caught_up, params), state)
         width = chunk.tokens.shape[1]
         # The target has read the chunk: its tokens are counted.
         first = state.rows.token_length - chunk.valid.sum(1, dtype=jnp.int32)
+        if _trees(state).sizing is not None:
+            late = functools.partial(self._caught_up, params, read=first)
+            state = changed_if(_notes(state).missed.some, late, state)
         position = first[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         seen = Seen(token=chunk.tokens, valid=chunk.valid, position=position, hidden=hidden, taps=taps)
         return _with(state, *self.drafter.read(params, *_learned(state), seen))
@@ -170,12 +168,9 @@ class Speculative:
             return unfinished(carry) & (trees.choice == rung) & (carry[1] < end)
 
         end = began + ROUND_STEPS - trees.sizing.steps % ROUND_STEPS
-        pending, length = state.rows.pending, state.rows.output_length
-        for rung, tree in enumerate(trees.ladder):
+        for rung in range(len(trees.ladder)):
             turn = functools.partial(self._turn, rung, params)
             carry = jax.lax.while_loop(functools.partial(goes_on, rung), turn, carry)
-            if not tree.levels:
-                carry = _missed(carry[0], pending, length), carry[1]
         state = _with_trees(carry[0], _used(_trees(carry[0]), carry[1] - began))
         return lay_out(self._reviewed(params, state, over=~unfinished(carry)), constrain), carry[1]
 
@@ -206,7 +201,11 @@ class Speculative:
         path = None if nodes == 1 else choice.accepted.path
         emitted = committed(emitted, out.block_kv, position, count, path, ran=running)
         if undrafted:
-            return emitted
+            notes = _notes(emitted)
+            missed = notes.missed.with_read(
+                rows.pending, count > 0, out.hidden[:, :1], tuple(tap[:, :1] for tap in out.taps)
+            )
+            return _with_notes(emitted, replace(notes, missed=missed))
         # The drafter knows nothing of padding.
         target, likeliest, hidden, taps = jax.tree.map(
             lambda x: x[:, :nodes], (choice.target, choice.likeliest, out.hidden, out.taps)
@@ -257,7 +256,7 @@ class Speculative:
           over: the call ends here.
         """
         trees, missed = _trees(state), _notes(state).missed
-        behind = (missed != NOTHING).any()
+        behind = missed.some
         due = (trees.sizing.steps % ROUND_STEPS == 0) & behind
         # A drafter that reads the target's cache is told nothing of it as it was.
         if len(trees.ladder) > 1 and not self.drafter.needs.cache:
@@ -270,24 +269,28 @@ class Speculative:
         if self.exact:
             # The host may have the next call draft. Where trees bear on the text, it must not matter where calls end.
             due |= over & behind
-        return changed_if(due, functools.partial(self._caught_up, params), state)
+        return changed_if(due, functools.partial(self._caught_up, params, read=state.rows.token_length - 1), state)
 
     def _in_shadow(self, params: Params, state: DecodeState, known: Acceptance) -> Acceptance:
         """Returns what is known after an unchecked draft that follows the first token that the drafter missed."""
-        missed = _notes(state).missed
-        before = replace(context(state), pending=jnp.maximum(missed[:, 0], 0))
+        missed, now = _notes(state).missed, context(state)
+        token, count = missed.seen(now.token_length).token, missed.count
+        before = replace(now, pending=token[:, 0], token_length=now.token_length - count)
         shadow, _ = self.drafter.propose(params, *_learned(state), before, _trees(state).ladder[1])
-        then = jnp.where(missed[:, 1] == NOTHING, state.rows.pending, missed[:, 1])
-        return seen_in_shadow(known, shadow, _ranks(shadow), then, missed[:, 0] != NOTHING)
+        then = jnp.where(count == 1, state.rows.pending, token[:, 1])
+        return seen_in_shadow(known, shadow, _ranks(shadow), then, count > 0)
 
-    def _caught_up(self, params: Params, state: DecodeState) -> DecodeState:
-        """Lets the drafter learn from what it missed."""
+    def _caught_up(self, params: Params, state: DecodeState, *, read: Int[Array, "B"]) -> DecodeState:
+        """Lets the drafter learn from what it missed.
+
+        Args:
+          read: tokens that the target had read of each row then.
+        """
         notes, drafter = _notes(state), self.drafter
         if not isinstance(drafter, LateLearner):
             raise TypeError(f"trees of {type(drafter).__name__} cannot be sized: it learns from checked trees alone")
-        token, count = jnp.maximum(notes.missed, 0), (notes.missed != NOTHING).sum(1, dtype=jnp.int32)
-        state = _with(state, *drafter.follow(params, *_learned(state), token, count, state.rows.pending))
-        return _with_notes(state, replace(notes, missed=jnp.full_like(notes.missed, NOTHING)))
+        state = _with(state, *drafter.follow(params, *_learned(state), notes.missed.seen(read), state.rows.pending))
+        return _with_notes(state, replace(notes, missed=notes.missed.emptied()))
 
     def _emit(self, state: DecodeState, choice: "_Choice") -> DecodeState:
         """Emits what the target chose on the accepted path."""
@@ -344,24 +347,6 @@ def _used(trees: Trees, made: Int[Array, ""]) -> Trees:
     return replace(
         trees, sizing=replace(sizing, steps=sizing.steps + made, used=sizing.used.at[trees.choice].add(made))
     )
-
-
-def _missed(state: DecodeState, pending: Int[Array, "B"], length: Int[Array, "B"]) -> DecodeState:
-    """Records what was read without a draft, for the drafter to learn from later.
-
-    Args:
-      state: the state after some steps.
-      pending, length: the pending token and the number of emitted tokens before these steps.
-    """
-    rows, notes = state.rows, _notes(state)
-    missed = notes.missed
-    before = (missed != NOTHING).sum(1, keepdims=True, dtype=jnp.int32)
-    place = jnp.arange(missed.shape[1], dtype=jnp.int32)[None] - before
-    # The last emitted token is pending.
-    index = jnp.clip(length[:, None] + place - 1, 0, rows.output.shape[1] - 1)
-    token = jnp.where(place == 0, pending[:, None], jnp.take_along_axis(rows.output, index, axis=1))
-    read = (place >= 0) & (place < (rows.output_length - length)[:, None])
-    return _with_notes(state, replace(notes, missed=jnp.where(read, token, missed)))
 
 
 def _noted(state: DecodeState, outcome: Outcome) -> DecodeState:

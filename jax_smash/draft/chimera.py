@@ -62,9 +62,6 @@ class ChimeraDrafter:
     text is plain decoding's, token for token (`--verify typical-lossy` has the paper's rule). In the published code
     only the likeliest token of a depth is read by the next; here every node that has children is.
 
-    It learns from checked trees alone: nothing keeps the hidden states of tokens that were read without a draft. So its
-    trees cannot be sized while decoding.
-
     Attributes:
       target: the model that is drafted for, whose vectors and rows of tokens are used.
       model: the drafter's modules; their parameters stand under `drafter`.
@@ -83,8 +80,8 @@ class ChimeraDrafter:
 
     @property
     def needs(self) -> Needs:
-        """Nothing but hidden states, which every drafter is told."""
-        return Needs()
+        """Hidden states."""
+        return Needs(hidden=True)
 
     def init(self, params: Params, batch: int, slots: int, block: int) -> ChimeraRows:
         """Makes an empty cache for each row."""
@@ -134,6 +131,12 @@ class ChimeraDrafter:
         token, hidden = outcome.kept_tokens, outcome.along_path(outcome.hidden)
         position = made[:, None] + jnp.arange(token.shape[1], dtype=jnp.int32)[None]
         return self._kept(params, own, token, hidden, position, outcome.count), shared
+
+    def follow(
+        self, params: Params, own: ChimeraRows, shared: Any, seen: Seen, pending: Int[Array, "B"]
+    ) -> tuple[ChimeraRows, Any]:
+        """Keeps what was read meanwhile."""
+        return self.read(params, own, shared, seen)
 
     def _read(
         self,

@@ -45,7 +45,7 @@ class Context:
 
 @pytree
 class Seen:
-    """A piece of the prompts, as the target has read it.
+    """A piece of the prompts, or tokens that were read without a draft, as the target has read them.
 
     Attributes:
       token: ids; anything at padding.
@@ -53,13 +53,15 @@ class Seen:
       position: of each token.
       hidden: the target's final hidden state of each token.
       taps: the residual that entered each of its layers, and the one behind the last; empty where it tells none.
+
+    Of tokens that were read without a draft, hidden states and taps that the drafter does not need have no width.
     """
 
     token: Int[Array, "B T"]
     valid: Bool[Array, "B T"]
     position: Int[Array, "B T"]
-    hidden: Float[Array, "B T D"]
-    taps: tuple[Float[Array, "B T D"], ...]
+    hidden: Float[Array, "B T _"]
+    taps: tuple[Float[Array, "B T _"], ...]
 
     @property
     def count(self) -> Int[Array, "B"]:

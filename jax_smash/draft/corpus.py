@@ -120,12 +120,11 @@ class Corpus:
         params: Params,
         own: Text,
         shared: Any,
-        token: Int[Array, "B P"],
-        count: Int[Array, "B"],
+        seen: Seen,
         pending: Int[Array, "B"],
     ) -> tuple[Text, Any]:
         """Keeps what was read meanwhile."""
-        return own.extended(token, count), shared
+        return own.extended(seen.token, seen.count), shared
 
 
 def index_corpus(texts: Sequence[str], tokenizer: Any) -> CorpusIndex:

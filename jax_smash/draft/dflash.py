@@ -107,11 +107,17 @@ class DFlashDrafter:
         position = made[:, None] + jnp.arange(outcome.accepted.path.shape[1], dtype=jnp.int32)[None]
         return self._kept(params, own, taps, position, outcome.count), shared
 
+    def follow(
+        self, params: Params, own: DFlashRows, shared: Any, seen: Seen, pending: Int[Array, "B"]
+    ) -> tuple[DFlashRows, Any]:
+        """Keeps what was read meanwhile."""
+        return self.read(params, own, shared, seen)
+
     def _kept(
         self,
         params: Params,
         own: DFlashRows,
-        taps: tuple[Float[Array, "B T D"], ...],
+        taps: tuple[Float[Array, "B T _"], ...],
         position: Int[Array, "B T"],
         count: Int[Array, "B"],
     ) -> DFlashRows:

@@ -53,9 +53,6 @@ class EagleDrafter:
     Differs: where rows sample, the noise of the target's choice is shared in place of a rejection rule, so that the
     text is plain decoding's, token for token.
 
-    It learns from checked trees alone: nothing keeps the taps of tokens that were read without a draft. So its trees
-    cannot be sized while decoding.
-
     Attributes:
       target: the model that is drafted for, whose vectors of tokens are used.
       model: the layer; its parameters stand under `drafter`.
@@ -74,8 +71,8 @@ class EagleDrafter:
 
     @property
     def needs(self) -> Needs:
-        """The taps of which a feature is made."""
-        return Needs(taps=self.taps)
+        """The taps of which a feature is made, or hidden states."""
+        return Needs(taps=self.taps, hidden=not self.taps)
 
     def init(self, params: Params, batch: int, slots: int, block: int) -> EagleRows:
         """Makes an empty cache for each row."""
@@ -152,6 +149,12 @@ class EagleDrafter:
             last=jnp.where(running[:, None], last, own.last),
         )
         return own, shared
+
+    def follow(
+        self, params: Params, own: EagleRows, shared: Any, seen: Seen, pending: Int[Array, "B"]
+    ) -> tuple[EagleRows, Any]:
+        """Keeps what was read meanwhile."""
+        return self.read(params, own, shared, seen)
 
     def _read_root(self, params: Params, own: EagleRows, context: Context) -> tuple[EagleForward, Earlier]:
         """Reads the waiting entries and the root's, and returns what was made of the root's and of all."""

@@ -46,6 +46,7 @@ class Hybrid:
         return Needs(
             likeliest=max(first.likeliest, second.likeliest),
             totals=first.totals or second.totals,
+            hidden=first.hidden or second.hidden,
             taps=tuple(sorted({*first.taps, *second.taps})),
         )
 
@@ -87,14 +88,13 @@ class Hybrid:
         params: Params,
         own: Pair,
         shared: Pair,
-        token: Int[Array, "B P"],
-        count: Int[Array, "B"],
+        seen: Seen,
         pending: Int[Array, "B"],
     ) -> tuple[Pair, Pair]:
         """Lets both learn from what was read meanwhile."""
         return _both(
-            self.tree.follow(params, own[0], shared[0], token, count, pending),
-            self.line.follow(params, own[1], shared[1], token, count, pending),
+            self.tree.follow(params, own[0], shared[0], seen, pending),
+            self.line.follow(params, own[1], shared[1], seen, pending),
         )
 
 

@@ -78,9 +78,8 @@ class Lookup:
         params: Params,
         own: Text,
         shared: Any,
-        token: Int[Array, "B P"],
-        count: Int[Array, "B"],
+        seen: Seen,
         pending: Int[Array, "B"],
     ) -> tuple[Text, Any]:
         """Keeps what was read meanwhile."""
-        return own.extended(token, count), shared
+        return own.extended(seen.token, seen.count), shared

@@ -56,8 +56,8 @@ class MedusaDrafter:
 
     @property
     def needs(self) -> Needs:
-        """Nothing but hidden states, which every drafter is told."""
-        return Needs()
+        """Hidden states."""
+        return Needs(hidden=True)
 
     def init(self, params: Params, batch: int, slots: int, block: int) -> MedusaRows:
         """Makes room for a hidden state for each row."""
@@ -100,6 +100,12 @@ class MedusaDrafter:
     ) -> tuple[MedusaRows, Any]:
         """Keeps the hidden state of the last token on the path that was emitted."""
         return self._kept(own, outcome.along_path(outcome.hidden), outcome.count), shared
+
+    def follow(
+        self, params: Params, own: MedusaRows, shared: Any, seen: Seen, pending: Int[Array, "B"]
+    ) -> tuple[MedusaRows, Any]:
+        """Keeps what was read meanwhile."""
+        return self.read(params, own, shared, seen)
 
     def _grown(
         self, sizes: Confident, topology: Topology, pending: Int[Array, "B"], by_head: tuple[Array, Array]

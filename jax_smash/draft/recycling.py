@@ -215,20 +215,19 @@ class Recycling:
         params: Params,
         own: Any,
         shared: Any,
-        token: Int[Array, "B P"],
-        count: Int[Array, "B"],
+        seen: Seen,
         pending: Int[Array, "B"],
     ) -> tuple[Any, Any]:
         """Puts the token that followed each first among its successors, as if it were the likeliest, and counts it.
 
         Of greedy text that is what a lesson would put there; the other successors are those known before.
         """
+        token, count = seen.token, seen.count
         place = jnp.arange(token.shape[1], dtype=jnp.int32)[None]
         then = jnp.pad(token[:, 1:], ((0, 0), (0, 1)))
         then = jnp.where(place == count[:, None] - 1, pending[:, None], then)
-        seen = place < count[:, None]
-        known = self._each(_followed, self._known(own, shared), token, then, seen)
-        return self._kept(self._each(_counted, known, then, seen), own, shared)
+        known = self._each(_followed, self._known(own, shared), token, then, seen.valid)
+        return self._kept(self._each(_counted, known, then, seen.valid), own, shared)
 
     def _successor(self, known: Successors, token: Int[Array, "B M"], rank: Int[Array, "M"]) -> Int[Array, "B M"]:
         # A topology made for a wider matrix has ranks that nothing is known of.

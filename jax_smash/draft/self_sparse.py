@@ -64,8 +64,7 @@ class SelfSparse(DraftModel):
         params: Params,
         own: Any,
         shared: Any,
-        token: Int[Array, "B P"],
-        count: Int[Array, "B"],
+        seen: Seen,
         pending: Int[Array, "B"],
     ) -> tuple[Any, Any]:
         """Learns nothing: what was read without a draft is in the target's cache too."""

@@ -113,12 +113,11 @@ class Suffix:
         params: Params,
         own: SuffixIndex,
         shared: Any,
-        token: Int[Array, "B P"],
-        count: Int[Array, "B"],
+        seen: Seen,
         pending: Int[Array, "B"],
     ) -> tuple[SuffixIndex, Any]:
         """Reads what was read meanwhile."""
-        return own.extended(token, count), shared
+        return own.extended(seen.token, seen.count), shared
 
 
 def weights(agreeing: Int[Array, "B R"]) -> Int[Array, "B R"]:

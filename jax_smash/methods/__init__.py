@@ -14,9 +14,11 @@ from jax_smash.methods.draft_options import INT8, OPTIONS, RANDOM, SPARSE, Draft
 from jax_smash.methods.drafted import REACH
 from jax_smash.methods.eagle import eagle
 from jax_smash.methods.hamburger import check_smash, fitting_modules
+from jax_smash.methods.hybrid import hybrid
 from jax_smash.methods.medusa import medusa
 from jax_smash.methods.method import Method, Setup
 from jax_smash.methods.self_sparse import self_sparse
+from jax_smash.methods.trained import method_of
 from jax_smash.smash.options import SmashOptions
 
 
@@ -96,13 +98,13 @@ METHODS: dict[str, Callable[[Setup], Method]] = {
     "suffix": drafted.suffix,
     "lookahead": drafted.lookahead,
     "draft-model": drafted.draft_model,
-    "hybrid": drafted.hybrid,
+    "hybrid": hybrid,
     "hamburger": hamburger.hamburger,
-    "eagle": eagle,
-    "medusa": medusa,
+    "eagle": method_of("eagle", eagle),
+    "medusa": method_of("medusa", medusa),
     "self-sparse": self_sparse,
-    "chimera": chimera,
-    "dflash": dflash,
+    "chimera": method_of("chimera", chimera),
+    "dflash": method_of("dflash", dflash),
 }
 
 __all__ = [

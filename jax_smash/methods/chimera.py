@@ -1,29 +1,33 @@
 """Chimera, and what it needs to draft for a model."""
 
-import dataclasses
-
-import numpy as np
-
 from jax_smash.checkpoints.chimera import ChimeraModules, load_chimera, random_drafter, read_chimera
 from jax_smash.draft.chimera import ChimeraDrafter
 from jax_smash.draft.draft_model import Draws
-from jax_smash.draft.trees.templates import named_tree
-from jax_smash.ladder import Ladder
 from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DRAWS
-from jax_smash.methods.drafted import drafted
-from jax_smash.methods.method import Method, Setup
-from jax_smash.methods.trained import check_sizes, fitting, held_as, width_and_taps
+from jax_smash.methods.method import Setup
+from jax_smash.methods.trained import (
+    Trained,
+    branching,
+    check_sizes,
+    fitting,
+    held_as,
+    ladder_of,
+    room_of,
+    share_of_step,
+    width_and_taps,
+    width_of,
+)
 from jax_smash.models.chimera_config import ChimeraConfig
 
 NAME = "chimera"
 
-TREE = "chain-4"
-"""The tree where none is named."""
+RANKS = 4
+"""Tokens of a node that automatic trees may have."""
 
 
-def chimera(setup: Setup) -> Method:
-    """Makes the method for a model and a drafter that fits it."""
+def chimera(setup: Setup) -> Trained:
+    """Makes the drafter for a model that it fits."""
     modules = fitting(
         setup.model,
         setup.draft.drafter,
@@ -34,22 +38,21 @@ def chimera(setup: Setup) -> Method:
         random=random_drafter,
         check=check_target,
     )
-    tree = TREE if setup.draft.tree == "auto" else setup.draft.tree
-    topology = named_tree(tree)
-    width = int(topology.rank.max()) + 1
-    if width > modules.config.vocab_size:
-        raise ValueError(f"a node has at most {modules.config.vocab_size} children, as many as tokens; got {width}")
+    vocabulary = modules.config.vocab_size
+    reach = branching(min(RANKS, vocabulary), levels=modules.config.decoding_heads)
+    ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, modules.params, head=True))
+    width = width_of(ladder, reach)
+    if width > vocabulary:
+        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens; got {width}")
     drafter = ChimeraDrafter(
         target=setup.model.definition,
         model=modules.definition,
         width=width,
-        room=max(np.bincount(topology.depth)[:-1].tolist(), default=1),
+        room=room_of(ladder, reach),
         gram_slots=setup.draft.gram_slots,
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
     )
-    ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
-    method = drafted(NAME, setup, drafter, None, ladder=ladder)
-    return dataclasses.replace(method, params={**method.params, "drafter": held_as(setup.model, modules.params)})
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))
 
 
 def check_target(config: ChimeraConfig, model: Model, where: str) -> None:

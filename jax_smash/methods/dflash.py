@@ -1,19 +1,14 @@
 """DFlash, and what it needs to draft for a model."""
 
-import dataclasses
-
 from jax_smash.checkpoints.dflash import DFlashModules, load_dflash, random_drafter, read_dflash
 from jax_smash.draft.dflash import DFlashDrafter
 from jax_smash.draft.draft_model import Draws
-from jax_smash.draft.trees.acceptance import prior_rates
-from jax_smash.draft.trees.sizing import best_tree
 from jax_smash.draft.trees.templates import named_tree, sized
-from jax_smash.draft.trees.tree import Topology, check_ranks
-from jax_smash.ladder import Ladder
+from jax_smash.draft.trees.tree import check_ranks
+from jax_smash.ladder import Ladder, Reach
 from jax_smash.methods.draft_options import DRAWS
-from jax_smash.methods.drafted import drafted
-from jax_smash.methods.method import Method, Setup
-from jax_smash.methods.trained import check_tapped, fitting, held_as
+from jax_smash.methods.method import Setup
+from jax_smash.methods.trained import Trained, check_tapped, fitting, held_as, ladder_of, share_of_step, width_of
 from jax_smash.models.dflash_config import DFlashConfig
 
 NAME = "dflash"
@@ -22,8 +17,8 @@ RANKS = 8
 """Children of a node of a tree that grows where the drafter is most certain, at most."""
 
 
-def dflash(setup: Setup) -> Method:
-    """Makes the method for a model and a drafter that fits it."""
+def dflash(setup: Setup) -> Trained:
+    """Makes the drafter for a model that it fits."""
     modules = fitting(
         setup.model,
         setup.draft.drafter,
@@ -37,13 +32,21 @@ def dflash(setup: Setup) -> Method:
     config: DFlashConfig = modules.config
     draws = DRAWS.get(setup.draft.verify, Draws.COUPLED)
     drawn = setup.sampled and draws in (Draws.DIFFERENT, Draws.INDEPENDENT)
-    name = f"chain-{config.block_size - 1}" if setup.draft.tree == "auto" else setup.draft.tree
-    # Drawn children stand where they were drawn, whatever their probability.
-    grows = sized(name) is not None and not drawn
-    topology = _room_to_grow(config, sized(name) or 0) if grows else named_tree(name)
+    tree, reach = setup.draft.tree, Reach(ranks=min(RANKS, config.vocab_size), levels=config.block_size - 1)
+    nodes = None if drawn else sized(tree)
+    grows = nodes is not None
+    if tree == "auto" and drawn:
+        # Drawn children stand where they were drawn, whatever their probability.
+        tree = f"chain-{reach.levels}"
+    if tree == "auto":
+        once = share_of_step(setup.model, modules.params, head=True)
+        ladder, grows = ladder_of(setup, NAME, reach, once=once), True
+    else:
+        topology = named_tree(tree) if nodes is None else reach.tree(nodes)
+        ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
     if drawn and draws is Draws.DIFFERENT:
-        check_ranks(topology)
-    width = min(RANKS, topology.nodes - 1, config.vocab_size) if grows else int(topology.rank.max()) + 1
+        check_ranks(ladder.trees[0])
+    width = reach.ranks if grows else width_of(ladder, reach)
     if width > config.vocab_size:
         raise ValueError(f"a node has at most {config.vocab_size} children, as many as tokens; got {width}")
     drafter = DFlashDrafter(
@@ -55,12 +58,4 @@ def dflash(setup: Setup) -> Method:
         draws=draws,
         sampled=setup.sampled,
     )
-    ladder = Ladder(trees=(topology,), source=f"the tree {name}")
-    method = drafted(NAME, setup, drafter, None, ladder=ladder)
-    return dataclasses.replace(method, params={**method.params, "drafter": held_as(setup.model, modules.params)})
-
-
-def _room_to_grow(config: DFlashConfig, nodes: int) -> Topology:
-    """Returns a topology for trees of so many drafted nodes as deep as the block is long."""
-    levels = config.block_size - 1
-    return best_tree(prior_rates(levels, RANKS), nodes, levels=min(levels, nodes))
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))

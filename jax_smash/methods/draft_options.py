@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_smash.checkpoints.chimera import ChimeraModules, read_chimera
+from jax_smash.checkpoints.contents import DRAFTERS
 from jax_smash.checkpoints.dflash import DFlashModules, read_dflash
 from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.eagle1 import Eagle1Modules
@@ -50,11 +51,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "lookahead": ("tree", "verify"),
     "draft-model": ("tree", "draft_model", "verify"),
     "self-sparse": ("tree", "draft_model", "sparse", "verify"),
-    "hybrid": ("tree", "costs", "verify"),
-    "eagle": ("tree", "drafter", "verify"),
-    "medusa": ("tree", "drafter", "verify"),
-    "chimera": ("tree", "drafter", "verify", "gram_slots"),
-    "dflash": ("tree", "drafter", "verify"),
+    "hybrid": ("tree", "costs", "drafter", "verify"),
+    "eagle": ("tree", "costs", "drafter", "verify"),
+    "medusa": ("tree", "costs", "drafter", "verify"),
+    "chimera": ("tree", "costs", "drafter", "verify", "gram_slots"),
+    "dflash": ("tree", "costs", "drafter", "verify"),
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
@@ -67,7 +68,20 @@ READERS: dict[str, Callable[[str | Path], Any]] = {
     "chimera": read_chimera,
     "dflash": read_dflash,
 }
-"""What reads the description of a folder's drafter, by method."""
+"""What reads the description of a folder's drafter, by method. Method hybrid takes a drafter of any of them."""
+
+
+def drafts_with(folder: str | Path) -> str:
+    """Returns the method of the trained drafter that a folder holds.
+
+    Raises:
+      ValueError: it holds none.
+    """
+    for file in DRAFTERS:
+        if (Path(folder).expanduser() / file).is_file():
+            method = Path(file).stem
+            return "eagle" if method == "eagle1" else method
+    raise ValueError(f"{folder} must be a folder with one of {', '.join(DRAFTERS)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +166,7 @@ def check_draft(name: str, draft: DraftOptions) -> None:
         check_place(draft.save_warm_start)
     with _about("drafter"):
         if isinstance(draft.drafter, str | Path) and str(draft.drafter) != RANDOM:
-            READERS[name](draft.drafter)
+            READERS[drafts_with(draft.drafter) if name == "hybrid" else name](draft.drafter)
     with _about("lookup-corpus"):
         if draft.lookup_corpus is not None:
             corpus_files(draft.lookup_corpus)

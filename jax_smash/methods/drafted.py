@@ -12,7 +12,6 @@ from jax_smash.decode.speculative import Speculative, Trees
 from jax_smash.draft.corpus import Corpus, index_corpus
 from jax_smash.draft.corpus_texts import read_texts
 from jax_smash.draft.draft_model import DraftModel, Draws
-from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import WIDTH, Recycling
@@ -72,12 +71,6 @@ def lookahead(setup: Setup) -> Method:
     if setup.draft.tree == "auto":
         own = Ladder(trees=(drafter.topology,), source="the method's own window and guesses")
     return drafted("lookahead", setup, drafter, None, ladder=own)
-
-
-def hybrid(setup: Setup) -> Method:
-    tree = Recycling(target=setup.model.definition)
-    known = (tree.empty(setup.model.params), None)
-    return drafted("hybrid", setup, Hybrid(tree=tree, line=Suffix()), known)
 
 
 def draft_model(setup: Setup) -> Method:

@@ -1,9 +1,5 @@
 """EAGLE-3 and EAGLE-1, and what they need to draft for a model."""
 
-import dataclasses
-
-import numpy as np
-
 from jax_smash.checkpoints.eagle import EagleModules, random_modules
 from jax_smash.checkpoints.eagle1 import Eagle1Modules
 from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter, read_eagle_drafter
@@ -11,25 +7,33 @@ from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.eagle import EagleDrafter
 from jax_smash.draft.eagle_trees import ConfidentTrees, FixedTrees
 from jax_smash.draft.trees.confident import confident
-from jax_smash.draft.trees.templates import named_tree
-from jax_smash.draft.trees.tree import Topology
-from jax_smash.ladder import Ladder
 from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DRAWS
-from jax_smash.methods.drafted import drafted
-from jax_smash.methods.method import Method, Setup
-from jax_smash.methods.trained import check_sizes, check_tapped, fitting, held_as, width_and_taps
+from jax_smash.methods.method import Setup
+from jax_smash.methods.trained import (
+    Trained,
+    branching,
+    check_sizes,
+    check_tapped,
+    fitting,
+    held_as,
+    ladder_of,
+    room_of,
+    share_of_step,
+    width_and_taps,
+    width_of,
+)
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
 
 NAME = "eagle"
 
-TREE = "chain-4"
-"""The tree where none is named."""
+RANKS, LEVELS = 4, 7
+"""Tokens of a node, and levels, that automatic trees may have."""
 
 
-def eagle(setup: Setup) -> Method:
-    """Makes the method for a model and a drafter that fits it."""
+def eagle(setup: Setup) -> Trained:
+    """Makes the drafter for a model that it fits."""
     modules = fitting(
         setup.model,
         setup.draft.drafter,
@@ -40,32 +44,24 @@ def eagle(setup: Setup) -> Method:
         random=random_modules,
         check=check_target,
     )
-    tree = TREE if setup.draft.tree == "auto" else setup.draft.tree
-    topology, trees = shaped(tree)
-    if trees.width > modules.config.head_size:
-        said = f"the {modules.config.head_size} tokens that the drafter can say"
-        raise ValueError(f"a node has at most as many children as {said}; got {trees.width} in {tree}")
+    tree, said = setup.draft.tree, modules.config.head_size
+    sizes, reach = confident(tree), branching(min(RANKS, said), levels=LEVELS)
+    each = share_of_step(setup.model, modules.params, head=said == modules.config.vocab_size)
+    ladder = ladder_of(setup, NAME, reach, drafting=each)
+    trees: FixedTrees | ConfidentTrees = FixedTrees(width=width_of(ladder, reach), room=room_of(ladder, reach))
+    trees = trees if sizes is None else ConfidentTrees(sizes)
+    if trees.width > said:
+        tokens = f"the {said} tokens that the drafter can say"
+        raise ValueError(f"a node has at most as many children as {tokens}; got {trees.width} in {tree}")
     drafter = EagleDrafter(
         target=setup.model.definition,
         model=modules.definition,
         taps=modules.config.taps,
-        levels=topology.levels,
+        levels=max(tree.levels for tree in ladder.trees),
         trees=trees,
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
     )
-    ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
-    method = drafted(NAME, setup, drafter, None, ladder=ladder)
-    return dataclasses.replace(method, params={**method.params, "drafter": held_as(setup.model, modules.params)})
-
-
-def shaped(tree: str) -> tuple[Topology, FixedTrees | ConfidentTrees]:
-    """Returns a tree's nodes and levels, and how it gets its shape."""
-    sizes = confident(tree)
-    if sizes is not None:
-        return sizes.topology, ConfidentTrees(sizes)
-    topology = named_tree(tree)
-    room = max(np.bincount(topology.depth)[:-1].tolist(), default=1)
-    return topology, FixedTrees(width=int(topology.rank.max()) + 1, room=room)
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))
 
 
 def check_target(config: EagleConfig | Eagle1Config, model: Model, where: str) -> None:

@@ -1,28 +1,33 @@
 """Medusa, and what it needs to draft for a model."""
 
-import dataclasses
-
 from jax_smash.checkpoints.medusa import MedusaModules, load_medusa, random_heads, read_medusa
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.medusa import MedusaDrafter
 from jax_smash.draft.trees.confident import confident
-from jax_smash.draft.trees.templates import named_tree
-from jax_smash.ladder import Ladder
+from jax_smash.ladder import Reach
 from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DRAWS
-from jax_smash.methods.drafted import drafted
-from jax_smash.methods.method import Method, Setup
-from jax_smash.methods.trained import check_sizes, fitting, held_as, width_and_taps
+from jax_smash.methods.method import Setup
+from jax_smash.methods.trained import (
+    Trained,
+    check_sizes,
+    fitting,
+    held_as,
+    ladder_of,
+    share_of_step,
+    width_and_taps,
+    width_of,
+)
 from jax_smash.models.medusa import MedusaConfig
 
 NAME = "medusa"
 
-TREE = "tree-15"
-"""The tree where none is named."""
+RANKS = 4
+"""Tokens of a head that automatic trees may have."""
 
 
-def medusa(setup: Setup) -> Method:
-    """Makes the method for a model and heads that fit it."""
+def medusa(setup: Setup) -> Trained:
+    """Makes the drafter for a model that its heads fit."""
     modules = fitting(
         setup.model,
         setup.draft.drafter,
@@ -33,12 +38,12 @@ def medusa(setup: Setup) -> Method:
         random=random_heads,
         check=check_target,
     )
-    tree = TREE if setup.draft.tree == "auto" else setup.draft.tree
-    sizes = confident(tree)
-    topology = named_tree(tree) if sizes is None else sizes.topology
-    width = int(topology.rank.max()) + 1 if sizes is None else sizes.width
-    if width > modules.config.vocab_size:
-        raise ValueError(f"a node has at most {modules.config.vocab_size} children, as many as tokens; got {width}")
+    tree, vocabulary = setup.draft.tree, modules.config.vocab_size
+    sizes, reach = confident(tree), Reach(ranks=min(RANKS, vocabulary), levels=modules.config.num_heads)
+    ladder = ladder_of(setup, NAME, reach, once=share_of_step(setup.model, modules.params))
+    width = width_of(ladder, reach) if sizes is None else sizes.width
+    if width > vocabulary:
+        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens; got {width}")
     drafter = MedusaDrafter(
         target=setup.model.definition,
         model=modules.definition,
@@ -46,9 +51,7 @@ def medusa(setup: Setup) -> Method:
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
         confident=sizes,
     )
-    ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
-    method = drafted(NAME, setup, drafter, None, ladder=ladder)
-    return dataclasses.replace(method, params={**method.params, "drafter": held_as(setup.model, modules.params)})
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))
 
 
 def check_target(config: MedusaConfig, model: Model, where: str) -> None:

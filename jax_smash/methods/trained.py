@@ -1,15 +1,24 @@
 """What methods with a trained drafter share: which drafter the options name, and whether it fits the target."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_smash.cache import Block
+from jax_smash.draft.trees.confident import confident
+from jax_smash.draft.trees.templates import named_tree
+from jax_smash.ladder import Ladder, Reach, make_ladder
 from jax_smash.loading import Model, weights_fingerprint
 from jax_smash.methods.draft_options import RANDOM
+from jax_smash.methods.drafted import drafted
+from jax_smash.methods.method import Method, Setup
+from jax_smash.platform import target_platform
+from jax_smash.protocols import LateLearner
 from jax_smash.quantise import activation_dtype, has_int8, quantise_params
 from jax_smash.sharding import mesh_of, place
 
@@ -133,6 +142,106 @@ def width_and_taps(model: Model) -> tuple[int, int]:
 
     vectors, taps = jax.eval_shape(forward, model.params["target"])
     return vectors.shape[-1], len(taps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained drafter for a model.
+
+    Attributes:
+      drafter: drafts, and learns later from steps without drafts.
+      ladder: its trees.
+      params: its parameters.
+    """
+
+    drafter: LateLearner
+    ladder: Ladder
+    params: Any
+
+
+def method_of(name: str, make: Callable[[Setup], Trained]) -> Callable[[Setup], Method]:
+    """Returns what makes the method of a trained drafter.
+
+    Args:
+      name: of the method.
+      make: makes the drafter.
+    """
+
+    def method(setup: Setup) -> Method:
+        made = make(setup)
+        found = drafted(name, setup, made.drafter, None, ladder=made.ladder)
+        return dataclasses.replace(found, params={**found.params, "drafter": made.params})
+
+    return method
+
+
+def ladder_of(setup: Setup, method: str, reach: Reach, *, drafting: float = 0.0, once: float = 0.0) -> Ladder:
+    """Returns the tree that is named, or those that pay on this device, no draft at all among them.
+
+    Args:
+      setup: of the method.
+      method: that drafts.
+      reach: of trees that are not named.
+      drafting, once: plain steps that drafting takes: for each node, and whatever the tree's size.
+    """
+    tree = setup.draft.tree
+    if tree != "auto":
+        sizes = confident(tree)
+        topology = named_tree(tree) if sizes is None else sizes.topology
+        return Ladder(trees=(topology,), source=f"the tree {tree}")
+    return make_ladder(
+        setup.model,
+        "auto",
+        method=method,
+        reach=reach,
+        batch=setup.batch,
+        slots=setup.slots,
+        sampled=setup.sampled,
+        costs=setup.draft.costs,
+        drafting=drafting,
+        once=once,
+    )
+
+
+def branching(ranks: int, *, levels: int) -> Reach:
+    """Returns the reach of a drafter that reads each level of a tree before it drafts the next.
+
+    On a CPU, where each node of a level takes time, a chain.
+
+    Args:
+      ranks: children of a node elsewhere.
+      levels: depth at most.
+    """
+    return Reach(ranks=1 if target_platform() == "cpu" else ranks, levels=levels)
+
+
+def width_of(ladder: Ladder, reach: Reach) -> int:
+    """Returns how many children a node has at most; a tree that is sized may come to have any shape within reach."""
+    return reach.ranks if ladder.sizing is not None else max(int(tree.rank.max()) + 1 for tree in ladder.trees)
+
+
+def room_of(ladder: Ladder, reach: Reach) -> int:
+    """Returns how many nodes of one depth have children at most, likewise."""
+    if ladder.sizing is not None:
+        return 1 if reach.ranks == 1 else max(tree.nodes for tree in ladder.trees) - 1
+    return max((n for tree in ladder.trees for n in np.bincount(tree.depth)[:-1].tolist()), default=1)
+
+
+def share_of_step(model: Model, params: Any, *, head: bool = False) -> float:
+    """Returns how many plain steps a forward of a drafter takes, by the bytes of the weights that each reads.
+
+    Args:
+      model: the target.
+      params: of the drafter.
+      head: it reads the rows of all tokens of the target's head too.
+    """
+    target = model.params["target"]
+    rows = model.vocab_size * width_and_taps(model)[0] * jnp.dtype(activation_dtype(target)).itemsize if head else 0
+    return (_bytes(params) + rows) / _bytes(target)
+
+
+def _bytes(params: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
 
 
 def held_as(model: Model, params: Any) -> Any:

@@ -48,7 +48,7 @@ class Eagle(PairLayer):
         ids = jnp.arange(config.head_size, dtype=jnp.int32)
         self.tokens = TokenIds(ids) if config.head_size < config.vocab_size else None
 
-    def features(self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+    def features(self, hidden: Float[Array, "B T _"], taps: tuple[Float[Array, "B T _"], ...]) -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read, of all of whose taps some are needed."""
         return self.join([taps[i] for i in self.config.taps])
 

@@ -133,7 +133,7 @@ class Eagle1(PairLayer):
         self.mlp_norm = RMSNorm(d, layer, rngs=rngs, dtype=dtype)
         self.mlp = MLP(layer, rngs=rngs, dtype=dtype)
 
-    def features(self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+    def features(self, hidden: Float[Array, "B T _"], taps: tuple[Float[Array, "B T _"], ...]) -> Float[Array, "B T D"]:
         """Returns the target's hidden states behind its final norm."""
         return hidden.astype(self.dtype)
 

@@ -47,7 +47,7 @@ class PairLayer(nnx.Module):
         """What the drafter computes in, and its cache holds."""
         return self.mlp_norm.scale[...].dtype
 
-    def features(self, hidden: Float[Array, "B T D"], taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+    def features(self, hidden: Float[Array, "B T _"], taps: tuple[Float[Array, "B T _"], ...]) -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read, from its hidden states and all of its taps."""
         raise NotImplementedError
 

@@ -107,7 +107,7 @@ def test_a_drafter_in_a_folder_drafts(call, called, model, tmp_path):
     made = random_modules(load(model).config)
     save_eagle(tmp_path / "drafter", made.config, made.params)
     plain = call(*TEXT, "--model", model)
-    options = ("--method", "eagle", "--drafter", "drafter", "--overwrite")
+    options = ("--method", "eagle", "--drafter", "drafter", "--tree", "chain-4", "--overwrite")
     drafted = call(*TEXT, "--model", model, *options)
     assert plain[:2] == drafted[:2]
     assert record(tmp_path)["drafted"]["nodes"] == 4

@@ -86,7 +86,7 @@ class Oracle:
     def learn(self, params, own, shared, made, outcome):
         return own, shared
 
-    def follow(self, params, own, shared, token, count, pending):
+    def follow(self, params, own, shared, seen, pending):
         return own, shared
 
 

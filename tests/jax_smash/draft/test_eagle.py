@@ -11,7 +11,6 @@ import pytest
 from jax_smash import generate
 from jax_smash.draft.trees.tree import chain, tree_from_ranks
 from jax_smash.methods import DraftOptions, make_method
-from jax_smash.protocols import LateLearner
 from jax_smash.sampling import SamplingOptions, gumbel_noise, process
 from jax_smash.serve.session import Session
 from tests.drafting import proposed, proposing
@@ -200,12 +199,3 @@ def test_nothing_is_drafted_behind_the_positions_that_were_trained(siblings):
     chat.turn(prompts_of((1, 1, 1), seed=1), limits=[2, 2, 2])
     assert chat.session.state.rows.token_length.tolist() == [10, 11, 12]
     assert chat.propose(chain(3)).valid.sum(1).tolist() == [3, 2, 1]
-
-
-def test_trees_of_automatic_size_are_refused():
-    made = make_method(target(), "eagle", draft=DraftOptions(drafter=drafter()))
-    assert made.source == "the tree chain-4"
-    assert not isinstance(made.strategy.drafter, LateLearner)
-    session = Session(target(), made, slots=16, max_new_tokens=4, sampling=[SamplingOptions()], seeds=[0])
-    with pytest.raises(TypeError, match="cannot be sized: it learns from checked trees alone"):
-        made.strategy._caught_up(made.params, session.state)
