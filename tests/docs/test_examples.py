@@ -51,11 +51,11 @@ def test_its_text_is_that_of_the_plain_recurrence():
     ("method", "options"),
     [
         ("recycling", {"tree": "chain-4"}),
-        ("recycling", {"tree": "chain-4", "stored_probabilities": True}),
-        ("lookup", {"tree": "chain-3"}),
         ("suffix", {}),  # A tree of automatic size is a chain.
-        ("draft-model", {"draft_model": "itself"}),
-        ("hybrid", {"tree": "off"}),
+        pytest.param("recycling", {"tree": "chain-4", "stored_probabilities": True}, marks=pytest.mark.slow),
+        pytest.param("lookup", {"tree": "chain-3"}, marks=pytest.mark.slow),
+        pytest.param("draft-model", {"draft_model": "itself"}, marks=pytest.mark.slow),
+        pytest.param("hybrid", {"tree": "off"}, marks=pytest.mark.slow),
     ],
 )
 def test_drafted_chains_change_no_text_of_a_recurrent_model(method, options):

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(commit() is None, reason="needs the project's re
 FEW = Settings(commit="HEAD", model="tiny", max_new_tokens=6, pairs=2, settle_seconds=0.0)
 
 
+@pytest.mark.slow
 def test_a_commit_is_measured_beside_this_version(tmp_path):
     path = tmp_path / "against.json"
     settings = dataclasses.replace(FEW, methods=("ar", "lookup"), tree="chain-2", batch_sizes=(1, 2), json=path)

@@ -86,6 +86,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(changes, s
         main(dataclasses.replace(Settings(model="absent"), **changes))
 
 
+@pytest.mark.slow
 def test_automatic_trees_begin_with_each_of_the_curves(given, tmp_path):
     main(
         dataclasses.replace(

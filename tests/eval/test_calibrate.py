@@ -93,6 +93,7 @@ def test_the_choice_is_written_and_decodes(tmp_path, capsys):
     assert load(model, modules="auto").modules.options == own
 
 
+@pytest.mark.slow
 def test_settings_that_ruin_the_answers_are_not_written(tmp_path):
     """The shipped modules, trusted in all they say: hardly an answer is right."""
     folder = shutil.copytree(ASSETS / "tiny" / "hamburger", tmp_path / "modules")

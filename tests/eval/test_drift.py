@@ -36,10 +36,12 @@ def rows(settings):
     return {(row["mode"], row["confidence"]): row for row in measure(settings)}
 
 
+@pytest.mark.slow
 def test_plain_decoding_is_measured_first_and_then_each_mode_at_each_confidence(rows):
     assert list(rows) == [("ar", None), *((m, c) for m in ("blind", "exact") for c in (0.01, 1.0))]
 
 
+@pytest.mark.slow
 def test_all_texts_have_all_positions(rows):
     for row in rows.values():
         assert (row["texts"], row["tokens"]) == (3, 3 * NEW)
@@ -51,11 +53,13 @@ def test_all_texts_have_all_positions(rows):
     [("ar", None), ("exact", 0.01), ("exact", 1.0), ("blind", 1.0)],
     ids=lambda part: str(part),
 )
+@pytest.mark.slow
 def test_the_control_makes_no_error_nor_does_a_mode_that_is_plain_decoding(rows, way):
     assert (rows[way]["error"], rows[way]["nats_below_best"], rows[way]["texts_with_errors"]) == (0, 0, 0)
     assert rows[way]["distinct_4grams"] == rows["ar", None]["distinct_4grams"]
 
 
+@pytest.mark.slow
 def test_untrained_modules_that_are_trusted_make_many(rows):
     found = rows["blind", 0.01]
     assert found["output_compression"] > 3.5
@@ -66,6 +70,7 @@ def test_untrained_modules_that_are_trusted_make_many(rows):
         assert bucket["texts_with_errors"] == 3
 
 
+@pytest.mark.slow
 def test_compression_is_told_where_slots_are_shared(rows):
     assert {way for way, row in rows.items() if "output_compression" in row} == {("blind", 0.01), ("blind", 1.0)}
     assert rows["blind", 1.0]["output_compression"] == 1

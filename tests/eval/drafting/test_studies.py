@@ -43,6 +43,7 @@ def run(study, name, plan):
     return rows
 
 
+@pytest.mark.slow
 def test_what_was_seen_before_helps(plan, tmp_path):
     file = tmp_path / "m.st"
     saved = DraftOptions(tree="chain-3", save_warm_start=file)
@@ -67,6 +68,7 @@ def test_what_was_seen_before_helps(plan, tmp_path):
     assert forwards["warm start"] < forwards["prompt and text"]
 
 
+@pytest.mark.slow
 def test_a_shape_stands_beside_a_chain_of_as_many_nodes(plan):
     rows = run(width_and_depth, "width-depth", plan)
     assert [(r["width"], r["depth"], r["nodes"]) for r in rows] == [(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 6)]
@@ -74,6 +76,7 @@ def test_a_shape_stands_beside_a_chain_of_as_many_nodes(plan):
     assert rows[3]["forwards"] <= rows[1]["forwards"]
 
 
+@pytest.mark.slow
 def test_temperatures_are_told_apart_and_change_no_sample(plan):
     rows = run(trees_and_chains, "temperature", dataclasses.replace(plan, temperatures=(0.5, 0.9)))
     assert [(r["temperature"], r["method"]) for r in rows] == [

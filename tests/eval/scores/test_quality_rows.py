@@ -46,6 +46,7 @@ def told(row):
     return Path(row["model"]).name, row["method"], modules, row["settings"].get("confidence")
 
 
+@pytest.mark.slow
 def test_modules_are_compared_with_another_base_over_all_tasks_together(compared):
     rows = json.loads((compared / "a.json").read_text())["rows"]
     totals = [row for row in rows if row["task"] == "all tasks"]

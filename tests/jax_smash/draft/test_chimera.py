@@ -45,6 +45,7 @@ def test_trees_of_every_kind_of_drafter_are_the_plain_ones(changes, siblings):
     assert made.differing == 0
 
 
+@pytest.mark.slow
 def test_trees_of_rows_that_sample_are_the_plain_ones_with_the_noise_of_the_choice(siblings):
     made = chat(sampling=CHOICES)
     made.turn(prompts_of((4, 1, 9)))
@@ -53,6 +54,7 @@ def test_trees_of_rows_that_sample_are_the_plain_ones_with_the_noise_of_the_choi
     assert made.kept > 0
 
 
+@pytest.mark.slow
 def test_text_is_plain_decodings_and_takes_fewer_forwards(siblings):
     request = {"sampling": CHOICES, "seed": [1, 2, 3], "max_new_tokens": 24, "slots": 64}
     plain = generate(target(), prompts_of((4, 1, 9)), **request)

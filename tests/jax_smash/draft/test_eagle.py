@@ -133,7 +133,7 @@ def drafter(**changes):
     return random_drafter(target(), **changes)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5, 16])
+@pytest.mark.parametrize("chunk", [2, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 5, 16))])
 def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
     chat = Chat(drafter(), chunk=chunk)
     chat.turn(prompts_of((19, 1, 7)))
@@ -171,6 +171,7 @@ def test_trees_of_rows_that_sample_are_the_plain_ones_with_the_noise_of_the_choi
     assert chat.kept > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [None, SOME])
 def test_text_is_plain_decodings_and_takes_fewer_forwards(tokens, siblings):
     request = {"sampling": CHOICES, "seed": [1, 2, 3], "max_new_tokens": 24, "slots": 64}

@@ -52,9 +52,20 @@ def plain():
     return [c.token_ids for c in made("ar")]
 
 
+def few(*options):
+    """Returns cases of which all but the first are slow."""
+    return [options[0], *(pytest.param(more, marks=pytest.mark.slow) for more in options[1:])]
+
+
 @pytest.mark.parametrize(
     "options",
-    [{}, {"confidence": 1.0}, {"group_length": 4}, {"confidence": 0.3}, {"confidence": 0.3, "token_confidence": 1.0}],
+    few(
+        {"confidence": 0.3},
+        {},
+        {"confidence": 1.0},
+        {"group_length": 4},
+        {"confidence": 0.3, "token_confidence": 1.0},
+    ),
 )
 def test_exact_text_is_that_of_plain_decoding(options):
     completions = made("hamburger", mode="exact", **options)
@@ -70,7 +81,7 @@ def test_exact_text_is_that_of_plain_decoding(options):
         assert not any(sum(c.drafted.tried) for c in completions)
 
 
-@pytest.mark.parametrize("options", [{"trained": 1}, {"micro_steps": 1}, {"confidence": 1.0}])
+@pytest.mark.parametrize("options", few({"confidence": 1.0}, {"trained": 1}, {"micro_steps": 1}))
 def test_groups_of_one_token_are_plain_decoding(options):
     completions = made("hamburger", **options)
     assert [c.token_ids for c in completions] == plain()
@@ -85,7 +96,7 @@ def test_modules_trained_for_one_token_draft_none():
     assert method.strategy.levels == 0
 
 
-@pytest.mark.parametrize("mode", ["exact", "checked"])
+@pytest.mark.parametrize("mode", few("exact", "checked"))
 def test_a_chat_goes_on_behind_a_group_that_was_cut(mode):
     """With one token that all may say, every limit cuts a group; what follows is that of plain decoding."""
     model, bias = smashed_model(), SamplingOptions(logit_bias={97: 90.0})
