@@ -30,16 +30,40 @@ jax.config.update("jax_disable_most_optimizations", True)
 MAPPINGS = 15_000
 
 
+# Cases that a run by default leaves out, for others like them take less time.
+SLOW_CASES = frozenset((pathlib.Path(__file__).parent / "slow_cases.txt").read_text().split("\n"))
+
+
 def pytest_addoption(parser):
     parser.addoption("--one-case", action="store_true", help="of each parametrised test only the first case")
+    parser.addoption("--every", type=int, default=1, help="of each file only one test in so many, the first included")
 
 
-@pytest.hookimpl(trylast=True)  # Behind the choice by markers: the first case of those that are left.
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--one-case"):
-        first = {item.nodeid.split("[")[0]: item for item in reversed(items)}
-        config.hook.pytest_deselected(items=[x for x in items if first[x.nodeid.split("[")[0]] is not x])
-        items[:] = [x for x in items if first[x.nodeid.split("[")[0]] is x]
+    for item in items:
+        if item.nodeid in SLOW_CASES:
+            item.add_marker(pytest.mark.slow)
+    yield
+    # Behind the choice by markers: of those that are left.
+    kept = _sampled(items, one_case=config.getoption("--one-case"), every=config.getoption("--every"))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _sampled(items, *, one_case, every):
+    """Returns the first case of each test, or all, of one test of a file in so many."""
+    kept, tests = set(), {}
+    for item in items:
+        file, name = item.nodeid.split("::", 1)
+        seen = tests.setdefault(file, [])
+        test = name.split("[")[0]
+        new = test not in seen
+        if new:
+            seen.append(test)
+        if seen.index(test) % every == 0 and (new or not one_case):
+            kept.add(item)
+    return kept
 
 
 @pytest.fixture(scope="module", autouse=True)
