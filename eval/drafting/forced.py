@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block
-from jax_smash.draft.chimera import ChimeraDrafter, ChimeraRows
+from jax_smash.cache import Block, KVCache, Write
+from jax_smash.draft.chimera import ChimeraDrafter
 from jax_smash.draft.context import Seen
 from jax_smash.draft.dflash import DFlashDrafter, DFlashRows
 from jax_smash.draft.eagle import EagleDrafter, EagleRows
@@ -16,6 +16,7 @@ from jax_smash.draft.medusa import MedusaDrafter, MedusaRows
 from jax_smash.draft.trees.tree import pack
 from jax_smash.models.grams import grams_of
 from jax_smash.protocols import Drafter, Params
+from jax_smash.pytree import pytree
 
 
 class Forced(Protocol):
@@ -124,17 +125,64 @@ class ForcedChimera(_Read):
 
     depths: int
 
-    def chain(self, params: Params, own: ChimeraRows, ahead: Int[Array, "B depths"], root: Int[Array, "B"]) -> Array:
+    def chain(self, params: Params, own: Any, ahead: Int[Array, "B depths"], root: Int[Array, "B"]) -> Array:
         """Returns the heads' vectors."""
         model = self._model(params)
         position = root[:, None] + jnp.arange(ahead.shape[1], dtype=jnp.int32)[None]
-        codes = model.codes(grams_of(own.recent, ahead), self._target(params))
-        full = model.forward(codes, position, own.cache, Block.causal(jnp.ones(ahead.shape, bool))).hidden
-        return heads_of(model, own.last, full)
+        block = Block.causal(jnp.ones(ahead.shape, bool))
+        codes = self._codes(params, own, ahead, position, block)
+        return heads_of(model, own.last, model.forward(codes, position, own.cache, block).hidden)
 
     def logits(self, params: Params, made: Float[Array, "B depths D"]) -> Float[Array, "B depths V"]:
         """Returns those of the target's rows."""
         return self._target(params).unembed(made)
+
+    def _codes(self, params: Params, own: Any, ahead: Array, position: Array, block: Block) -> Array:
+        """Returns the code of each entry of the chain."""
+        return self._model(params).codes(grams_of(own.recent, ahead), self._target(params))
+
+
+@pytree
+class TextRows:
+    """What is kept of each row for a Chimera drafter that encodes texts.
+
+    Attributes:
+      cache: of its layer, as in `ChimeraRows`.
+      encoder: the encoder's own, with an entry for each token that the target has read.
+      last: as in `ChimeraRows`.
+    """
+
+    cache: KVCache
+    encoder: KVCache
+    last: Float[Array, "B D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedTextChimera(ForcedChimera):
+    """Chimera with a layer over all of the text in place of grams, with which no method drafts."""
+
+    def begin(self, params: Params, batch: int, slots: int) -> TextRows:
+        """Makes both caches."""
+        model = self._model(params)
+        last = jnp.zeros((batch, model.config.d_model), model.dtype)
+        return TextRows(model.init_cache(batch, slots, 1), model.init_text_cache(batch, slots, 1), last)
+
+    def read(self, params: Params, own: TextRows, seen: Seen) -> TextRows:
+        """Reads one token: its code and the target's state of it."""
+        model, block = self._model(params), Block.causal(seen.valid)
+        code, made = model.text_codes(seen.token, seen.position, own.encoder, block, self._target(params))
+        entries = jnp.concatenate([seen.hidden.astype(code.dtype), code], axis=1)
+        position, valid = (jnp.concatenate([x, x], axis=1) for x in (seen.position, seen.valid))
+        out = model.forward(entries, position, own.cache, Block.causal(valid))
+        last = jnp.where(seen.valid, seen.hidden[:, 0].astype(own.last.dtype), own.last)
+        return TextRows(
+            cache=own.cache.commit(out.block_kv, Write(position=position, count=2 * seen.count)),
+            encoder=own.encoder.commit(made, Write(position=seen.position, count=seen.count)),
+            last=last,
+        )
+
+    def _codes(self, params: Params, own: Any, ahead: Array, position: Array, block: Block) -> Array:
+        return self._model(params).text_codes(ahead, position, own.encoder, block, self._target(params))[0]
 
 
 def heads_of(model: Any, last: Float[Array, "B D"], full: Float[Array, "B depths D"]) -> Float[Array, "B depths D"]:
@@ -179,7 +227,8 @@ def forced(drafter: Drafter, config: Any) -> Forced:
     if isinstance(drafter, EagleDrafter):
         return ForcedEagle(drafter)
     if isinstance(drafter, ChimeraDrafter):
-        return ForcedChimera(drafter, config.decoding_heads)
+        kind = ForcedTextChimera if config.encodes_text else ForcedChimera
+        return kind(drafter, config.decoding_heads)
     if isinstance(drafter, DFlashDrafter):
         return ForcedDFlash(drafter, config.block_size - 1)
     raise TypeError(f"chains of trained drafters alone can be forced; got {type(drafter).__name__}")

@@ -69,7 +69,9 @@ def test_a_drafter_of_another_base_is_refused_by_name_before_the_base_is_loaded(
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "chimera.json").write_text(json.dumps(described | {"base_fingerprint": "ab" * 32}))
-    with pytest.raises(ValueError, match=r"changed was trained for a base whose weights have fingerprint abab.*; those"):
+    with pytest.raises(
+        ValueError, match=r"changed was trained for a base whose weights have fingerprint abab.*; those"
+    ):
         main(Settings(**given | {"drafters": (changed,)}))
 
 

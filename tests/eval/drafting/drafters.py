@@ -17,6 +17,9 @@ from train.run.optimiser import Optimiser
 DEPTHS = 3
 SIZES = {"batch_size": 2, "length": 24, "steps": 2}
 
+TEXTS = "chimera of texts"
+"""Chimera with a layer in place of grams, and heads without residuals."""
+
 SHAPE = ("taps", "num_layers", "block_size")
 """Of DFlash's layers."""
 
@@ -25,6 +28,13 @@ MODULES = {
     "eagle1": random_eagle1,
     "medusa": lambda model: random_heads(model, num_heads=DEPTHS),
     "chimera": lambda model: random_chimera(model, decoding_heads=DEPTHS),
+    TEXTS: lambda model: random_chimera(
+        model,
+        decoding_heads=DEPTHS,
+        gram_encoder="layer",
+        encoder_mlp_width=model.config.mlp_width,
+        residual_heads=False,
+    ),
     "dflash": lambda model: random_dflash(model, block_size=DEPTHS + 1),
 }
 """Of each kind; a kind that is new needs one here."""
@@ -32,7 +42,7 @@ MODULES = {
 
 def method_of(model, kind, modules, **draft):
     """Returns the method that drafts with modules."""
-    return make_method(model, kind.removesuffix("1"), draft=DraftOptions(drafter=modules, **draft))
+    return make_method(model, kind.split()[0].removesuffix("1"), draft=DraftOptions(drafter=modules, **draft))
 
 
 def settings_of(kind, config):
@@ -43,9 +53,10 @@ def settings_of(kind, config):
         "eagle": {"test_steps": DEPTHS},
         "eagle1": {"test_steps": DEPTHS, "noise": 0.0},
         "chimera": {"decoding_heads": DEPTHS},
+        TEXTS: {"decoding_heads": DEPTHS, "gram_encoder": "layer", "residual_heads": False},
         "dflash": {"anchors": SIZES["length"]},
     }
-    names = {"eagle": ("head_size", "taps"), "eagle1": ("join_bias",), "chimera": (), "dflash": SHAPE}[kind]
+    names = {"eagle": ("head_size", "taps"), "eagle1": ("join_bias",), "dflash": SHAPE}.get(kind, ())
     return own[kind] | {name: getattr(config, name) for name in ("mlp_width", *names)}
 
 
@@ -56,12 +67,13 @@ def told_by_training(model, kind, modules, texts, said):
       texts: a row each.
       said: marks what counts, of each text.
     """
-    settings = KINDS[kind].kind(model=model.config, optimiser=Optimiser(), **SIZES, **settings_of(kind, modules.config))
+    part = KINDS[kind.split()[0]]
+    settings = part.kind(model=model.config, optimiser=Optimiser(), **SIZES, **settings_of(kind, modules.config))
     arrays, weights = np.zeros((4, len(texts), SIZES["length"]), np.int32), np.zeros((len(texts), SIZES["length"]))
     for row, (text, counts) in enumerate(zip(texts, said, strict=True)):
         place = np.arange(len(text) - 1)
         arrays[:, row, place] = np.stack([text[:-1], text[1:], place, np.ones_like(place)])
         weights[row, place] = counts[1:]
-    objective = KINDS[kind](settings).objective()
+    objective = part(settings).objective()
     params = {"base": model.params["target"], "drafter": nnx.split_state(modules.params, nnx.Param, ...)[0]}
     return jax.jit(objective)(params, Batch(*arrays, weights.astype(np.float32)))[1].means

@@ -6,11 +6,11 @@ import pytest
 from eval.drafting.forced import forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Text
-from jax_smash.draft.context import Context
-from tests.eval.drafting.drafters import DEPTHS, MODULES, method_of, told_by_training
+from jax_smash.draft.context import Context, Seen
+from tests.eval.drafting.drafters import DEPTHS, MODULES, TEXTS, method_of, told_by_training
 from tests.tiny import tiny_model
 
-SLOW = ("eagle1", "dflash")
+SLOW = ("eagle1", "dflash", TEXTS)
 """Kinds whose comparisons take most time."""
 
 EACH = [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else []) for kind in MODULES]
@@ -40,7 +40,7 @@ def test_accuracies_are_those_that_training_measures(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("kind", [kind for kind in MODULES if kind != TEXTS])
 def test_a_chain_that_is_forced_along_what_a_drafter_proposes_says_what_it_proposes(kind):
     model = tiny_model(vocab_size=14)
     modules, (text, _) = MODULES[kind](model), texts_of(model)
@@ -52,8 +52,6 @@ def test_a_chain_that_is_forced_along_what_a_drafter_proposes_says_what_it_propo
 
     @jax.jit
     def both(params, tokens, hidden, taps):
-        from jax_smash.draft.context import Seen
-
         every = tuple(taps.get(tap, hidden) for tap in range(max(taps, default=-1) + 1))
         own = chain.begin(params, 1, 64)
         for place in range(root):

@@ -73,7 +73,7 @@ def test_a_configuration_comes_back_from_json():
     [
         ({"gram": 0}, "gram must be from 1 to 5 tokens; got 0"),
         ({"gram": 6}, "gram must be from 1 to 5 tokens; got 6"),
-        ({"gram_encoder": "cnn"}, "gram_encoder must be one of mlp, residual; got 'cnn'"),
+        ({"gram_encoder": "cnn"}, "gram_encoder must be one of mlp, residual, layer; got 'cnn'"),
         ({"decoding_heads": 0}, "decoding_heads must be at least 1; got 0"),
         ({"max_positions": 0}, "max_positions must be at least 1; got 0"),
         ({"num_heads": 3}, "num_heads must be a multiple of num_kv_heads; got 3 and 2"),

@@ -110,7 +110,7 @@ def test_a_few_rows_are_learned_by_heart():
     ("change", "said"),
     [
         ({"gram": 6}, "gram must be from 1 to 5 tokens; got 6"),
-        ({"gram_encoder": "lstm"}, "gram_encoder must be one of mlp, residual; got 'lstm'"),
+        ({"gram_encoder": "lstm"}, "gram_encoder must be one of mlp, residual, layer; got 'lstm'"),
         ({"decoding_heads": 0}, "decoding_heads must be at least 1; got 0"),
         ({"decoding_heads": 8}, "decoding_heads must be less than the row's 8; got 8"),
         ({"head_decay": 0.0}, "head_decay must be above 0 and at most 1; got 0.0"),
