@@ -1,13 +1,25 @@
 """Folders of trained drafters: their kind, and whether they are a base's own."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_smash.checkpoints.chimera import load_chimera
 from jax_smash.checkpoints.contents import DRAFTERS
+from jax_smash.checkpoints.dflash import load_dflash
+from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter
+from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import stored_base
 from jax_smash.methods.draft_options import READERS
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "eagle": load_eagle_drafter,
+    "medusa": load_medusa,
+    "chimera": load_chimera,
+    "dflash": load_dflash,
+}
+"""What loads a folder's drafter, by method."""
 
 FOLDER = "drafter"
 """Of a training run's export; then the run's own name tells more."""
@@ -25,6 +37,7 @@ class Trained:
       folder: that holds it.
       kind: eagle, eagle1, medusa, chimera or dflash.
       config: of its modules.
+      weights_sha256: of its weights' file.
       base_fingerprint: of the weights that it was trained for; empty where nobody told.
     """
 
@@ -32,6 +45,7 @@ class Trained:
     folder: Path
     kind: str
     config: Any
+    weights_sha256: str
     base_fingerprint: str
 
     @property
@@ -47,12 +61,22 @@ class Trained:
             return self.config.block_size - 1
         return getattr(self.config, sizes[self.kind]) if self.kind in sizes else None
 
+    @property
+    def label(self) -> str:
+        """Its name with the beginning of its weights' hash."""
+        return f"{self.name}@{self.weights_sha256[:8]}"
+
+    def load(self, dtype: Any) -> Any:
+        """Returns the drafter, loaded onto the default device in a dtype."""
+        return LOADERS[self.method](self.folder, dtype=dtype)
+
     def facts(self) -> Mapping[str, Any]:
         """Returns what a report says of it beside its figures."""
         return {
             "drafter": self.name,
             "kind": self.kind,
             "config": dataclasses.asdict(self.config),
+            "weights_sha256": self.weights_sha256,
             "base_fingerprint": self.base_fingerprint,
         }
 
@@ -72,7 +96,8 @@ def read_trained(folders: Sequence[Path]) -> list[Trained]:
         described = READERS[kinds[0].removesuffix("1")](folder)
         whole = folder.expanduser().resolve()
         name = whole.parent.name if whole.name == FOLDER else whole.name
-        found.append(Trained(name, folder, kinds[0], described.config, described.base_fingerprint))
+        marks = described.weights_sha256, described.base_fingerprint
+        found.append(Trained(name, folder, kinds[0], described.config, *marks))
     if not found:
         raise ValueError("drafters must name one folder at least; got none")
     if twice := [drafter.name for drafter in found if sum(drafter.name == other.name for other in found) > 1]:
