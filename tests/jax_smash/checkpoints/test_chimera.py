@@ -11,6 +11,9 @@ from tests.chimera import random_drafter
 from tests.tiny import tiny_model
 
 
+OTHER = {"gram_encoder": "layer", "encoder_mlp_width": 48, "residual_heads": False}
+
+
 @pytest.fixture
 def saved(tmp_path):
     made = random_drafter(tiny_model(), max_positions=99)
@@ -19,7 +22,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("changes", [{}, {"gram": 1, "gram_encoder": "residual"}])
+@pytest.mark.parametrize("changes", [{}, {"gram": 1, "gram_encoder": "residual"}, OTHER])
 def test_a_drafter_comes_back_bit_for_bit(dtype, changes, tmp_path):
     made = random_drafter(tiny_model(), **changes)
     params = jax.tree.map(lambda w: w.astype(dtype), made.params)

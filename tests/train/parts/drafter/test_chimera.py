@@ -106,6 +106,27 @@ def test_a_few_rows_are_learned_by_heart():
     assert max(losses[-1]) < 0.5 * chance
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_encoder_of_texts_learns_unless_it_is_frozen(frozen):
+    model = tiny_model()
+    width = model.config.mlp_width
+    drafter = random_drafter(model, decoding_heads=HEADS, gram_encoder="layer", encoder_mlp_width=width)
+    chosen, (_, rows) = settings(model, gram_encoder="layer", encoder_frozen=frozen), batch(model)
+    objective = chimera_objective(abstract_params(model.config)[0], chosen)
+    base = {"base": model.params["target"]}
+    slope = jax.jit(jax.grad(lambda drafter: objective({**base, "drafter": drafter}, rows)[0]))(drafter.params)
+    for part, learns in (("grams", not frozen), ("layer", True)):
+        assert any(np.any(x) for x in jax.tree.leaves(slope[part])) is learns
+
+
+def test_a_frozen_encoder_is_one_of_texts_and_does_not_decay():
+    with pytest.raises(ValueError, match="encoder_frozen goes with gram_encoder layer, .*; got mlp"):
+        settings(tiny_model(), encoder_frozen=True)
+    chosen = settings(tiny_model(), gram_encoder="layer", encoder_frozen=True)
+    with pytest.raises(ValueError, match=r"encoder_frozen needs a weight_decay of 0; got 0\.1"):
+        dataclasses.replace(chosen, optimiser=Optimiser(weight_decay=0.1))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
