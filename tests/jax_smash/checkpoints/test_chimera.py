@@ -10,7 +10,6 @@ from jax_smash.quantise import quantise_params
 from tests.chimera import random_drafter
 from tests.tiny import tiny_model
 
-
 OTHER = {"gram_encoder": "layer", "encoder_mlp_width": 48, "residual_heads": False}
 
 
