@@ -31,7 +31,7 @@ from eval.drafting.trained import Trained, check_base, read_trained
 from eval.exact.conditions import REGEX, STOP, Condition
 from eval.exact.divergence import ROUNDING
 from eval.exact.exactness_report import Clock, earlier_rows, totals
-from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, SELF_SPARSE, Case, Study
+from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, HYBRID, SELF_SPARSE, Case, Study
 from eval.prompts.exactness_prompts import of_file, of_spec_bench, shipped
 from eval.reports.options import Names, Numbers, Paths
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
@@ -76,7 +76,8 @@ class Settings:
       sparse: policy by which method self-sparse drafts, as in `jax-smash generate --sparse`; by default its own.
       trees: auto, off, chain-N, tree-N, a template's name or a .json file, each under every method but hamburger, whose
         groups are chains.
-      drafter: folders of trained drafters, as `jax-smash generate --drafter` takes them; each is a row of its method.
+      drafter: folders of trained drafters, as `jax-smash generate --drafter` takes them; each is a row of its method, and
+        one of hybrid.
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
       smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
@@ -195,7 +196,7 @@ class Settings:
         taken = {method for method in self.methods if method in READERS}
         if lacking := sorted(taken - {drafter.method for drafter in found}):
             raise ValueError(f"method {lacking[0]} needs a drafter: give --drafter FOLDER")
-        if odd := [drafter for drafter in found if drafter.method not in taken]:
+        if HYBRID not in self.methods and (odd := [drafter for drafter in found if drafter.method not in taken]):
             raise ValueError(
                 f"{odd[0].folder} holds a drafter of method {odd[0].method}; got methods {', '.join(self.methods)}"
             )
@@ -302,7 +303,9 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
 
 
 def drafters_of(study: Study, method: str) -> list[str | None]:
-    """Returns the labels of the trained drafters of a method; of one that needs none, None alone."""
+    """Returns the labels of the trained drafters of a method; None stands for none, which hybrid can be without too."""
+    if method == HYBRID:
+        return [None, *study.drafters]
     return [label for label, drafter in study.drafters.items() if drafter.method == method] or [None]
 
 

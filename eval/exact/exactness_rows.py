@@ -36,16 +36,16 @@ EQUIVALENT: dict[str, Callable[[Drafter], Drafter]] = {
 }
 """Changes of a tree that must change neither text nor forwards; of first children alone, against the chain's."""
 
-DRAFT_MODEL, HAMBURGER, SELF_SPARSE = "draft-model", "hamburger", "self-sparse"
+DRAFT_MODEL, HAMBURGER, SELF_SPARSE, HYBRID = "draft-model", "hamburger", "self-sparse", "hybrid"
 
 GROUPS = "auto"
 """The one tree of method hamburger: a chain as long as its groups may be."""
 
 NEED_SIBLINGS = (SWAPPED, FIRST_CHILDREN)
 
-NO_CHAINS = ("lookahead", "hybrid", "dflash")
+NO_CHAINS = ("lookahead", HYBRID, "dflash")
 """Methods whose drafts depend on how many nodes a tree has, so that first children are not the chain's: Lookahead has
-as many n-grams, a hybrid divides the nodes between two drafters, and DFlash's trees grow where it is certain. Their
+as many n-grams, a hybrid divides the nodes among its drafters, and DFlash's trees grow where it is certain. Their
 texts must be equal all the same."""
 
 CONTROLS: dict[str, Callable[[Drafter], Drafter]] = {"bit flipped": FlippedBit, SKIPPED: lambda drafter: drafter}

@@ -324,32 +324,31 @@ def random_folder(folder, model, kind):
 
 
 @pytest.mark.parametrize(
-    ("kinds", "changes"),
+    ("methods", "kinds", "changes"),
     [
-        (("medusa",), {}),
+        (("medusa",), ("medusa",), {}),
         pytest.param(
+            ("eagle", "medusa", "chimera", "dflash", "hybrid"),
             [*SAVERS],
             {"batch_sizes": (1, 3), "processors": ("none", "all"), "choices": ("greedy", "sampled")},
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_trained_drafters_are_rows_of_their_methods(smashed, tmp_path, kinds, changes):
+def test_trained_drafters_are_rows_of_their_methods_and_of_hybrid(smashed, tmp_path, methods, kinds, changes):
     _, settings = smashed
     model = load(settings["model"])
     folders = tuple(random_folder(tmp_path / kind / "drafter", model, kind) for kind in kinds)
-    methods = tuple(dict.fromkeys(kind.removesuffix("1") for kind in kinds))
     given = settings | {"methods": methods, "trees": ("chain-2",), "checks": False} | changes
     plain, *rows = measure(Settings(**given, drafter=folders))
     rows = [row for row in rows if row["method"] != "ar"]
+    expected = {(kind.removesuffix("1"), kind) for kind in kinds}
+    expected |= {("hybrid", name) for name in ("", *kinds)} if "hybrid" in methods else set()
+    assert {(row["method"], (row["drafter"] or "").partition("@")[0]) for row in rows} == expected
     conditions = len(given["batch_sizes"]) * len(given["processors"]) * len(given["choices"])
-    assert {(row["method"], row["drafter"].partition("@")[0]) for row in rows} == {
-        (kind.removesuffix("1"), kind) for kind in kinds
-    }
-    assert len(rows) == conditions * len(kinds)
+    assert len(rows) == len({row["key"] for row in rows}) == conditions * len(expected)
     for row in rows:
         assert (row["divergences"], row["passed"]) == (0, True), row["key"]
-    assert len({row["key"] for row in rows}) == len(rows)
     assert plain["drafter"] is None
 
 
