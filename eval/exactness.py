@@ -76,8 +76,8 @@ class Settings:
       sparse: policy by which method self-sparse drafts, as in `jax-smash generate --sparse`; by default its own.
       trees: auto, off, chain-N, tree-N, a template's name or a .json file, each under every method but hamburger, whose
         groups are chains.
-      drafter: folders of trained drafters, as `jax-smash generate --drafter` takes them; each is a row of its method, and
-        one of hybrid.
+      drafter: folders of trained drafters, as `jax-smash generate --drafter` takes them; each is a row of its method,
+        and one of hybrid.
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
       smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
