@@ -5,6 +5,8 @@ r"""Drafted text is plain decoding's, token for token: methods, trees, batches a
     python -m eval.exactness --model smollm2 --spec-bench question.jsonl --chat --num-prompts 60 --prompt-tokens 96 \
       --methods recycling lookup suffix lookahead draft-model hybrid --trees tree-15 --batch-sizes 1 8 --json OUT
     python -m eval.exactness --model DIR --methods hamburger --modules FOLDER --json OUT
+    python -m eval.exactness --model smollm2 --methods eagle medusa --drafter RUN/eagle/drafter RUN/eagle1/drafter \
+      RUN/medusa/drafter --trees chain-4 tree-15 --json OUT
 
 Every text is compared with plain decoding of the same seed and batch size, and every emitted token with a plain forward
 over the whole text, processors applied: it must lie within rounding of the best. Rounding is 1e-5 of the largest
@@ -25,17 +27,19 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from eval.drafting.trained import Trained, check_base, read_trained
 from eval.exact.conditions import REGEX, STOP, Condition
 from eval.exact.divergence import ROUNDING
 from eval.exact.exactness_report import Clock, earlier_rows, totals
-from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, SELF_SPARSE, Case, Study
+from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, HYBRID, SELF_SPARSE, Case, Study
 from eval.prompts.exactness_prompts import of_file, of_spec_bench, shipped
-from eval.reports.options import Names, Numbers
+from eval.reports.options import Names, Numbers, Paths
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from eval.scores.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import DraftOptions, check_draft, check_method, fitting_modules
+from jax_smash.methods.draft_options import READERS
 from jax_smash.sharding import mesh_of_hosts
 
 Row = dict[str, Any]
@@ -46,6 +50,7 @@ SMASHING = ("modules", "smash_mode", "confidence", "token_confidence", "micro_st
 COLUMNS = (
     "way",
     "method",
+    "drafter",
     "tree",
     "batch_size",
     "processors",
@@ -71,6 +76,8 @@ class Settings:
       sparse: policy by which method self-sparse drafts, as in `jax-smash generate --sparse`; by default its own.
       trees: auto, off, chain-N, tree-N, a template's name or a .json file, each under every method but hamburger, whose
         groups are chains.
+      drafter: folders of trained drafters, as `jax-smash generate --drafter` takes them; each is a row of its method,
+        and one of hybrid.
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
         trained with them, every method decodes with that one.
       smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
@@ -101,6 +108,7 @@ class Settings:
     draft_model: str = "int8"
     sparse: str | None = None
     trees: Names = ("off", "chain-4", "recycling-80")
+    drafter: Paths = ()
     modules: str | None = None
     smash_mode: str = "exact"
     confidence: float | None = None
@@ -138,6 +146,7 @@ class Settings:
         if not self.methods or "ar" in self.methods:
             raise ValueError(f"methods must name some that draft; got {', '.join(self.methods) or 'none'}")
         self._check_smashing()
+        self.trained()
         if self.sparse is not None and SELF_SPARSE not in self.methods:
             raise ValueError(f"sparse goes with method {SELF_SPARSE} alone; got {', '.join(self.methods)}")
         if self.sparse is not None:
@@ -175,6 +184,24 @@ class Settings:
         if self.smash_mode != defaults["smash_mode"]:
             raise ValueError(f"smash_mode must be exact, whose text is plain decoding's; got {self.smash_mode}")
         self.folder()
+
+    def trained(self) -> list[Trained]:
+        """Returns the trained drafters.
+
+        Raises:
+          ValueError: a method lacks one, one is of no method that is asked for, or one is damaged or for another base.
+          FileNotFoundError: there is no such folder.
+        """
+        found = read_trained(self.drafter) if self.drafter else []
+        taken = {method for method in self.methods if method in READERS}
+        if lacking := sorted(taken - {drafter.method for drafter in found}):
+            raise ValueError(f"method {lacking[0]} needs a drafter: give --drafter FOLDER")
+        if HYBRID not in self.methods and (odd := [drafter for drafter in found if drafter.method not in taken]):
+            raise ValueError(
+                f"{odd[0].folder} holds a drafter of method {odd[0].method}; got methods {', '.join(self.methods)}"
+            )
+        check_base(found, self.model)
+        return found
 
     def folder(self) -> str | None:
         """Returns the folder of modules to load the model with; None where no method takes any.
@@ -239,6 +266,7 @@ def measure(
             draft_model=settings.draft_model,
             sparse=settings.sparse,
             smash=smash_options(settings),
+            drafters=settings.trained(),
         )
         rows = {tuple(row["key"]): row for row in kept}
         left = [case for case in cases_of(settings, study) if case.key not in rows]
@@ -266,10 +294,19 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
             for tree in (GROUPS,) if method == HAMBURGER else settings.trees:
                 if (method, tree) == (DRAFT_MODEL, "off"):
                     continue
-                possible = study.checks(method, tree, condition, equivalents=settings.equivalents)
-                wanted = possible if settings.checks and condition == conditions[-1] else []
-                cases += [Case(way, method, tree, condition) for way in (AS_IT_IS, *wanted)]
+                for drafter in drafters_of(study, method):
+                    case = Case(AS_IT_IS, method, tree, condition, drafter)
+                    possible = study.checks(case, equivalents=settings.equivalents)
+                    wanted = possible if settings.checks and condition == conditions[-1] else []
+                    cases += [dataclasses.replace(case, way=way) for way in (AS_IT_IS, *wanted)]
     return cases
+
+
+def drafters_of(study: Study, method: str) -> list[str | None]:
+    """Returns the labels of the trained drafters of a method; None stands for none, which hybrid can be without too."""
+    if method == HYBRID:
+        return [None, *study.drafters]
+    return [label for label, drafter in study.drafters.items() if drafter.method == method] or [None]
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
@@ -287,7 +324,8 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     rows = measure(settings, kept, write)
     write(rows, complete=True)
     shown = [row | {"passed": "yes" if row["passed"] else "NO"} for row in rows]
-    print_table(f"Drafted text against plain decoding's: {settings.model}, {settings.dtype}", shown, COLUMNS)
+    columns = [column for column in COLUMNS if column != "drafter" or settings.drafter]
+    print_table(f"Drafted text against plain decoding's: {settings.model}, {settings.dtype}", shown, columns)
     for row in rows:
         if row["must"] == "equal":
             for divergence in row["listed"]:

@@ -5,7 +5,7 @@ import functools
 import importlib.util
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -236,10 +236,25 @@ def _read_params(
     return huggingface.load_params(source, config, dtype=dtype, place=placing, shardings=shardings, adapter=adapter)
 
 
-def _stored_fingerprint(source: Path, config: ModelConfig) -> str:
+def stored_base(name: str | Path) -> tuple[ModelConfig, Callable[[], str]]:
+    """Returns a model's configuration, and what reads its weights for their fingerprint without a device.
+
+    Args:
+      name: as of `load`; of an adapter, its base with the adapter merged is meant.
+
+    Raises:
+      FileNotFoundError: there is no such model.
+      ValueError: the checkpoint is damaged or of an unknown architecture.
+    """
+    path, adapter = with_base(find(name), find)
+    config = checkpoint_config(path)
+    return config, functools.partial(_stored_fingerprint, path, config, adapter)
+
+
+def _stored_fingerprint(source: Path, config: ModelConfig, adapter: Adapter | None = None) -> str:
     """Returns the fingerprint of a checkpoint's weights as they are stored: reads them, and keeps none."""
     seen = Fingerprint(config)
-    _read_params(source, config, jnp.float32, seen.place(lambda where, array: np.zeros(())))
+    _read_params(source, config, jnp.float32, seen.place(lambda where, array: np.zeros(())), adapter)
     return seen.hexdigest()
 
 

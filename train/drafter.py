@@ -18,6 +18,9 @@ layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
 `train/configs/medusa-2-paper.json`). `RUN/drafter/adapter` then holds the changes as PEFT saves them, and is given as
 `--model RUN/drafter/adapter`. It says other text than the target, and the heads are for it alone.
 
+`--change NAME=VALUE` takes another value of a field of the training file, as `--change gram=1` does of `chimera`. So
+one file serves all runs of a comparison.
+
 `--states STATES` reads from disk what the target makes of the rows (`train.states`), for drafters of any kind.
 
 A drafter learns best from what its target says itself: `train.regenerate` writes that.
@@ -25,9 +28,12 @@ A drafter learns best from what its target says itself: `train.regenerate` write
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from jax_smash.cli.lists import Names
 from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.dflash import DFlashPart
 from train.parts.drafter.eagle import EaglePart
@@ -46,6 +52,9 @@ KINDS: dict[str, Any] = {
 }
 """Parts by the kind of drafter."""
 
+FIXED = ("model", "states", "optimiser", "init_sha256")
+"""Fields of settings that are no single values of the training file."""
+
 
 def main(
     kind: str,
@@ -54,6 +63,7 @@ def main(
     base: str,
     output: Path,
     states: Path | None = None,
+    change: Names = (),
     steps: int | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -69,6 +79,7 @@ def main(
       base: the target: a shipped model, a Hugging Face folder or a hub id.
       output: folder for checkpoints, metrics and, in the end, `drafter`.
       states: folder that `train.states` made of `packed` by the same target, whose layers are then not run.
+      change: fields in place of the file's, NAME=VALUE each.
       steps: length of the run, in place of the file's.
       batch_size: rows a step, in place of the file's.
       seed: of the first weights and of the order of rows, in place of the file's.
@@ -76,8 +87,35 @@ def main(
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
-    part = KINDS[kind].from_files(config, packed, base, states, steps=steps, batch_size=batch_size, seed=seed)
+    given = {"steps": steps, "batch_size": batch_size, "seed": seed}
+    part = KINDS[kind].from_files(config, packed, base, states, **given, **changes_of(change, given))
     print(run(part, output, **options))
+
+
+def changes_of(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields by name, of words NAME=VALUE; a value is JSON, or else a text.
+
+    Args:
+      words: of the command line.
+      options: fields that have an option of their own.
+
+    Raises:
+      ValueError: a word is none, or is of such a field, or two are of one.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals) or name in found or name in FIXED:
+            raise ValueError(f"change must be NAME=VALUE, each of a field of the training file, once; got {word!r}")
+        if name in options:
+            raise ValueError(
+                f"change must not be of {name}, which has an option of its own: --{name.replace('_', '-')}"
+            )
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 if __name__ == "__main__":

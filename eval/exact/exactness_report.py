@@ -28,6 +28,7 @@ FREE_TO_CHANGE = (
     "resume",
     "overwrite",
     "methods",
+    "drafter",
     "trees",
     "batch_sizes",
     "processors",

@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from eval.drafting.trained import Trained
 from eval.exact.conditions import Condition, request_for
 from eval.exact.decoded import Decoded, Processors, decode_all
 from eval.exact.divergence import ROUNDING, Rescorer, summary
 from eval.exact.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes, tampered
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.tree import Topology
 from jax_smash.loading import Model
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
@@ -33,16 +36,17 @@ EQUIVALENT: dict[str, Callable[[Drafter], Drafter]] = {
 }
 """Changes of a tree that must change neither text nor forwards; of first children alone, against the chain's."""
 
-DRAFT_MODEL, HAMBURGER, SELF_SPARSE = "draft-model", "hamburger", "self-sparse"
+DRAFT_MODEL, HAMBURGER, SELF_SPARSE, HYBRID = "draft-model", "hamburger", "self-sparse", "hybrid"
 
 GROUPS = "auto"
 """The one tree of method hamburger: a chain as long as its groups may be."""
 
 NEED_SIBLINGS = (SWAPPED, FIRST_CHILDREN)
 
-NO_CHAINS = ("lookahead", "hybrid")
+NO_CHAINS = ("lookahead", HYBRID, "dflash")
 """Methods whose drafts depend on how many nodes a tree has, so that first children are not the chain's: Lookahead has
-as many n-grams, and a hybrid divides the nodes between two drafters. Their texts must be equal all the same."""
+as many n-grams, a hybrid divides the nodes among its drafters, and DFlash's trees grow where it is certain. Their
+texts must be equal all the same."""
 
 CONTROLS: dict[str, Callable[[Drafter], Drafter]] = {"bit flipped": FlippedBit, SKIPPED: lambda drafter: drafter}
 """Faults that the comparison must find."""
@@ -57,12 +61,14 @@ class Case:
       method: by name.
       tree: by name; None for plain decoding.
       condition: batch and options.
+      drafter: label of the trained drafter; None for a method without one.
     """
 
     way: str
     method: str
     tree: str | None
     condition: Condition
+    drafter: str | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -70,7 +76,7 @@ class Case:
         condition = self.condition
         return (
             self.way,
-            self.method,
+            self.method if self.drafter is None else f"{self.method} {self.drafter}",
             self.tree or "–",
             str(condition.batch_size),
             condition.processors,
@@ -84,6 +90,7 @@ class Study:
     Attributes:
       model: the model.
       prompts: tokens of each.
+      drafters: trained ones, by label.
     """
 
     def __init__(
@@ -99,8 +106,12 @@ class Study:
         draft_model: str = INT8,
         sparse: str | None = None,
         smash: SmashOptions = SmashOptions(mode="exact"),  # noqa: B008 - frozen
+        drafters: Sequence[Trained] = (),
     ):
         """Takes what all cases share; decodes nothing."""
+        self.drafters = {drafter.label: drafter for drafter in drafters}
+        # Of a few hundred megabytes at most, and read for every row.
+        self._loaded = functools.lru_cache(maxsize=None)(lambda label: self.drafters[label].load(jnp.dtype(dtype)))
         self._draft_model, self._sparse, self._smash = draft_model, sparse, smash
         self.model, self.prompts = model, prompts
         self._dtype, self._new = dtype, max_new_tokens
@@ -111,27 +122,26 @@ class Study:
         # One for all batch sizes: a text that two of them give is read again once.
         self._rescorer = functools.lru_cache(maxsize=None)(self._make_rescorer)
 
-    def checks(self, method: str, tree: str, condition: Condition, *, equivalents: bool = True) -> list[str]:
+    def checks(self, case: Case, *, equivalents: bool = True) -> list[str]:
         """Returns the ways in which a method's tree can be tampered with.
 
         Args:
-          method, tree: by name.
-          condition: batch and options.
+          case: of the tree as it is.
           equivalents: those that must change nothing too, not the faults alone.
 
         Raises:
           ValueError: the method does not take the tree.
         """
-        ladder = self._method(method, tree, condition).memory["trees"].ladder
+        ladder = self._method(case).memory["trees"].ladder
         drafted = [np.asarray(topology.parent)[1:] for topology in ladder if topology.nodes > 1]
         if not drafted:
             return []
         siblings = any(len(set(parent.tolist())) < len(parent) for parent in drafted)
         # A draft model keeps what it read of each node by the node's place.
-        fixed = (SWAPPED,) if method == DRAFT_MODEL else ()
+        fixed = (SWAPPED,) if case.method == DRAFT_MODEL else ()
         same = EQUIVALENT if equivalents else {}
         equivalent = [way for way in same if (siblings or way not in NEED_SIBLINGS) and way not in fixed]
-        return equivalent + [way for way in CONTROLS if way != SKIPPED or condition.processors == "all"]
+        return equivalent + [way for way in CONTROLS if way != SKIPPED or case.condition.processors == "all"]
 
     def row(self, case: Case) -> dict[str, Any]:
         """Returns the figures of a case, and whether they are as they must be."""
@@ -147,6 +157,7 @@ class Study:
         return {
             "way": case.way,
             "method": case.method,
+            "drafter": case.drafter,
             "tree": case.tree,
             **dataclasses.asdict(case.condition),
             **figures,
@@ -186,13 +197,14 @@ class Study:
             wrong.append(figures["unexplained"])
         # An int8 draft model rounds what it multiplies; the number of rows that a level has may tip it either way.
         tipped = case.method == DRAFT_MODEL and self._draft_model == INT8
-        if case.way in EQUIVALENT and not (case.way == FIRST_CHILDREN and (tipped or case.method in NO_CHAINS)):
+        own_shape = case.method in NO_CHAINS or confident(case.tree or "") is not None
+        if case.way in EQUIVALENT and not (case.way == FIRST_CHILDREN and (tipped or own_shape)):
             wrong.append(figures["forwards_differing"])
         return not any(wrong)
 
     def _compared_with(self, case: Case) -> Case:
         if case.way == FIRST_CHILDREN:
-            ladder = self._method(case.method, case.tree, case.condition).memory["trees"].ladder
+            ladder = self._method(case).memory["trees"].ladder
             depth = max(_first_children(topology) for topology in ladder)
             return dataclasses.replace(case, way=AS_IT_IS, tree=f"chain-{depth}")
         if case.way in EQUIVALENT:
@@ -200,7 +212,7 @@ class Study:
         return Case(AS_IT_IS, "ar", None, case.condition)
 
     def _decode(self, case: Case, until: Callable[[Sequence[Decoded]], bool] | None = None) -> list[Decoded]:
-        method = self._method(case.method, case.tree, case.condition)
+        method = self._method(case)
         if case.way != AS_IT_IS:
             method = tampered(method, (EQUIVALENT | CONTROLS)[case.way])
         return decode_all(
@@ -214,10 +226,14 @@ class Study:
             until=until,
         )
 
-    def _method(self, name: str, tree: str | None, condition: Condition) -> Method:
-        model = self._draft_model if name == DRAFT_MODEL else None
-        sparse = self._sparse if name == SELF_SPARSE else None
-        draft = DraftOptions() if tree is None else DraftOptions(tree=tree, draft_model=model, sparse=sparse)
+    def _method(self, case: Case) -> Method:
+        name, condition = case.method, case.condition
+        given: dict[str, Any] = {
+            "draft_model": self._draft_model if name == DRAFT_MODEL else None,
+            "sparse": self._sparse if name == SELF_SPARSE else None,
+            "drafter": None if case.drafter is None else self._loaded(case.drafter),
+        }
+        draft = DraftOptions() if case.tree is None else DraftOptions(tree=case.tree, **given)
         return make_method(
             self.model,
             name,

@@ -3,8 +3,9 @@
 The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the drafter was
 trained for some, and the fields of `ChimeraConfig`. The second holds a tensor for each parameter by its dotted name:
 `grams.w_in [g·D, D]` and `grams.w_out [D, D]`, or `grams.block.w [g·D, g·D]`, `grams.block.b [g·D]` and
-`grams.w_out [g·D, D]`; the layer's `layer.attention.w_qkv`, `layer.attention.w_o`, `layer.mlp.w_gate_up` and
-`layer.mlp.w_down`; `heads [H, 2·D, D]`; and the norms' scales.
+`grams.w_out [g·D, D]`, or those of a layer behind `grams.layer`; the layer's `layer.attention.w_qkv`,
+`layer.attention.w_o`, `layer.mlp.w_gate_up` and `layer.mlp.w_down`; `heads [H, 2·D, D]`, without residuals
+`[H, D, D]`; and the norms' scales.
 """
 
 import dataclasses

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import Block, BlockKV, KVCache, init_cache
 from jax_smash.models.chimera_config import FULL, ChimeraConfig
-from jax_smash.models.grams import GramMLP, GramResidual, vectors_of
+from jax_smash.models.grams import ENCODERS, vectors_of
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, weight
 from jax_smash.models.projection import project
 from jax_smash.models.rope import longest, rotation
@@ -39,7 +39,8 @@ class Chimera(nnx.Module):
 
         full + [hidden of token n − 1, full] W_h,
 
-    full being what the layer made of token n + h: of the pending token for head 0, else of a drafted one.
+    full being what the layer made of token n + h: of the pending token for head 0, else of a drafted one. Without
+    residual heads it is full + full W_h.
 
     Source: Zeng et al. 2024, "Chimera: A Lossless Decoding Method for Accelerating Large Language Models Inference by
     Fusing all Tokens", section 4.1.
@@ -50,11 +51,11 @@ class Chimera(nnx.Module):
     def __init__(self, config: ChimeraConfig, *, rngs: Keys, dtype: Any = jnp.float32):
         d, layer = config.d_model, config.layer
         self.config = config
-        encoder = GramMLP if config.gram_encoder == "mlp" else GramResidual
-        self.grams = encoder(config, rngs=rngs, dtype=dtype)
+        self.grams: Any = ENCODERS[config.gram_encoder](config, rngs=rngs, dtype=dtype)
         self.layer = Layer(layer, FULL, rngs=rngs, dtype=dtype)
         self.final_norm = RMSNorm(d, layer, rngs=rngs, dtype=dtype)
-        shape, axes = (config.decoding_heads, 2 * d, d), (None, "embed", None)
+        read = 2 * d if config.residual_heads else d
+        shape, axes = (config.decoding_heads, read, d), (None, "embed", None)
         self.heads = weight(rngs, shape, axes, dtype, jax.nn.initializers.zeros, contracted=(1,))
 
     @property
@@ -68,9 +69,36 @@ class Chimera(nnx.Module):
         Args:
           grams: tokens, as `grams.grams_of` returns them.
           target: bound, whose vectors of tokens are used.
+
+        Raises:
+          ValueError: the drafter encodes texts, not grams.
         """
+        if self.config.encodes_text:
+            raise ValueError(
+                f"a Chimera drafter with gram_encoder {self.config.gram_encoder} does not draft: it encodes all of the "
+                "text, and is there to be compared with those that encode grams"
+            )
         first_stands_in = self.config.gram_encoder == "residual"
         return self.grams(vectors_of(grams, target, first_stands_in=first_stands_in).astype(self.dtype))
+
+    def text_codes(
+        self,
+        tokens: Int[Array, "B T"],
+        position: Int[Array, "B T"],
+        cache: KVCache | None,
+        block: Block,
+        target: Any,
+    ) -> tuple[Float[Array, "B T D"], BlockKV]:
+        """Returns the codes of new tokens of a drafter that encodes texts, and what its cache is given of them.
+
+        Args:
+          tokens: in order.
+          position: of each.
+          cache: of the encoder, from `init_text_cache`; None for a block without a past.
+          block: which tokens see which.
+          target: bound, whose vectors of tokens are used.
+        """
+        return self.grams(target.embed(tokens).astype(self.dtype), position, cache, block)
 
     def forward(
         self,
@@ -102,22 +130,30 @@ class Chimera(nnx.Module):
         """Returns what the target's rows of tokens are multiplied with.
 
         Args:
-          last: the target's hidden state of the last token that it has read.
+          last: the target's hidden state of the last token that it has read. Residual heads alone use it.
           full: what the layer made of the token whose follower is guessed.
           head: that guesses, from 0.
         """
         w = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, head, keepdims=False), self.heads[...])
-        return full + project(jnp.concatenate([last.astype(full.dtype), full], axis=-1), w)
+        read = jnp.concatenate([last.astype(full.dtype), full], axis=-1) if self.config.residual_heads else full
+        return full + project(read, w)
 
     def init_cache(self, batch: int, slots: int, block: int) -> KVCache:
         """Makes an empty cache for `slots` tokens a row, of two entries each, and commits of at most `block` tokens."""
+        return self._cache(batch, 2 * slots, 2 * block)
+
+    def init_text_cache(self, batch: int, slots: int, block: int) -> KVCache:
+        """Makes an empty cache for the encoder of a drafter that encodes texts, an entry a token."""
+        return self._cache(batch, slots, block)
+
+    def _cache(self, batch: int, slots: int, block: int) -> KVCache:
         return init_cache(
             kinds=(FULL,),
             layer_kinds=(FULL,),
             window=0,
             batch=batch,
-            slots=2 * slots,
-            block=2 * block,
+            slots=slots,
+            block=block,
             num_kv_heads=self.config.num_kv_heads,
             head_width=self.config.head_width,
             dtype=self.dtype,

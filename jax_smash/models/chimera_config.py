@@ -9,8 +9,10 @@ from jax_smash.models.config_fields import config_of
 
 FULL: AttentionKind = "full"
 
-GRAM_ENCODERS = ("mlp", "residual")
-"""Forms of the encoder of grams: the paper's, and that of its published code."""
+TEXT_LAYER = "layer"
+
+GRAM_ENCODERS = ("mlp", "residual", TEXT_LAYER)
+"""Forms of the encoder of grams: the paper's, that of its published code, and the layer that the paper compares."""
 
 LONGEST_GRAM = 5
 
@@ -25,8 +27,12 @@ class ChimeraConfig:
       max_positions: it drafts nothing behind an entry whose position is not below this.
       gram: tokens of a gram, from 1 to 5; 3 makes trigrams.
       gram_encoder: `mlp` for two matrices with SiLU between them, where a token before the text's first counts 0;
-        `residual` for a residual block over the whole gram before one matrix, where the first token stands for it.
+        `residual` for a residual block over the whole gram before one matrix, where the first token stands for it;
+        `layer` for a transformer layer over all of the text in place of grams, whose heads can be measured, and which
+        no method drafts with.
+      encoder_mlp_width: F of the encoder where it is a layer, and 0 where it is none.
       decoding_heads: later tokens that are guessed, each by a head of its own.
+      residual_heads: heads also read the target's hidden state of the last token that it has read.
       norm_epsilon: of every norm.
       rope: rotary embedding of the layer.
     """
@@ -40,7 +46,9 @@ class ChimeraConfig:
     max_positions: int
     gram: int = 3
     gram_encoder: str = "mlp"
+    encoder_mlp_width: int = 0
     decoding_heads: int = 4
+    residual_heads: bool = True
     norm_epsilon: float = 1e-6
     rope: RopeConfig = RopeConfig()  # noqa: RUF009 - frozen
 
@@ -52,6 +60,11 @@ class ChimeraConfig:
             raise ValueError(f"gram must be from 1 to {LONGEST_GRAM} tokens; got {self.gram}")
         if self.gram_encoder not in GRAM_ENCODERS:
             raise ValueError(f"gram_encoder must be one of {', '.join(GRAM_ENCODERS)}; got {self.gram_encoder!r}")
+        if (self.encoder_mlp_width > 0) != self.encodes_text or self.encoder_mlp_width < 0:
+            raise ValueError(
+                f"encoder_mlp_width must be above 0 with gram_encoder {TEXT_LAYER} alone, and else 0; "
+                f"got {self.encoder_mlp_width} with {self.gram_encoder}"
+            )
         _ = self.layer  # Checks the other sizes.
 
     @classmethod
@@ -76,16 +89,26 @@ class ChimeraConfig:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "ChimeraConfig":
-        """Returns the configuration that `to_fields` wrote.
+        """Returns the configuration that `to_fields` wrote. What is newer than some files has its default.
 
         Raises:
           ValueError: a field is missing, unknown, of the wrong type or out of range.
         """
-        return config_of(cls, fields, whole=True)
+        return config_of(cls, {"encoder_mlp_width": 0, "residual_heads": True} | dict(fields), whole=True)
 
     def to_fields(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them."""
         return dataclasses.asdict(self)
+
+    @property
+    def encodes_text(self) -> bool:
+        """Whether a layer over all of the text stands in place of an encoder of grams."""
+        return self.gram_encoder == TEXT_LAYER
+
+    @property
+    def encoder_layer(self) -> ModelConfig:
+        """The encoder of the text as a model's layer."""
+        return dataclasses.replace(self.layer, mlp_width=self.encoder_mlp_width)
 
     @property
     def layer(self) -> ModelConfig:

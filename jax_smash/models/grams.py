@@ -1,5 +1,6 @@
-"""Grams: each token with those before it, and the encoders that make a vector of one."""
+"""Grams: each token with those before it, and the encoders that make a vector of one, or of the text up to a token."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jax_smash.models.chimera_config import ChimeraConfig
-from jax_smash.models.layers import Keys, weight
+from jax_smash.cache import Block, BlockKV, KVCache
+from jax_smash.models.chimera_config import FULL, TEXT_LAYER, ChimeraConfig
+from jax_smash.models.layers import Keys, Layer, weight
 from jax_smash.models.medusa import ResidualBlock
 from jax_smash.models.projection import project
+from jax_smash.models.rope import longest, rotation
 
 NONE = -1
 """In a gram: what stands before the first token of a text."""
@@ -38,6 +41,38 @@ class GramResidual(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T gD"]) -> Float[Array, "B T D"]:
         return project(self.block(x), self.w_out[...])
+
+
+class TextLayer(nnx.Module):
+    """A transformer layer over the target's vectors of all tokens: a token's code tells of all of the text up to it.
+
+    Source: Zeng et al. 2024, "Chimera", section 5.4.1, which compares it with grams.
+    """
+
+    def __init__(self, config: ChimeraConfig, *, rngs: Keys, dtype: Any):
+        self.config = config.encoder_layer
+        self.layer = Layer(self.config, FULL, rngs=rngs, dtype=dtype)
+
+    def __call__(
+        self, vectors: Float[Array, "B T D"], position: Int[Array, "B T"], cache: KVCache | None, block: Block
+    ) -> tuple[Float[Array, "B T D"], BlockKV]:
+        """Returns the codes of new tokens, and their keys and values for the cache's `commit`.
+
+        Args:
+          vectors: of the target.
+          position: of each token.
+          cache: what is committed of the tokens before; None for a block without a past.
+          block: which tokens see which.
+        """
+        reach = longest(position, block.valid) if cache is None else cache.reach
+        angles = rotation(self.config.rope, self.config.head_width, position, reach)
+        past = None if cache is None else cache.layer(0)
+        codes, key_value = self.layer(vectors, position, angles, past, block.layer(0))
+        return codes, (key_value,)
+
+
+ENCODERS: dict[str, Callable[..., nnx.Module]] = {"mlp": GramMLP, "residual": GramResidual, TEXT_LAYER: TextLayer}
+"""Encoders by the name of their form."""
 
 
 def grams_of(before: Int[Array, "B g"], token: Int[Array, "B T"]) -> Int[Array, "B T g"]:

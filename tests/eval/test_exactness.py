@@ -13,11 +13,26 @@ from eval.exact.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
 from eval.exact.exactness_rows import FIRST_CHILDREN, Case, Study
 from eval.exactness import Settings, cases_of, main, measure, read_tokens
 from eval.prompts.shipped_prompts import shipped_prompts
+from jax_smash.checkpoints.chimera import save_chimera
+from jax_smash.checkpoints.dflash import save_dflash
+from jax_smash.checkpoints.eagle import save_eagle
+from jax_smash.checkpoints.eagle1 import save_eagle1
+from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import load
+from tests.eval.drafting.drafters import MODULES
 from tests.interpreter import ROOT
 from tests.model_directory import write_model, write_modules
 from tests.tiny import tiny_model
+
+SAVERS = {
+    "eagle": save_eagle,
+    "eagle1": save_eagle1,
+    "medusa": save_medusa,
+    "chimera": save_chimera,
+    "dflash": save_dflash,
+}
+"""What writes a drafter of each kind."""
 
 OPTIONS = {"dtype": "float32", "max_new_tokens": 6, "seed": 0, "stop": (), "regex": "a"}
 RANKS = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
@@ -301,11 +316,65 @@ def test_a_model_that_drafts_by_a_part_of_its_cache_says_what_plain_decoding_doe
     assert drafted["mean_accepted_tokens"] > 1
 
 
+def random_folder(folder, model, kind):
+    """Writes a random drafter of a kind for a model."""
+    modules = MODULES[kind](model)
+    SAVERS[kind](folder, modules.config, modules.params, base_fingerprint=model.fingerprint)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("methods", "kinds", "changes"),
+    [
+        (("medusa",), ("medusa",), {}),
+        pytest.param(
+            ("eagle", "medusa", "chimera", "dflash", "hybrid"),
+            [*SAVERS],
+            {"batch_sizes": (1, 3), "processors": ("none", "all"), "choices": ("greedy", "sampled")},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_trained_drafters_are_rows_of_their_methods_and_of_hybrid(smashed, tmp_path, methods, kinds, changes):
+    _, settings = smashed
+    model = load(settings["model"])
+    folders = tuple(random_folder(tmp_path / kind / "drafter", model, kind) for kind in kinds)
+    given = settings | {"methods": methods, "trees": ("chain-2",), "checks": False} | changes
+    plain, *rows = measure(Settings(**given, drafter=folders))
+    rows = [row for row in rows if row["method"] != "ar"]
+    expected = {(kind.removesuffix("1"), kind) for kind in kinds}
+    expected |= {("hybrid", name) for name in ("", *kinds)} if "hybrid" in methods else set()
+    assert {(row["method"], (row["drafter"] or "").partition("@")[0]) for row in rows} == expected
+    conditions = len(given["batch_sizes"]) * len(given["processors"]) * len(given["choices"])
+    assert len(rows) == len({row["key"] for row in rows}) == conditions * len(expected)
+    for row in rows:
+        assert (row["divergences"], row["passed"]) == (0, True), row["key"]
+    assert plain["drafter"] is None
+
+
+@pytest.mark.parametrize(
+    ("methods", "kind", "message"),
+    [
+        (("eagle", "medusa"), "medusa", "method eagle needs a drafter: give --drafter FOLDER"),
+        (("recycling",), "medusa", "holds a drafter of method medusa; got methods recycling"),
+        (("medusa",), None, "medusa was trained for a base whose weights have fingerprint abab"),
+    ],
+)
+def test_drafters_that_are_none_of_the_methods_or_the_base_are_refused(smashed, tmp_path, methods, kind, message):
+    _, settings = smashed
+    folder = random_folder(tmp_path / "medusa", load(settings["model"]), "medusa")
+    if kind is None:
+        file = folder / "medusa.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_fingerprint": "ab" * 32}))
+    with pytest.raises(ValueError, match=message):
+        main(Settings(**settings | {"methods": methods, "drafter": (folder,)}))
+
+
 def test_the_faults_can_be_checked_alone(smashed):
     _, settings = smashed
     study = Study(load(settings["model"]), [[1, 2, 3]], **OPTIONS)
     condition = Condition(batch_size=1, processors="none", choice="greedy")
-    assert study.checks("recycling", "tree-7", condition, equivalents=False) == ["bit flipped"]
+    assert study.checks(Case("as it is", "recycling", "tree-7", condition), equivalents=False) == ["bit flipped"]
 
 
 @pytest.mark.parametrize("method", ["recycling", "lookahead", "hybrid"])
@@ -313,7 +382,7 @@ def test_trees_of_all_methods_are_compared_with_first_children(smashed, method):
     _, settings = smashed
     study = Study(load(settings["model"]), [[1, 2, 3]], **OPTIONS)
     condition = Condition(batch_size=1, processors="none", choice="greedy")
-    told = study.checks(method, "recycling-80", condition)
+    told = study.checks(Case("as it is", method, "recycling-80", condition))
     assert told == ["padded", "siblings swapped", "first children", "bit flipped"]
 
 

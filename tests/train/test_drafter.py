@@ -27,7 +27,7 @@ from jax_smash.methods import RANDOM, DraftOptions
 from jax_smash.sharding import make_mesh
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, write_corpus
-from train.drafter import main
+from train.drafter import changes_of, main
 from train.pack import pack_corpus
 from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.eagle import EaglePart
@@ -376,4 +376,32 @@ def test_training_data_without_answers_are_refused(root, tmp_path):
         ValueError, match=r"packed must hold replies to train on, behind '<\|im_start\|>assistant'; got"
     ):
         main(*places)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fields_of_a_training_file_are_changed_by_name():
+    given = changes_of(["gram=1", "residual_heads=false", "gram_encoder=layer", "labels=text", "head_decay=0.5"], {})
+    assert given == {
+        "gram": 1,
+        "residual_heads": False,
+        "gram_encoder": "layer",
+        "labels": "text",
+        "head_decay": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gram"], "change must be NAME=VALUE, each of a field of the training file, once; got 'gram'"),
+        (["gram=1", "gram=2"], "change must be NAME=VALUE, .*; got 'gram=2'"),
+        (["model=tiny"], "change must be NAME=VALUE, .*; got 'model=tiny'"),
+        (["batch_size=1"], "change must not be of batch_size, which has an option of its own: --batch-size"),
+        (["test_steps=0"], "is not a training file: test_steps must be from 1"),
+        (["trigram=3"], "is not a training file: .*trigram"),
+    ],
+)
+def test_changes_that_are_none_are_refused(root, tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        main("eagle", root / "config.json", root / "packed", str(root / "base"), tmp_path / "run", change=tuple(words))
     assert not (tmp_path / "run").exists()

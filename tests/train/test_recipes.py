@@ -1,12 +1,15 @@
 """The committed recipes: they can be run, and do what they say they do."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jax_smash
+from jax_smash.checkpoints.chimera import load_chimera
 from jax_smash.checkpoints.huggingface import read_config
 from jax_smash.loading import ASSETS
 from jax_smash.methods import DraftOptions
@@ -16,6 +19,7 @@ from tests.tiny import tiny_config
 from tests.train.corpus_files import make_tokenizer, write_lines
 from train.data.corpus import load_corpus
 from train.drafter import KINDS as DRAFTERS
+from train.drafter import changes_of
 from train.parts.butler.settings import ButlerSettings
 from train.parts.hamburger.settings import SmashSettings
 from train.recipe import main as make_recipe
@@ -39,6 +43,8 @@ SMOLLM2 = tiny_config(
     max_positions=8192,
 )
 
+REPLY = {"role": "assistant", "content": "I think so. They ran away. Once there were foxes."}
+
 GRAFTED = [f"grafted{number}" for number in range(1, 8)]
 
 
@@ -58,6 +64,7 @@ def runs(found):
             model=model,
             seed=stage.seed,
             steps=stage.options.get("steps"),
+            **changes_of(stage.options.get("change", ()), {}),
         )
         for stage in found.stages
         if program_of(stage) in KINDS
@@ -85,6 +92,7 @@ def test_all_that_is_made_is_read_or_is_what_the_recipe_is_for(name):
     read = {value.split("/")[0] for stage in found.stages for value in stage.reads}
     unread = [stage.name for stage in found.stages if f"@{stage.name}" not in read]
     meant = {"hamburger-paper": ["grafted", "alone"], "smollm2-drafters": [*DRAFTERS]}
+    meant |= {"smollm2-drafter-ablations": ["cost", "accuracy"]}
     assert unread == meant.get(name, [found.stages[-1].name])
     assert {f"@{given}" for given in found.inputs} <= read
 
@@ -138,6 +146,37 @@ def test_drafters_are_trained_on_equally_many_tokens_each():
     assert len({(settings.reply_begins, settings.length) for settings in found.values()}) == 1
 
 
+def test_ablations_learn_from_the_same_half_a_million_tokens_and_differ_in_what_they_are_called():
+    found = runs(recipe("smollm2-drafter-ablations"))
+    tokens = {settings.batch_size * settings.length * settings.steps for settings in found.values()}
+    assert tokens == {8 * 512 * 122}
+    assert [found[f"gram-{n}"].chimera.gram for n in range(1, 6)] == [1, 2, 3, 4, 5]
+    whole = found["gram-3"]
+    differing = {
+        name: {
+            field.name
+            for field in dataclasses.fields(settings)
+            if getattr(settings, field.name) != getattr(found["eagle"] if "eagle" in name else whole, field.name)
+        }
+        for name, settings in found.items()
+    }
+    assert differing == {
+        **{f"gram-{n}": {"gram"} if n != 3 else set() for n in range(1, 6)},
+        "layer-frozen": {"gram_encoder", "encoder_frozen"},
+        "layer-tuned": {"gram_encoder"},
+        "no-residual": {"residual_heads"},
+        "no-distillation": {"distillation"},
+        "eagle": set(),
+        "eagle-one-step": {"test_steps"},
+    }
+
+
+def test_the_ablations_are_judged_together():
+    found = recipe("smollm2-drafter-ablations")
+    judged = found.stages[-1]
+    assert judged.options["drafters"] == [f"@{name}/drafter" for name in runs(found)]
+
+
 def test_the_states_that_are_kept_are_those_that_each_drafter_reads():
     found = recipe("smollm2-drafters")
     settings, stages = runs(found), {stage.name: stage.options for stage in found.stages}
@@ -148,36 +187,51 @@ def test_the_states_that_are_kept_are_those_that_each_drafter_reads():
     assert len(kept) == 6
 
 
-@pytest.fixture
-def drafters(tmp_path):
-    """The recipe of drafters for a base of two small layers, of a few steps; and its inputs."""
-    write_checkpoint(tmp_path / "base", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1})
-    for file in make_tokenizer(tmp_path / "tokenizer").iterdir():
-        shutil.copy(file, tmp_path / "base")
-    write_lines(tmp_path / "prompts/a.jsonl", *({"question": f"What is {i}?", "answer": "It is."} for i in range(40)))
-    asked = "Say in thirteen words or more why it is that you ask me this?"
-    write_lines(tmp_path / "prompts/b.jsonl", {"prompt": asked}, {"prompt": "Why?"})
-    write_lines(tmp_path / "questions.jsonl", {"turns": [asked]})
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "configs").mkdir()
-    fields = json.loads((RECIPES / "smollm2-drafters.json").read_text())
+def small_recipe(root, name, changes):
+    """Writes a recipe of drafters below `root` for a base of two small layers, of a few steps.
+
+    Args:
+      root: where the base, the recipe and its files are written.
+      name: of the recipe.
+      changes: of a stage's options, by the stage's name.
+    """
+    write_checkpoint(root / "base", {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1})
+    for file in make_tokenizer(root / "tokenizer").iterdir():
+        shutil.copy(file, root / "base")
+    (root / "recipes").mkdir()
+    (root / "configs").mkdir()
+    fields = json.loads((RECIPES / f"{name}.json").read_text())
     small = {"steps": 2, "batch_size": 2, "length": 24, "mlp_width": 32, "head_size": 100, "test_steps": 2}
     small |= {"taps": [0, 2], "num_layers": 1, "block_size": 4}
     for stage in fields["stages"]:
         options = stage["options"]
-        options |= {"max_new_tokens": 12, "method": "ar"} if stage["name"] == "answers" else {}
-        options |= {"taps": [0, 2]} if stage["name"] == "states" else {}
-        options |= {"steps": 2, "devices": 1} if stage["program"] == "train.drafter" else {}
+        options |= changes.get(stage["name"], {})
+        options |= {"devices": 1} if stage["program"] == "train.drafter" else {}
+        if "steps" in options:
+            options["steps"] = 2
+        if "reply_begins" in options:
+            options |= {"reply_begins": "<|assistant|>", "reply_ends": "<|end|>"}
         if "config" in options:
             given = json.loads((RECIPES / options["config"]).read_text())
-            given |= {name: value for name, value in small.items() if name in given}
+            given |= {field: value for field, value in small.items() if field in given}
             given["optimiser"] |= {"warmup": 1}
             given |= {"reply_begins": "<|assistant|>", "reply_ends": "<|end|>"}
-            (tmp_path / "recipes" / options["config"]).write_text(json.dumps(given))
+            (root / "recipes" / options["config"]).write_text(json.dumps(given))
     corpus = {"held_out": 0.3, "sources": [{"name": "answers", "paths": ["answers.jsonl"]}]}
-    (tmp_path / "configs/smollm2-answers.json").write_text(json.dumps(corpus))
-    shutil.copy(RECIPES / "smollm2-drafters.md", tmp_path / "recipes")
-    (tmp_path / "recipes/smollm2-drafters.json").write_text(json.dumps(fields))
+    (root / "configs/smollm2-answers.json").write_text(json.dumps(corpus))
+    shutil.copy(RECIPES / f"{name}.md", root / "recipes")
+    (root / f"recipes/{name}.json").write_text(json.dumps(fields))
+
+
+@pytest.fixture
+def drafters(tmp_path):
+    """The recipe of drafters for a small base, and its inputs."""
+    changes = {"answers": {"max_new_tokens": 12, "method": "ar"}, "states": {"taps": [0, 2]}}
+    small_recipe(tmp_path, "smollm2-drafters", changes)
+    write_lines(tmp_path / "prompts/a.jsonl", *({"question": f"What is {i}?", "answer": "It is."} for i in range(40)))
+    asked = "Say in thirteen words or more why it is that you ask me this?"
+    write_lines(tmp_path / "prompts/b.jsonl", {"prompt": asked}, {"prompt": "Why?"})
+    write_lines(tmp_path / "questions.jsonl", {"turns": [asked]})
     inputs = {name: tmp_path / name for name in ("base", "prompts")} | {"questions": tmp_path / "questions.jsonl"}
     return tmp_path, tuple(f"{name}={path}" for name, path in inputs.items())
 
@@ -200,3 +254,23 @@ def test_drafters_of_each_kind_are_made_by_their_recipe_and_draft(drafters):
     for kind in DRAFTERS:
         draft, method = DraftOptions(drafter=root / "out" / kind / "drafter"), kind.removesuffix("1")
         assert jax_smash.generate(model, ["What is 3?"], method=method, draft=draft, **options)[0].token_ids == plain
+
+
+@pytest.mark.slow
+def test_ablations_are_made_by_their_recipe_and_judged(tmp_path):
+    cheap = {"tokens": 60, "length": 24, "depths": 2}
+    changes = {"accuracy": cheap, "cost": cheap | {"cost_repeats": 2, "gram_slots": [0, 4]}}
+    small_recipe(tmp_path, "smollm2-drafter-ablations", changes)
+    chats = [{"messages": [{"role": "user", "content": f"Is it {i}?"}, REPLY]} for i in range(40)]
+    write_lines(tmp_path / "answers/answers.jsonl", *chats)
+    inputs = tuple(f"{name}={tmp_path / name}" for name in ("base", "answers"))
+    make_recipe(tmp_path / "recipes/smollm2-drafter-ablations.json", tmp_path / "out", input=inputs)
+    report = json.loads((tmp_path / "out/accuracy/drafters.json").read_text())
+    names = [*runs(recipe("smollm2-drafter-ablations"))]
+    assert [(row["drafter"], row["depth"]) for row in report["rows"]] == [(n, d) for n in names for d in (1, 2)]
+    assert (tmp_path / "out/accuracy/drafters.png").is_file()
+    costs = json.loads((tmp_path / "out/cost/drafters.json").read_text())["costs"]
+    assert [(row["drafter"], row["gram_slots"]) for row in costs] == [("gram-3", 0), ("gram-3", 4), ("eagle", 0)]
+    layer = load_chimera(tmp_path / "out/layer-frozen/drafter").params["grams"]["layer"]["mlp"]["w_down"][...]
+    first = jax_smash.load(tmp_path / "base").params["target"]["layers"][0]["mlp"]["w_down"][...]
+    np.testing.assert_array_equal(np.asarray(layer, np.float32), np.asarray(first.astype(layer.dtype), np.float32))

@@ -1,9 +1,10 @@
-"""Recipes: JSON files that name the programs of this folder to run, one after another, and what each reads.
+"""Recipes: JSON files that name programs of training and evaluation, run one after another, and what each reads.
 
 A recipe has a `description`, `inputs` with a word on each, and `stages`. A stage has a `name`, a `program`, its
 `options`, and a `seed` where the program takes one. An option that begins with `@` refers to an input or to what an
 earlier stage made: `@data`, `@start/model`. Any other path is that of a file beside the recipe. Every program is given
-its `--output`, so that is no option; neither is `--resume`.
+its `--output`, so that is no option; neither is `--resume`. Nothing of a program of `eval` is used but the names of its
+options, so that a recipe can be checked before hours of training.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ GIVEN = ("output", "resume", "seed")
 """Options that no stage states among its own."""
 
 _NAME = re.compile(r"[a-z0-9]+([-_][a-z0-9]+)*")
-_PROGRAM = re.compile(r"train\.[a-z_]+")
+_PROGRAM = re.compile(r"(train|eval)\.[a-z_]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Stage:
 
     Attributes:
       name: of the stage, of its folder and of its log.
-      program: a module of this folder with a `main` that takes `output`.
-      options: by their names in `main`, in the order of the command line.
+      program: a module of `train` whose `main`, or one of `eval` whose `Settings`, takes `output`.
+      options: by their names there, in the order of the command line.
       seed: of all that the program draws; None where it draws nothing.
     """
 
@@ -54,14 +55,15 @@ class Stage:
     seed: int | None = None
 
     @property
-    def main(self) -> Callable[..., Any]:
-        """The program's function, whose parameters are its options."""
-        return importlib.import_module(self.program).main
+    def takes(self) -> Callable[..., Any]:
+        """What has the program's options as its parameters: its function, or the class of its settings."""
+        name = "Settings" if self.program.startswith("eval.") else "main"
+        return getattr(importlib.import_module(self.program), name, lambda: None)
 
     @property
     def resumes(self) -> bool:
         """Whether the program can go on with what it left when it was cut off."""
-        return "resume" in options_of(self.main)
+        return "resume" in options_of(self.takes)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -97,9 +99,8 @@ class Stage:
           ValueError: it does not.
         """
         if not _PROGRAM.fullmatch(self.program) or importlib.util.find_spec(self.program) is None:
-            raise ValueError(f"unknown program {self.program!r}: it must be one of train, as in train.base")
-        module = importlib.import_module(self.program)
-        parameters = options_of(getattr(module, "main", lambda: None))
+            raise ValueError(f"unknown program {self.program!r}: it must be one of train or eval, as in train.base")
+        parameters = options_of(self.takes)
         if "output" not in parameters:
             raise ValueError(f"{self.program} cannot be a stage: it has no option output")
         for name in self.options:
@@ -114,12 +115,12 @@ class Stage:
         needed = [name for name, option in parameters.items() if option.needed]
         if missing := [name for name in needed if name not in self.options and name not in GIVEN]:
             raise ValueError(f"{self.program} needs the option {missing[0]!r}")
-        _parse(module.main, [*self.words(), "--output", "OUTPUT"], self.program)
+        _parse(self.takes, [*self.words(), "--output", "OUTPUT"], self.program)
 
     @functools.cached_property
     def _paths(self) -> frozenset[str]:
         """Options that hold paths."""
-        hints = {name: option.hint for name, option in options_of(self.main).items()}
+        hints = {name: option.hint for name, option in options_of(self.takes).items()}
         return frozenset(name for name, hint in hints.items() if Path in (hint, *typing.get_args(hint)))
 
     def _values(self) -> Iterator[tuple[str, Any]]:
@@ -250,12 +251,13 @@ def _origins(name: str, refers: dict[str, list[str]]) -> set[str]:
     return found
 
 
-def _parse(main: Callable[..., Any], words: Sequence[str], program: str) -> None:
+def _parse(takes: Callable[..., Any], words: Sequence[str], program: str) -> None:
     """Reads a command line as a program will; raises ValueError with what it says of a wrong one."""
 
-    @functools.wraps(main)
     def given(**options: Any) -> None:
         """Does nothing."""
+
+    functools.update_wrapper(given, takes)
 
     with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(said):
         try:

@@ -39,7 +39,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def run_stage(name: str, words: Sequence[str], output: Path, log: Path, console: Console, held: int) -> None:
-    """Runs a program of this folder to its end.
+    """Runs a program to its end.
 
     It writes to the log alone: a pipe that nobody reads would make it wait.
 

@@ -50,7 +50,7 @@ def with_range(rows: Iterable[Row]) -> list[Row]:
 
 
 def exactness_totals(rows: Rows) -> list[Row]:
-    """Returns a row for each model, method and tree of exactness reports: sums over conditions, and controls found.
+    """Returns a row for each model, method, drafter and tree of exactness reports: sums over conditions, and faults.
 
     Conditions are told as the batch sizes, choices and processors that occurred.
     """
@@ -58,6 +58,8 @@ def exactness_totals(rows: Rows) -> list[Row]:
     for row in rows:
         if row["method"] == "ar":
             continue
+        if row.get("drafter"):
+            row = {**row, "method": f"{row['method']} {row['drafter']}"}
         key = tuple(row[name] for name in ("model", "dtype", "method", "tree"))
         empty = {"conditions": 0, "texts": 0, "equal": 0, "equal_of": 0, "found": 0, "found_of": 0, "worst_gap": None}
         total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": []})

@@ -10,6 +10,8 @@ from jax_smash.quantise import quantise_params
 from tests.chimera import random_drafter
 from tests.tiny import tiny_model
 
+OTHER = {"gram_encoder": "layer", "encoder_mlp_width": 48, "residual_heads": False}
+
 
 @pytest.fixture
 def saved(tmp_path):
@@ -19,7 +21,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("changes", [{}, {"gram": 1, "gram_encoder": "residual"}])
+@pytest.mark.parametrize("changes", [{}, {"gram": 1, "gram_encoder": "residual"}, OTHER])
 def test_a_drafter_comes_back_bit_for_bit(dtype, changes, tmp_path):
     made = random_drafter(tiny_model(), **changes)
     params = jax.tree.map(lambda w: w.astype(dtype), made.params)

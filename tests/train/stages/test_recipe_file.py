@@ -74,7 +74,10 @@ WRONG = {
     "path for a name": ([TOKENIZER | {"name": "../a"}], r"a name must be of a-z, 0-9, - and _; got '\.\./a'"),
     "unknown field": ([TOKENIZER | {"ouput": 1}], "is not a recipe: .*ouput"),
     "unknown program": ([TOKENIZER | {"program": "train.tokeniser"}], "stage 'tokenizer': unknown program"),
-    "foreign program": ([TOKENIZER | {"program": "os.path"}], "unknown program 'os.path': it must be one of train"),
+    "foreign program": (
+        [TOKENIZER | {"program": "os.path"}],
+        "unknown program 'os.path': it must be one of train or eval",
+    ),
     "no program": (
         [TOKENIZER | {"program": "train.run"}],
         "train.run cannot be a stage: it has no option output",

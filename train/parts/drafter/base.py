@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Float, Int
 
 from jax_smash.checkpoints.huggingface import load_params
@@ -57,3 +58,28 @@ def final_scale(base: Stored) -> Float[np.ndarray, "D"]:
 
     load_params(base.folder, base.config, dtype=jnp.float32, place=place)
     return found[0]
+
+
+def first_layer(base: Stored, like: nnx.State) -> nnx.State:
+    """Returns the weights of a target's first layer, in float32.
+
+    Args:
+      base: the target.
+      like: weights of a layer that are to have its sizes.
+
+    Raises:
+      ValueError: the target's layers have other weights than these.
+    """
+    found: dict[ParamPath, np.ndarray] = {}
+
+    def place(where: ParamPath, array: Any) -> np.ndarray:
+        if where[:2] == ("layers", 0):
+            found[where[2:]] = np.array(array, np.float32)
+        return np.zeros(())
+
+    load_params(base.folder, base.config, dtype=jnp.float32, place=place)
+    wanted = {path: tuple(variable.shape) for path, variable in nnx.to_flat_state(like)}
+    if wanted != (has := {path: array.shape for path, array in found.items()}):
+        other = min(map(str, {*wanted.items()} ^ {*has.items()}))
+        raise ValueError(f"the first layer of {base.folder} is of another form than a drafter's: {other} differs")
+    return nnx.from_flat_state([(p, v.replace(jnp.array(found[p], copy=True))) for p, v in nnx.to_flat_state(like)])

@@ -18,10 +18,10 @@ from jax_smash.models.chimera import Chimera, abstract_chimera, random_chimera
 from jax_smash.models.transformer import Transformer, abstract_params
 from jax_smash.sharding import place
 from train.data.rows import Batch
-from train.parts.drafter.base import final_scale
+from train.parts.drafter.base import final_scale, first_layer
 from train.parts.drafter.beside import BesideTarget
 from train.parts.drafter.card import drafter_card
-from train.parts.drafter.lagged import lagged, moved, packed_grams, read_by_target_before
+from train.parts.drafter.lagged import lagged, moved, packed_codes, read_by_target_before
 from train.parts.drafter.objective import (
     CHUNK_OF_DRAFTER,
     Guesses,
@@ -58,6 +58,8 @@ class ChimeraPart(BesideTarget):
         """Returns random weights, but for the last norm, which is the target's, and the heads, which are 0."""
         settings, config = self.settings, self.settings.chimera
         params = quick_to_learn(random_chimera(config, settings.seed)[1], config.layer, settings.seed)
+        if config.encodes_text:
+            params["grams"]["layer"] = first_layer(self.base, params["grams"]["layer"])
         # Training consumes weights, and these lie in NumPy's memory.
         params["final_norm"]["scale"].set_value(jnp.array(final_scale(self.base), copy=True))
         return place({"drafter": params}, mesh)
@@ -79,9 +81,10 @@ class ChimeraPart(BesideTarget):
             ended,
             title="A Chimera drafter",
             about={
-                "Grams": f"{config.gram} tokens, encoder {config.gram_encoder}",
+                "Grams": _encoder_told(settings),
                 "Layer": f"{config.num_heads} heads, MLP of {config.mlp_width}",
-                "Heads": f"{config.decoding_heads}, each counting {settings.head_decay:g} of the one before it",
+                "Heads": f"{config.decoding_heads}, each counting {settings.head_decay:g} of the one before it"
+                + ("" if config.residual_heads else "; none reads the target's last state"),
                 "Weights": f"{sum(x.size for x in jax.tree.leaves(stored)):,}",
                 "Labels": f"{labels[settings.labels]}, and {settings.distillation:g} times the squared distance of "
                 "the layer's states from the target's",
@@ -91,6 +94,14 @@ class ChimeraPart(BesideTarget):
             base_fingerprint=frozen.fingerprints["base"],
             depths=config.decoding_heads,
         )
+
+
+def _encoder_told(settings: ChimeraSettings) -> str:
+    """Returns what stands for grams in the card."""
+    if not settings.chimera.encodes_text:
+        return f"{settings.gram} tokens, encoder {settings.gram_encoder}"
+    changed = "as it was" if settings.encoder_frozen else "trained"
+    return f"none: the target's first layer, {changed}, encodes all of the text. No method drafts with it"
 
 
 def chimera_objective(target: nnx.GraphDef, settings: ChimeraSettings, *, chunk: int = CHUNK_OF_DRAFTER) -> Objective:
@@ -117,7 +128,8 @@ def chimera_objective(target: nnx.GraphDef, settings: ChimeraSettings, *, chunk:
         model: Transformer = nnx.merge(target, cast(jax.lax.stop_gradient(params["base"]), settings))
         drafter: Chimera = nnx.merge(structure, cast(params["drafter"], settings))
         hidden, _ = read_by_target(model, batch, settings)
-        codes = drafter.codes(packed_grams(batch.tokens, batch.segments, settings.gram), model)
+        codes = packed_codes(drafter, model, batch)
+        codes = jax.lax.stop_gradient(codes) if settings.encoder_frozen else codes
         full = lagged(drafter, hidden, codes, batch.positions, batch.segments)
         made = [drafter.vectors(moved(hidden, h + 1), full[h], h) for h in range(heads)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,22 @@ from jax_smash.cache import Block
 from jax_smash.draft.trees.tree import pack
 from jax_smash.models.chimera import Chimera
 from jax_smash.models.grams import NONE
+from train.data.rows import Batch
+from train.data.states import StateBatch
+
+
+def packed_codes(drafter: Chimera, target: Any, batch: Batch | StateBatch) -> Float[Array, "B T D"]:
+    """Returns the code of each token of packed documents: of the gram that ends with it, or of its document up to it.
+
+    Args:
+      drafter: whose encoder is used.
+      target: bound, whose vectors of tokens are used.
+      batch: the rows.
+    """
+    if not drafter.config.encodes_text:
+        return drafter.codes(packed_grams(batch.tokens, batch.segments, drafter.config.gram), target)
+    block = Block.causal(batch.segments > 0, batch.segments)
+    return drafter.text_codes(batch.tokens, batch.positions, None, block, target)[0]
 
 
 def packed_grams(tokens: Int[Array, "B T"], segments: Int[Array, "B T"], gram: int) -> Int[Array, "B T g"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_smash.models.chimera_config import ChimeraConfig
+from jax_smash.models.chimera_config import TEXT_LAYER, ChimeraConfig
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
@@ -157,7 +157,9 @@ class ChimeraSettings(DrafterSettings):
     """What decides the weights of a Chimera drafter.
 
     Attributes:
-      gram, gram_encoder, decoding_heads: as of `ChimeraConfig`.
+      gram, gram_encoder, decoding_heads, residual_heads: as of `ChimeraConfig`. An encoder that is a layer has the
+        sizes of the target's first, and begins as that.
+      encoder_frozen: the encoder stays as it begins.
       mlp_width: F of the drafter's layer; 0 for the target's.
       max_positions: as of `ChimeraConfig`; 0 for the target's.
       head_decay: what a head counts beside the one before it.
@@ -167,7 +169,9 @@ class ChimeraSettings(DrafterSettings):
 
     gram: int = 3
     gram_encoder: str = "mlp"
+    encoder_frozen: bool = False
     decoding_heads: int = 4
+    residual_heads: bool = True
     mlp_width: int = 0
     max_positions: int = 0
     head_decay: float = 1.0
@@ -182,6 +186,13 @@ class ChimeraSettings(DrafterSettings):
             raise ValueError(f"distillation must be at least 0 and finite; got {self.distillation}")
         if self.labels not in LABELS:
             raise ValueError(f"labels must be one of {', '.join(LABELS)}; got {self.labels!r}")
+        if self.encoder_frozen and self.gram_encoder != TEXT_LAYER:
+            raise ValueError(
+                f"encoder_frozen goes with gram_encoder {TEXT_LAYER}, which begins as the target's first layer; "
+                f"got {self.gram_encoder}, which begins at random"
+            )
+        if self.encoder_frozen and self.optimiser.weight_decay:
+            raise ValueError(f"encoder_frozen needs a weight_decay of 0; got {self.optimiser.weight_decay}")
         if self.chimera.decoding_heads >= self.length:
             raise ValueError(f"decoding_heads must be less than the row's {self.length}; got {self.decoding_heads}")
 
@@ -198,7 +209,9 @@ class ChimeraSettings(DrafterSettings):
             max_positions=self.max_positions or self.model.max_positions,
             gram=self.gram,
             gram_encoder=self.gram_encoder,
+            encoder_mlp_width=self.model.mlp_width if self.gram_encoder == TEXT_LAYER else 0,
             decoding_heads=self.decoding_heads,
+            residual_heads=self.residual_heads,
         )
 
 

@@ -18,12 +18,13 @@ from train.run.optimiser import Optimiser
 from train.run.settings import load_kind
 
 HEADS = 2
+STEADY = Optimiser(weight_decay=0.0)
 
 
 def settings(model, **changes):
-    fields = {"decoding_heads": HEADS, "head_decay": 0.5, "distillation": 0.25}
+    fields = {"decoding_heads": HEADS, "head_decay": 0.5, "distillation": 0.25, "optimiser": Optimiser()}
     sizes = {"batch_size": 2, "length": 8, "steps": 9}
-    return ChimeraSettings(model=model.config, optimiser=Optimiser(), **sizes, **(fields | changes))
+    return ChimeraSettings(model=model.config, **sizes, **(fields | changes))
 
 
 def batch(model, seed=0):
@@ -106,11 +107,34 @@ def test_a_few_rows_are_learned_by_heart():
     assert max(losses[-1]) < 0.5 * chance
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_encoder_of_texts_learns_unless_it_is_frozen(frozen):
+    model = tiny_model()
+    width = model.config.mlp_width
+    drafter = random_drafter(model, decoding_heads=HEADS, gram_encoder="layer", encoder_mlp_width=width)
+    chosen = settings(model, gram_encoder="layer", encoder_frozen=frozen, optimiser=STEADY)
+    _, rows = batch(model)
+    objective = chimera_objective(abstract_params(model.config)[0], chosen)
+    base = {"base": model.params["target"]}
+    slope = jax.jit(jax.grad(lambda drafter, rows: objective({**base, "drafter": drafter}, rows)[0]))
+    slope = slope(drafter.params, rows)
+    for part, learns in (("grams", not frozen), ("layer", True)):
+        assert any(np.any(x) for x in jax.tree.leaves(slope[part])) is learns
+
+
+def test_a_frozen_encoder_is_one_of_texts_and_does_not_decay():
+    with pytest.raises(ValueError, match=r"encoder_frozen goes with gram_encoder layer, .*; got mlp"):
+        settings(tiny_model(), encoder_frozen=True)
+    chosen = settings(tiny_model(), gram_encoder="layer", encoder_frozen=True, optimiser=STEADY)
+    with pytest.raises(ValueError, match=r"encoder_frozen needs a weight_decay of 0; got 0\.1"):
+        dataclasses.replace(chosen, optimiser=Optimiser(weight_decay=0.1))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"gram": 6}, "gram must be from 1 to 5 tokens; got 6"),
-        ({"gram_encoder": "lstm"}, "gram_encoder must be one of mlp, residual; got 'lstm'"),
+        ({"gram_encoder": "lstm"}, "gram_encoder must be one of mlp, residual, layer; got 'lstm'"),
         ({"decoding_heads": 0}, "decoding_heads must be at least 1; got 0"),
         ({"decoding_heads": 8}, "decoding_heads must be less than the row's 8; got 8"),
         ({"head_decay": 0.0}, "head_decay must be above 0 and at most 1; got 0.0"),

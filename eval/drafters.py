@@ -1,0 +1,253 @@
+r"""How often trained drafters guess the target's token, by depth, and what drafting takes.
+
+    python -m eval.drafters --model smollm2 --drafters runs/eagle/drafter runs/medusa/drafter \
+      --packed PACKED --reply-begins $'<|im_start|>assistant\n' --reply-ends '<|im_end|>' --json drafters.json \
+      --plot drafters.png
+    python -m eval.drafters --model smollm2 --drafters runs/chimera/drafter --answers held-out.jsonl \
+      --cost-repeats 20 --gram-slots 0 64 --json cost.json
+
+Every drafter is decoded with over the same texts, its chain forced along each of them: at every token of a reply, with
+what the target has read so far in its cache, depth d guesses the token behind the next d − 1 of the text. `top3` is the
+share of these guesses in which the token that the target would say there is among the drafter's three likeliest. So a
+drafter's training says the same of the same texts. Intervals are over texts.
+
+Of a packed folder the held-out documents count that chose no step of a run (`--choice-share` is the training file's).
+A file of answers (`train.regenerate` writes one) is read from its beginning. Training must not have seen them.
+
+`--cost-repeats` also times what each drafter does in a step with a chain of `--depths` tokens, and plain steps in
+turn with it; `base_forwards` is the median ratio. `--gram-slots` does so for caches of Chimera's grams.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from eval.drafting.drafting_cost import Timed, cost_of, taken
+from eval.drafting.forced import forced
+from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
+from eval.drafting.held_out import Replies, Text, answered_texts, chosen, packed_texts, read_index
+from eval.drafting.trained import Trained, check_base, read_trained
+from eval.reports.options import Numbers, Paths
+from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
+from jax_smash.loading import Model, load
+from jax_smash.methods import DraftOptions, Method, make_method
+from jax_smash.plan import tree_bytes
+
+COLUMNS = ("drafter", "kind", "depth", "tokens", "texts", *(f"top{rank + 1}" for rank in range(RANKS)))
+COSTS = ("drafter", "kind", "gram_slots", "nodes", "batch_size", "draft_ms", "plain_ms", "base_forwards")
+REPORT, PICTURE = "drafters.json", "drafters.png"
+"""What `output` holds."""
+
+PROMPT_TOKENS = 128
+"""Of the texts behind which drafting is timed, at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Measures trained drafters.
+
+    Attributes:
+      drafters: folders, as `jax-smash generate --drafter` takes them. One in a folder `drafter` has its run's name.
+      model: the base that all of them were trained for: a shipped model's name, a directory or a hub id.
+      packed: folder that `train.pack` wrote with the base's tokenizer, whose held-out documents are read.
+      answers: file of answers or texts, in place of packed.
+      reply_begins: in packed chats, the text before each reply; without, all of a document counts.
+      reply_ends: the text that a reply ends with; it is part of it.
+      choice_share: of the held-out documents, how many chose a step in training and are left out.
+      tokens: of replies that are judged at least, if there are so many.
+      length: tokens of a text at most; longer ones are cut.
+      depths: that are judged, or as many as a drafter has.
+      batch_size: texts that are read together.
+      cost_repeats: turns in which drafting is timed; 0 times nothing.
+      cost_batch_size: rows that decode together where drafting is timed.
+      gram_slots: grams whose codes Chimera keeps for each row; each number is timed.
+      dtype: of the weights.
+      json: file to write.
+      plot: picture to write, a PNG.
+      output: folder to make with both of them, in their place.
+      overwrite: replace files that exist.
+    """
+
+    drafters: Paths
+    model: str = "tiny"
+    packed: Path | None = None
+    answers: Path | None = None
+    reply_begins: str = ""
+    reply_ends: str = ""
+    choice_share: float = 0.5
+    tokens: int = 20_000
+    length: int = 512
+    depths: int = 4
+    batch_size: int = 8
+    cost_repeats: int = 0
+    cost_batch_size: int = 1
+    gram_slots: Numbers = (0,)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    json: Path | None = None
+    plot: Path | None = None
+    output: Path | None = None
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuses what cannot be measured, before weights are loaded.
+
+        Raises:
+          ValueError: an option is out of range, two drafters have one name, or there are no texts or two kinds of them.
+          FileExistsError, FileNotFoundError: a file is missing, or an output cannot be written.
+          ImportError: a picture is asked for and matplotlib is not installed.
+        """
+        least = {"tokens": 1, "length": 3, "depths": 1, "batch_size": 1, "cost_repeats": 0, "cost_batch_size": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
+        if not 0 <= self.choice_share < 1:
+            raise ValueError(f"choice_share must be from 0 to below 1; got {self.choice_share}")
+        if (self.packed is None) == (self.answers is None):
+            raise ValueError("drafters are judged on packed or on answers; got both or neither")
+        if self.reply_begins and self.packed is None:
+            raise ValueError("reply_begins goes with packed; a file of answers tells its replies")
+        if not self.gram_slots or min(self.gram_slots) < 0:
+            raise ValueError(f"gram_slots must be one or more, each at least 0; got {self.gram_slots}")
+        if self.gram_slots != (0,) and not self.cost_repeats:
+            raise ValueError(f"gram_slots change what drafting takes alone: give cost_repeats; got {self.gram_slots}")
+        if self.packed is not None:
+            read_index(self.packed)
+        elif not self.answers.is_file():
+            raise FileNotFoundError(f"{self.answers} must be a file of answers; there is none")
+        if self.output is not None and (self.json or self.plot):
+            raise ValueError("output holds report and picture: give neither json nor plot beside it")
+        if self.output is not None and self.output.exists() and not self.overwrite and any(self.output.iterdir()):
+            raise FileExistsError(f"{self.output} must be absent or empty (--overwrite replaces what it holds)")
+        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
+
+    def trained(self) -> list[Trained]:
+        """Returns the drafters after checking that each is the base's own; of the base nothing is kept.
+
+        Raises:
+          ValueError: one is damaged or for another base, which the message names.
+          FileNotFoundError: there is no such drafter or base.
+        """
+        found = read_trained(self.drafters)
+        check_base(found, self.model)
+        return found
+
+    def texts(self, model: Model) -> list[Text]:
+        """Returns the texts that drafters are judged on.
+
+        Raises:
+          ValueError: the folder or the file is damaged, was packed with another tokenizer, or has no reply.
+        """
+        if self.answers is not None:
+            texts = answered_texts(self.answers, model)
+        else:
+            marks = [self._ids(model, text) for text in (self.reply_begins, self.reply_ends)]
+            texts = packed_texts(self.packed, Replies(*marks), choice_share=self.choice_share)
+        return chosen(texts, most_tokens=self.tokens, length=self.length)
+
+    def _ids(self, model: Model, text: str) -> tuple[int, ...]:
+        return tuple(model.tokenizer.encode(text, add_special_tokens=False)) if text else ()
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """Measures; returns the report without its heading.
+
+    Raises:
+      ValueError: an option is wrong, or a drafter does not fit the base.
+      OSError: a file cannot be read.
+    """
+    settings.check()
+    drafters = settings.trained()
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    texts = settings.texts(model)
+    methods = [_method(settings, model, drafter) for drafter in drafters]
+    return {
+        "model": {"name": model.name, "weight_bytes": tree_bytes(model.params)},
+        "texts": len(texts),
+        "drafters": [
+            drafter.facts() | {"bytes": tree_bytes(method.params["drafter"])}
+            for drafter, method in zip(drafters, methods, strict=True)
+        ],
+        "rows": _accuracies(settings, model, texts, drafters, methods),
+        "costs": _costs(settings, model, texts, drafters) if settings.cost_repeats else [],
+    }
+
+
+def _method(settings: Settings, model: Model, drafter: Trained, gram_slots: int = 0) -> Method:
+    """Returns the method that drafts a chain with a drafter."""
+    most = drafter.depths or settings.depths
+    tree = f"chain-{min(settings.depths, most)}"
+    draft = DraftOptions(tree=tree, drafter=drafter.folder, gram_slots=gram_slots)
+    return make_method(model, drafter.method, draft=draft, batch=settings.cost_batch_size)
+
+
+def _accuracies(
+    settings: Settings,
+    model: Model,
+    texts: Sequence[Text],
+    drafters: Sequence[Trained],
+    methods: Sequence[Method],
+) -> list[dict[str, Any]]:
+    """Returns the rows of all drafters; the base reads each text once for all of them."""
+    taps = sorted({tap for method in methods for tap in method.strategy.drafter.needs.taps})  # type: ignore[attr-defined]
+    ranks = [
+        ranker(forced(method.strategy.drafter, d.config), min(settings.depths, d.depths or settings.depths))  # type: ignore[attr-defined]
+        for d, method in zip(drafters, methods, strict=True)
+    ]
+    counts: list[list[Counts]] = [[] for _ in drafters]
+    batches = -(-len(texts) // settings.batch_size)
+    with progress("texts", batches * len(drafters)) as advance:
+        for read in read_by_target(model, texts, taps, batch_size=settings.batch_size):
+            for found, rank, method in zip(counts, ranks, methods, strict=True):
+                found.append(Counts.of(read, rank(method.params, read)))
+                advance()
+    return [
+        {"drafter": drafter.name, "kind": drafter.kind} | row
+        for drafter, found in zip(drafters, counts, strict=True)
+        for row in accuracy_rows(Counts.all(found))
+    ]
+
+
+def _costs(
+    settings: Settings, model: Model, texts: Sequence[Text], drafters: Sequence[Trained]
+) -> list[dict[str, Any]]:
+    """Returns what drafting takes, a row a drafter and number of grams that are kept."""
+    prompts = [text.tokens[:PROMPT_TOKENS] for text in texts[: settings.cost_batch_size]]
+    prompts = [prompts[i % len(prompts)] for i in range(settings.cost_batch_size)]
+    plain, named = make_method(model, "ar"), {}
+    for drafter in drafters:
+        for kept in settings.gram_slots if drafter.kind == "chimera" else (0,):
+            named[f"{drafter.name} {kept}"] = (drafter, kept, _method(settings, model, drafter, kept))
+    calls = {name: Timed(model, method, prompts).call() for name, (_, _, method) in named.items()}
+    seconds = taken({"": Timed(model, plain, prompts).call()} | calls, repeats=settings.cost_repeats)
+    return [
+        {"drafter": drafter.name, "kind": drafter.kind, "gram_slots": kept, "batch_size": len(prompts)}
+        | {"nodes": method.strategy.levels}  # type: ignore[attr-defined]
+        | cost_of(seconds[name], seconds[""])
+        for name, (drafter, kept, method) in named.items()
+    ]
+
+
+def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints tables, writes report and picture."""
+    report = heading("eval.drafters", arguments, dataclasses.asdict(settings)) | measure(settings)
+    title = f"{settings.model}, {settings.dtype}: {report['texts']} texts"
+    print_table(title, report["rows"], COLUMNS)
+    if report["costs"]:
+        print_table("Drafting, in plain steps", report["costs"], COSTS)
+    json, plot = settings.json, settings.plot
+    if settings.output is not None:
+        settings.output.mkdir(parents=True, exist_ok=True)
+        json, plot = settings.output / REPORT, settings.output / PICTURE
+    if json is not None:
+        write_json(json, report)
+    if plot is not None:
+        from eval.drafting.drafters_plot import plot_drafters  # matplotlib takes a second to import.
+
+        write_whole(plot, plot_drafters(report["rows"], title=title))
+
+
+if __name__ == "__main__":
+    run_program(Settings, main)

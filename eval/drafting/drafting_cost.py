@@ -1,0 +1,142 @@
+"""What drafting takes, in plain steps of the target: a drafter's proposing and learning, timed in turn with these."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jax_smash.cache import Block
+from jax_smash.decode.state import DecodeState, context
+from jax_smash.draft.context import Outcome
+from jax_smash.draft.verify.accept import accept
+from jax_smash.loading import Model
+from jax_smash.methods import Method
+from jax_smash.pytree import replace
+from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.session import Session
+from jax_smash.shapes import bucket
+
+STEPS = 8
+"""Steps of one timed call, so that calling it counts little."""
+
+Call = Callable[[], Any]
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A method whose steps are timed behind prompts.
+
+    Attributes:
+      model: the target.
+      method: plain decoding, or one that drafts.
+      prompts: of the rows that decode together, as tokens.
+    """
+
+    model: Model
+    method: Method
+    prompts: Sequence[list[int]]
+
+    def call(self) -> Call:
+        """Returns what makes `STEPS` steps: whole ones of plain decoding; of a drafter what it does in them alone."""
+        state, params = self._state(), self.method.params
+        plain = not hasattr(self.method.strategy, "drafter")
+        made = jax.jit(plain_steps(self.method) if plain else drafted_steps(self.model, self.method))
+        return lambda: jax.block_until_ready(made(params, state))
+
+    def _state(self) -> DecodeState:
+        rows, room = len(self.prompts), STEPS * self.method.strategy.block
+        session = Session(
+            self.model,
+            self.method,
+            slots=bucket(max(map(len, self.prompts)) + room),
+            max_new_tokens=room,
+            sampling=[SamplingOptions()] * rows,
+            seeds=[0] * rows,
+        )
+        session.read(list(self.prompts))
+        return session.state
+
+
+def plain_steps(method: Method) -> Callable[[Any, DecodeState], DecodeState]:
+    """Returns the function that makes `STEPS` steps of a method."""
+
+    def steps(params: Any, state: DecodeState) -> DecodeState:
+        return jax.lax.fori_loop(0, STEPS, lambda _, state: method.strategy.step(params, state), state)
+
+    return steps
+
+
+def drafted_steps(model: Model, method: Method) -> Callable[[Any, DecodeState], Any]:
+    """Returns the function in which a drafter proposes `STEPS` trees, and learns from one emitted token of each.
+
+    What the target would make of the trees is read once, for what it says does not bear on what drafting takes.
+    """
+    drafter = method.strategy.drafter  # type: ignore[attr-defined]
+
+    def steps(params: Any, state: DecodeState) -> Any:
+        rows, topology = state.rows, state.shared.memory["trees"].ladder[0]
+        told, bound = context(state, drafter.needs), model.definition.bind(params["target"])
+        token = jnp.broadcast_to(rows.pending[:, None], (len(rows.pending), topology.nodes))
+        position = rows.token_length[:, None] - 1 + topology.depth[None]
+        block = Block.causal(jnp.ones(token.shape, bool))
+        read = bound.forward(bound.embed(token), position, rows.cache, block)
+
+        def step(_: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+            own, shared, pending = carry
+            tree, made = drafter.propose(params, own, shared, replace(told, pending=pending), topology)
+            nothing = jnp.full(tree.token.shape, -1, jnp.int32)
+            outcome = Outcome(
+                tree=tree,
+                target=jnp.maximum(tree.token, 0),
+                accepted=accept(tree, nothing),
+                count=jnp.ones(pending.shape, jnp.int32),
+                running=jnp.ones(pending.shape, bool),
+                pending=pending,
+                likeliest=None,
+                hidden=read.hidden,
+                taps=read.taps,
+            )
+            own, shared = drafter.learn(params, own, shared, made, outcome)
+            # The next tree hangs on this one, or nobody would have to draft it.
+            return own, shared, jnp.maximum(tree.token[:, -1], 0)
+
+        memory = rows.memory["drafter"], state.shared.memory["drafter"]
+        return jax.lax.fori_loop(0, STEPS, step, (*memory, rows.pending))
+
+    return steps
+
+
+def taken(calls: Mapping[str, Call], *, repeats: int, settle_seconds: float = 0.0) -> dict[str, list[float]]:
+    """Returns the seconds of a step of each call, `repeats` of them, all in turn.
+
+    Args:
+      calls: by name; each makes `STEPS` steps, and is called once before the clock starts.
+      repeats: of all.
+      settle_seconds: pause before each.
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            time.sleep(settle_seconds)
+            began = time.perf_counter()
+            call()
+            found[name].append((time.perf_counter() - began) / STEPS)
+    return found
+
+
+def cost_of(mine: Sequence[float], plain: Sequence[float]) -> Row:
+    """Returns what a drafter's part of a step takes, and how many plain steps that is: medians over turns."""
+    return {
+        "draft_ms": 1e3 * statistics.median(mine),
+        "plain_ms": 1e3 * statistics.median(plain),
+        "base_forwards": statistics.median(a / b for a, b in zip(mine, plain, strict=True)),
+        "base_forwards_by_repeat": [a / b for a, b in zip(mine, plain, strict=True)],
+    }

@@ -1,0 +1,135 @@
+"""Folders of trained drafters: their kind, and whether they are a base's own."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jax_smash.checkpoints.chimera import load_chimera
+from jax_smash.checkpoints.contents import DRAFTERS
+from jax_smash.checkpoints.dflash import load_dflash
+from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter
+from jax_smash.checkpoints.medusa import load_medusa
+from jax_smash.loading import stored_base
+from jax_smash.methods.draft_options import READERS
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "eagle": load_eagle_drafter,
+    "medusa": load_medusa,
+    "chimera": load_chimera,
+    "dflash": load_dflash,
+}
+"""What loads a folder's drafter, by method."""
+
+FOLDER = "drafter"
+"""Of a training run's export; then the run's own name tells more."""
+
+SHOWN = 16
+"""Digits of a fingerprint in a message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A drafter in a folder, of which no weights have been read.
+
+    Attributes:
+      name: that tells it from others.
+      folder: that holds it.
+      kind: eagle, eagle1, medusa, chimera or dflash.
+      config: of its modules.
+      weights_sha256: of its weights' file.
+      base_fingerprint: of the weights that it was trained for; empty where nobody told.
+    """
+
+    name: str
+    folder: Path
+    kind: str
+    config: Any
+    weights_sha256: str
+    base_fingerprint: str
+
+    @property
+    def method(self) -> str:
+        """The method that drafts with it."""
+        return self.kind.removesuffix("1")
+
+    @property
+    def depths(self) -> int | None:
+        """Depths that it has a head or an entry for; None where a chain may be of any length."""
+        sizes = {"medusa": "num_heads", "chimera": "decoding_heads"}
+        if self.kind == "dflash":
+            return self.config.block_size - 1
+        return getattr(self.config, sizes[self.kind]) if self.kind in sizes else None
+
+    @property
+    def label(self) -> str:
+        """Its name with the beginning of its weights' hash."""
+        return f"{self.name}@{self.weights_sha256[:8]}"
+
+    def load(self, dtype: Any) -> Any:
+        """Returns the drafter, loaded onto the default device in a dtype."""
+        return LOADERS[self.method](self.folder, dtype=dtype)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Returns what a report says of it beside its figures."""
+        return {
+            "drafter": self.name,
+            "kind": self.kind,
+            "config": dataclasses.asdict(self.config),
+            "weights_sha256": self.weights_sha256,
+            "base_fingerprint": self.base_fingerprint,
+        }
+
+
+def read_trained(folders: Sequence[Path]) -> list[Trained]:
+    """Returns what folders say of their drafters.
+
+    Raises:
+      FileNotFoundError: one holds none.
+      ValueError: there is no folder, a description is damaged, or two drafters would have one name.
+    """
+    found = []
+    for folder in folders:
+        kinds = [file.removesuffix(".json") for file in DRAFTERS if (folder.expanduser() / file).is_file()]
+        if not kinds:
+            raise FileNotFoundError(f"{folder} must hold a drafter, one of {', '.join(DRAFTERS)}; there is none")
+        described = READERS[kinds[0].removesuffix("1")](folder)
+        whole = folder.expanduser().resolve()
+        name = whole.parent.name if whole.name == FOLDER else whole.name
+        marks = described.weights_sha256, described.base_fingerprint
+        found.append(Trained(name, folder, kinds[0], described.config, *marks))
+    if not found:
+        raise ValueError("drafters must name one folder at least; got none")
+    if twice := [drafter.name for drafter in found if sum(drafter.name == other.name for other in found) > 1]:
+        raise ValueError(f"drafters must have different names; got {twice[0]} twice")
+    return found
+
+
+def check_base(drafters: Sequence[Trained], base: str) -> None:
+    """Refuses drafters of another base, before its weights are on a device.
+
+    Args:
+      drafters: that are to be measured.
+      base: name, directory or hub id.
+
+    Raises:
+      ValueError: a drafter is of another vocabulary or width, or was trained for other weights.
+    """
+    config, fingerprint = stored_base(base)
+    for drafter in drafters:
+        for what, wanted, has in (
+            ("vocabulary", drafter.config.vocab_size, config.vocab_size),
+            ("width", drafter.config.d_model, config.d_model),
+        ):
+            if wanted != has:
+                raise ValueError(f"{drafter.name} is for a base with a {what} of {wanted}; {base} has one of {has}")
+    bound = [drafter for drafter in drafters if drafter.base_fingerprint]
+    if not bound:
+        return
+    mark = fingerprint()
+    for drafter in bound:
+        if drafter.base_fingerprint != mark:
+            raise ValueError(
+                f"{drafter.name} was trained for a base whose weights have fingerprint "
+                f"{drafter.base_fingerprint[:SHOWN]}…; those of {base} have {mark[:SHOWN]}…"
+            )

@@ -1,0 +1,79 @@
+"""Drafters of every kind with random weights, and what training says of them."""
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jax_smash.methods import DraftOptions, make_method
+from tests.chimera import random_drafter as random_chimera
+from tests.dflash import random_drafter as random_dflash
+from tests.eagle import random_drafter as random_eagle
+from tests.eagle1 import random_drafter1 as random_eagle1
+from tests.medusa import random_heads
+from train.data.rows import Batch
+from train.drafter import KINDS
+from train.run.optimiser import Optimiser
+
+DEPTHS = 3
+SIZES = {"batch_size": 2, "length": 24, "steps": 2}
+
+TEXTS = "chimera of texts"
+"""Chimera with a layer in place of grams, and heads without residuals."""
+
+SHAPE = ("taps", "num_layers", "block_size")
+"""Of DFlash's layers."""
+
+MODULES = {
+    "eagle": lambda model: random_eagle(model, tokens=list(range(10))),
+    "eagle1": random_eagle1,
+    "medusa": lambda model: random_heads(model, num_heads=DEPTHS),
+    "chimera": lambda model: random_chimera(model, decoding_heads=DEPTHS),
+    TEXTS: lambda model: random_chimera(
+        model,
+        decoding_heads=DEPTHS,
+        gram_encoder="layer",
+        encoder_mlp_width=model.config.mlp_width,
+        residual_heads=False,
+    ),
+    "dflash": lambda model: random_dflash(model, block_size=DEPTHS + 1),
+}
+"""Of each kind; a kind that is new needs one here."""
+
+
+def method_of(model, kind, modules, **draft):
+    """Returns the method that drafts with modules."""
+    return make_method(model, kind.split()[0].removesuffix("1"), draft=DraftOptions(drafter=modules, **draft))
+
+
+def settings_of(kind, config):
+    """Returns the settings of a training run that are those of a drafter."""
+    if kind == "medusa":
+        return {"num_heads": DEPTHS, "blocks": config.blocks, "own_head": config.own_rows}
+    own = {
+        "eagle": {"test_steps": DEPTHS},
+        "eagle1": {"test_steps": DEPTHS, "noise": 0.0},
+        "chimera": {"decoding_heads": DEPTHS},
+        TEXTS: {"decoding_heads": DEPTHS, "gram_encoder": "layer", "residual_heads": False},
+        "dflash": {"anchors": SIZES["length"]},
+    }
+    names = {"eagle": ("head_size", "taps"), "eagle1": ("join_bias",), "dflash": SHAPE}.get(kind, ())
+    return own[kind] | {name: getattr(config, name) for name in ("mlp_width", *names)}
+
+
+def told_by_training(model, kind, modules, texts, said):
+    """Returns the means that training's objective tells of a drafter: sum and count by name.
+
+    Args:
+      texts: a row each.
+      said: marks what counts, of each text.
+    """
+    part = KINDS[kind.split()[0]]
+    settings = part.kind(model=model.config, optimiser=Optimiser(), **SIZES, **settings_of(kind, modules.config))
+    arrays, weights = np.zeros((4, len(texts), SIZES["length"]), np.int32), np.zeros((len(texts), SIZES["length"]))
+    for row, (text, counts) in enumerate(zip(texts, said, strict=True)):
+        place = np.arange(len(text) - 1)
+        arrays[:, row, place] = np.stack([text[:-1], text[1:], place, np.ones_like(place)])
+        weights[row, place] = counts[1:]
+    objective = part(settings).objective()
+    params = {"base": model.params["target"], "drafter": nnx.split_state(modules.params, nnx.Param, ...)[0]}
+    return jax.jit(objective)(params, Batch(*arrays, weights.astype(np.float32)))[1].means

@@ -1,0 +1,102 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from eval.drafters import PICTURE, REPORT, Settings, main
+from jax_smash.checkpoints.chimera import save_chimera
+from jax_smash.checkpoints.medusa import save_medusa
+from jax_smash.loading import load
+from tests.chimera import random_drafter
+from tests.medusa import random_heads
+from tests.model_directory import write_model
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A base, random drafters that were made for it, and a file of answers."""
+    root = tmp_path_factory.mktemp("trained")
+    model = load(write_model(root / "base", num_hidden_layers=1))
+    mark = {"base_fingerprint": model.fingerprint}
+    heads, chimera = random_heads(model, num_heads=2), random_drafter(model, decoding_heads=3)
+    save_medusa(root / "heads/drafter", heads.config, heads.params, **mark)
+    save_chimera(root / "grams", chimera.config, chimera.params, **mark)
+    chats = [[{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "abc" * i}] for i in (2, 3)]
+    (root / "answers.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    given = {"drafters": (root / "heads/drafter", root / "grams"), "model": str(root / "base"), "batch_size": 2}
+    return root, given | {"answers": root / "answers.jsonl", "length": 24}
+
+
+def test_a_report_has_a_row_for_each_depth_of_each_drafter(trained, tmp_path, capsys):
+    _, given = trained
+    main(Settings(**given, output=tmp_path / "found"))
+    report = json.loads((tmp_path / "found" / REPORT).read_text())
+    assert (tmp_path / "found" / PICTURE).read_bytes().startswith(b"\x89PNG")
+    told = [(row["drafter"], row["kind"], row["depth"]) for row in report["rows"]]
+    heads, grams = [("heads", "medusa", i) for i in (1, 2)], [("grams", "chimera", i) for i in (1, 2, 3)]
+    assert told == heads + grams
+    tokens = {row["depth"]: row["tokens"] for row in report["rows"]}
+    # Prompts have 20 tokens in their template, which leaves 4 of each reply.
+    assert tokens == {1: 8, 2: 8, 3: 8}
+    for row in report["rows"]:
+        assert 0 <= row["top1"] <= row["top5"] <= 1
+    assert [drafter["drafter"] for drafter in report["drafters"]] == ["heads", "grams"]
+    assert all(drafter["bytes"] > 0 for drafter in report["drafters"])
+    assert {"command", "commit", "device"} <= {*report}
+    assert report["costs"] == []
+    assert "top1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_drafting_is_timed_where_it_is_asked_for(trained, tmp_path):
+    _, given = trained
+    main(Settings(**given, json=tmp_path / "cost.json", cost_repeats=2, gram_slots=(0, 4)))
+    costs = json.loads((tmp_path / "cost.json").read_text())["costs"]
+    told = [(row["drafter"], row["gram_slots"], row["nodes"]) for row in costs]
+    assert told == [("heads", 0, 2), ("grams", 0, 3), ("grams", 4, 3)]
+    for row in costs:
+        assert row["base_forwards"] > 0
+        assert len(row["base_forwards_by_repeat"]) == 2
+
+
+def test_a_drafter_of_another_base_is_refused_by_name_before_the_base_is_loaded(trained, tmp_path, monkeypatch):
+    root, given = trained
+    monkeypatch.setattr("eval.drafters.load", lambda *_, **__: pytest.fail("weights went to a device"))
+    write_model(tmp_path / "wide", hidden_size=32)
+    with pytest.raises(ValueError, match=r"heads is for a base with a width of 64; .*wide has one of 32"):
+        main(Settings(**given | {"model": str(tmp_path / "wide")}))
+    described = json.loads((root / "grams/chimera.json").read_text())
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "chimera.json").write_text(json.dumps(described | {"base_fingerprint": "ab" * 32}))
+    with pytest.raises(
+        ValueError, match=r"changed was trained for a base whose weights have fingerprint abab.*; those"
+    ):
+        main(Settings(**given | {"drafters": (changed,)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafters": ()}, "drafters must name one folder at least; got none"),
+        ({"drafters": (Path("nowhere"),)}, "nowhere must hold a drafter, one of eagle.json"),
+        ({"answers": None}, "judged on packed or on answers; got both or neither"),
+        ({"answers": Path("nowhere")}, "nowhere must be a file of answers; there is none"),
+        ({"depths": 0}, "depths must be at least 1; got 0"),
+        ({"choice_share": 1.0}, "choice_share must be from 0 to below 1; got 1"),
+        ({"gram_slots": (8,)}, "gram_slots change what drafting takes alone: give cost_repeats"),
+        ({"gram_slots": ()}, "gram_slots must be one or more"),
+        ({"reply_begins": "a"}, "reply_begins goes with packed"),
+        ({"output": Path("out"), "json": Path("a.json")}, "give neither json nor plot beside it"),
+        ({"answers": None, "packed": Path("nowhere")}, r"nowhere must be a folder that train\.pack wrote"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(trained, changes, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        main(Settings(**trained[1] | changes))
+
+
+def test_two_drafters_of_one_name_are_refused(trained):
+    root, given = trained
+    with pytest.raises(ValueError, match="drafters must have different names; got grams twice"):
+        main(Settings(**given | {"drafters": (root / "grams", root / "grams")}))
