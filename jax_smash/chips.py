@@ -4,9 +4,10 @@ Sources: of TPUs, Google Cloud's pages docs.cloud.google.com/tpu/docs/v4, v5e, v
 bandwidth, peaks, and the bidirectional bandwidth of all of a chip's links. A link has an even share of it, each
 direction a half of that. The pages do not tell the links of v4 (50 GB/s each: Jouppi et al. 2023, "TPU v4: An Optically
 Reconfigurable Supercomputer for Machine Learning with Hardware Support for Embeddings"), nor int8 of v5p nor a core's
-fast memory (taken from JAX's table of chips, `jax.experimental.pallas.tpu.get_tpu_info`), nor int8 of tpu7x (taken to be as fast as bfloat16).
-The clock follows from the peak, with 131,072 operations a cycle and core up to v5p and 524,288 since. Of GPUs, NVIDIA's
-data sheets of the SXM modules, without sparsity; of the links' bandwidth in both directions a half is one's.
+fast memory (taken from JAX's table of chips, `jax.experimental.pallas.tpu.get_tpu_info`), nor int8 of tpu7x (taken to
+be as fast as bfloat16). The clock follows from the peak, with 131,072 operations a cycle and core up to v5p and 524,288
+since. Of GPUs, NVIDIA's data sheets of the SXM modules, without sparsity; of the links' bandwidth in both directions a
+half is one's.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from eval.chips.links import link_bytes
 from eval.chips.modelled import modelled
 from eval.chips.program import Program, collectives, copies, host_traffic, tally
 from eval.chips.relayouts import relayouts
-from eval.chips.traffic import held_bytes, moved, runs, unknown_loops
+from eval.chips.traffic import Run, held_bytes, moved, runs, unknown_loops
 from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
 from jax_smash.planning.abstract import Abstract, share
@@ -80,7 +80,7 @@ def program_figures(
         "cache_copies": len(copies(everything, arguments.cache_shapes)),
         "collectives": tally(collectives(inside)),
         "collectives_outside_loop": tally(collectives(_outside(everything, inside))),
-        "link_bytes": sum(run.times * link_bytes(run.instruction, program.devices) for run in found),
+        "link_bytes": _sent(program, found),
         "host_transfers": len(host_traffic(everything)),
         "unknown_loops": unknown_loops(program, body),
         "uncounted_kernels": sorted(
@@ -98,6 +98,11 @@ def program_figures(
         "roofline_ms": least.ms(chip, kind),
         "dearest": time.dearest,
     }
+
+
+def step_link_bytes(program: Program) -> int:
+    """Returns the bytes that a device sends in a step of `decode`."""
+    return _sent(program, runs(program, _loop("decode", program).body or ""))
 
 
 def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tuple[int, ...]]]:
@@ -125,6 +130,10 @@ def _loop(name: str, program: Program) -> Any:
     if not loops:
         raise ValueError("decode must have a loop; the compiled program has none")
     return max(loops, key=lambda x: moved(program, list(runs(program, x.body or ""))))
+
+
+def _sent(program: Program, found: Iterable[Run]) -> int:
+    return sum(run.times * link_bytes(run.instruction, program.devices) for run in found)
 
 
 def _outside(everything: Iterable[Any], inside: Iterable[Any]) -> Iterable[Any]:

@@ -14,8 +14,8 @@ from jax_smash.planning.work import INT8_TERMS, LOGIT_BYTES, Sizes
 from jax_smash.sampling.vocabulary import PIECE_LOGITS
 
 HOLES = 1.13
-"""Bytes of a TPU's heap over those of the arrays in it when it is fullest, gate and up left out: smaller arrays that are
-held for long leave holes. Of ten programs for four kinds of chips it was from 1.0 to 1.27."""
+"""Bytes of a TPU's heap over those of the arrays in it when it is fullest, gate and up left out: arrays that are held
+for long leave holes. In ten programs for four kinds of chips it was from 1.0 to 1.27; `eval.plans` compiles such."""
 
 FAST_SHARE = 7 / 8
 """Share of a TPU's fast memory that its compiler gives to arrays."""
@@ -103,7 +103,7 @@ def _on_tpu(sizes: Sizes, here: Width) -> float:
 
 
 def _mlp_on_tpu(sizes: Sizes, here: Width, held: float) -> float:
-    """Returns what is in main memory while the MLP runs, for which fast memory is left beside the layer's weights.
+    """Returns what is in main memory while the MLP runs: fast memory has what fits beside the next weights.
 
     Args:
       sizes, here: as above.
@@ -118,7 +118,7 @@ def _mlp_on_tpu(sizes: Sizes, here: Width, held: float) -> float:
         # Both terms' sums are there with what they become, and before anything is added to the residual.
         sums = gate_up / sizes.itemsize * INT8_TERMS * TOTAL_BYTES
         return gate_up + sums + HOLES * (held + residual)
-    if 3 * residual + gate_up < room:
+    if 3 * residual + 2 * gate_up < room:
         return HOLES * held
     return gate_up + HOLES * (held if 3 * residual < room else held + 2 * residual)
 
@@ -134,12 +134,12 @@ def _by_kernel(sizes: Sizes, here: Width) -> float:
 
 
 def _on_cpu(sizes: Sizes, here: Width, slots: int) -> float:
-    """Returns what is held where attention's scores are made by XLA's own operations, a tile of a long cache at a time."""
+    """Returns what is held where XLA's own operations make attention's scores, a tile of a long cache at a time."""
     config = sizes.config
     at_once = here.rows * sizes.shares.kv_heads * (config.num_heads // config.held_kv_heads) * here.width
     tile = max(SCORES_AT_ONCE / at_once, LEAST_TILE)
-    # In tiles, weights of the block's own entries are made beside their scores.
-    scores = at_once * SCORE_BYTES * (here.width + slots if slots <= tile else 2 * here.width + tile)
+    # Beside the scores of a row's own entries stand those of its whole cache, or what they become before the first tile.
+    scores = at_once * SCORE_BYTES * (here.width + (slots if slots <= tile else here.width))
     kept = config.num_layers * _new(sizes, here)
     mlp = _gate_up(sizes, here) + 2 * _residual(sizes, here)
     return kept + max(scores + _heads(sizes, here), mlp)
