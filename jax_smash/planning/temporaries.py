@@ -138,7 +138,7 @@ def _on_cpu(sizes: Sizes, here: Width, slots: int) -> float:
     config = sizes.config
     at_once = here.rows * sizes.shares.kv_heads * (config.num_heads // config.held_kv_heads) * here.width
     tile = max(SCORES_AT_ONCE / at_once, LEAST_TILE)
-    # Beside the scores of a row's own entries stand those of its whole cache, or what they become before the first tile.
+    # Beside scores of a row's own entries stand those of its whole cache, or what they become before the first tile.
     scores = at_once * SCORE_BYTES * (here.width + (slots if slots <= tile else here.width))
     kept = config.num_layers * _new(sizes, here)
     mlp = _gate_up(sizes, here) + 2 * _residual(sizes, here)
