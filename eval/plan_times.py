@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from eval.chips.calibrated import calibrated, off_by, planned_seconds
 from eval.reports.options import Numbers
 from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
 from jax_smash.costs.curve import check_entries
-from jax_smash.costs.repeats import spread
 from jax_smash.loading import Model, load, random_model
 from jax_smash.planning.topology import host_chip
 from jax_smash.serve.tuning import step_times
@@ -118,11 +118,17 @@ def timed(settings: Settings, role: str, model: Model) -> list[dict[str, Any]]:
                 "nodes": nodes,
                 "slots": settings.slots,
                 "measured_ms": 1e3 * statistics.median(seconds),
-                "spread": spread([times[0], seconds]),
+                "spread": _spread(seconds),
             }
             for nodes, seconds in zip(settings.nodes, times, strict=True)
         ]
     return rows
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Returns how wide the middle half of timings is, as a share of their median."""
+    low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+    return float((high - low) / middle)
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:

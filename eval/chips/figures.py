@@ -78,9 +78,7 @@ def program_figures(
         "traffic": (size + held) / least.bytes,
         "copies": [x.row() for x in relayouts(program, body if loop else None, reasons)],
         "cache_copies": len(copies(everything, arguments.cache_shapes)),
-        "collectives": tally(collectives(inside)),
-        "collectives_outside_loop": tally(collectives(_outside(everything, inside))),
-        "link_bytes": _sent(program, found),
+        **_exchanges(program, body, found),
         "host_transfers": len(host_traffic(everything)),
         "unknown_loops": unknown_loops(program, body),
         "uncounted_kernels": sorted(
@@ -100,9 +98,17 @@ def program_figures(
     }
 
 
-def step_link_bytes(program: Program) -> int:
-    """Returns the bytes that a device sends in a step of `decode`."""
-    return _sent(program, runs(program, _loop("decode", program).body or ""))
+def step_exchanges(program: Program) -> dict[str, Any]:
+    """Returns what devices exchange in a step of `decode`, and outside its loop.
+
+    Args:
+      program: compiled and read.
+
+    Raises:
+      ValueError: it has no loop.
+    """
+    body = _loop("decode", program).body or ""
+    return _exchanges(program, body, list(runs(program, body)))
 
 
 def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tuple[int, ...]]]:
@@ -132,8 +138,13 @@ def _loop(name: str, program: Program) -> Any:
     return max(loops, key=lambda x: moved(program, list(runs(program, x.body or ""))))
 
 
-def _sent(program: Program, found: Iterable[Run]) -> int:
-    return sum(run.times * link_bytes(run.instruction, program.devices) for run in found)
+def _exchanges(program: Program, body: str, found: Iterable[Run]) -> dict[str, Any]:
+    inside = list(program.instructions(body))
+    return {
+        "collectives": tally(collectives(inside)),
+        "collectives_outside_loop": tally(collectives(_outside(program.instructions(), inside))),
+        "link_bytes": sum(run.times * link_bytes(run.instruction, program.devices) for run in found),
+    }
 
 
 def _outside(everything: Iterable[Any], inside: Iterable[Any]) -> Iterable[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from eval.chips.figures import step_link_bytes
+from eval.chips.figures import step_exchanges
 from eval.chips.program import Program
 from jax_smash.cli.plan import sizes
 from jax_smash.planning.compiled import Compiled, compiled_programs
@@ -95,8 +95,8 @@ def figures(case: Case) -> dict[str, Any]:
     """Compiles a case, and returns bytes of a device by the compiler and by the plan.
 
     A device has the arguments of decoding, which are all that it holds, and what the program that takes more needs
-    beside. `sent_mb` is what it sends in a step of decode; None for one device, or where this jaxlib cannot read the
-    program.
+    beside. `sent_mb` is what it sends in a step of decode, with the collectives beside it; None where this jaxlib
+    cannot read the program.
 
     Raises:
       ValueError, MemoryError: as of `compiled_programs`.
@@ -114,7 +114,6 @@ def figures(case: Case) -> dict[str, Any]:
     }
     for name, one in found.items():
         told |= {f"{name}_mb": one.temporary_bytes / 1e6, f"planned_{name}_mb": beside[name] / 1e6}
-    sent = None if plan.question.shape.size == 1 else sent_bytes(found["decode"])
     return (
         dataclasses.asdict(case)
         | told
@@ -122,19 +121,24 @@ def figures(case: Case) -> dict[str, Any]:
             "total_mb": total / 1e6,
             "planned_total_mb": memory.total / 1e6,
             "ratio": memory.total / total,
-            "sent_mb": None if sent is None else sent / 1e6,
             "planned_sent_mb": planned_sent_bytes(plan) / 1e6,
             "compile_s": seconds,
+            **exchanges(found["decode"]),
         }
     )
 
 
-def sent_bytes(decode: Compiled) -> int | None:
-    """Returns the bytes that a device sends in a step; None where this jaxlib cannot read the program."""
+def exchanges(decode: Compiled) -> dict[str, Any]:
+    """Returns what devices exchange in a step, as of `step_exchanges`, and `sent_mb` of a device.
+
+    Where this jaxlib cannot read the program, all are None.
+    """
     try:
-        return step_link_bytes(Program.of(decode.program))
+        found = step_exchanges(Program.of(decode.program))
     except jax.errors.JaxRuntimeError:
-        return None
+        found = dict.fromkeys(("collectives", "collectives_outside_loop", "link_bytes"))
+    sent = found.pop("link_bytes")
+    return {"sent_mb": None if sent is None else sent / 1e6} | found
 
 
 def planned_sent_bytes(plan: Plan) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.chips.plan_cases import Case, planned_sent_bytes, sent_bytes
+from eval.chips.plan_cases import Case, exchanges, planned_sent_bytes
 from jax_smash.cli.plan import sizes
 from jax_smash.planning.compiled import compiled_programs
 from jax_smash.planning.planner import Plan
@@ -71,8 +71,7 @@ def held_against(case: Case, rows: Sequence[dict[str, Any]]) -> list[dict[str, A
             mine = {"device": row["chip"], "mesh": row["mesh"], "batch": row["batch"], "layers": COMPILED_LAYERS}
             plan = dataclasses.replace(case, **mine).plan()
             (decode,) = compiled_programs(plan, ("decode",))
-            sent, planned = sent_bytes(decode), planned_sent_bytes(plan)
-            found.append(mine | {"sent_mb": None if sent is None else sent / 1e6, "planned_sent_mb": planned / 1e6})
+            found.append(mine | {"planned_sent_mb": planned_sent_bytes(plan) / 1e6} | exchanges(decode))
     return found
 
 
