@@ -11,7 +11,7 @@ from eval.chips.ideal import ideal
 from eval.chips.kernel_calls import known_kernels
 from eval.chips.links import link_bytes
 from eval.chips.modelled import modelled
-from eval.chips.program import Program, collectives, copies, host_traffic, tally
+from eval.chips.program import Instruction, Program, collectives, copies, host_traffic, tally
 from eval.chips.relayouts import relayouts
 from eval.chips.traffic import Run, held_bytes, moved, runs, unknown_loops
 from jax_smash.chips import Chip
@@ -143,8 +143,14 @@ def _exchanges(program: Program, body: str, found: Iterable[Run]) -> dict[str, A
     return {
         "collectives": tally(collectives(inside)),
         "collectives_outside_loop": tally(collectives(_outside(program.instructions(), inside))),
-        "link_bytes": sum(run.times * link_bytes(run.instruction, program.devices) for run in found),
+        "link_bytes": sum(run.times * _sent(program, run.instruction) for run in found),
     }
+
+
+def _sent(program: Program, x: Instruction) -> int:
+    """Returns the bytes that a device sends for an instruction, or for what another core does in its place."""
+    within = [y for name in x.called for y in program.instructions(name)] if x.opcode == "custom-call" else []
+    return sum(link_bytes(y, program.devices) for y in (x, *within))
 
 
 def _outside(everything: Iterable[Any], inside: Iterable[Any]) -> Iterable[Any]:
