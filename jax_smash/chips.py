@@ -3,15 +3,16 @@
 Sources: of TPUs, Google Cloud's pages docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e and tpu7x: memory and its
 bandwidth, peaks, and the bidirectional bandwidth of all of a chip's links. A link has an even share of it, each
 direction a half of that. The pages do not tell the links of v4 (50 GB/s each: Jouppi et al. 2023, "TPU v4: An Optically
-Reconfigurable Supercomputer for Machine Learning with Hardware Support for Embeddings"), nor int8 of v5p (taken from
-JAX's table of chips, `jax.experimental.pallas.tpu.get_tpu_info`), nor int8 of tpu7x (taken to be as fast as bfloat16).
-The clock follows from the peak, with 131,072 operations a cycle and core up to v5p and 524,288 since. Of GPUs, NVIDIA's
-data sheets of the SXM modules, without sparsity; of the links' bandwidth in both directions a half is one's.
+Reconfigurable Supercomputer for Machine Learning with Hardware Support for Embeddings"), nor int8 of v5p nor a core's
+fast memory (taken from JAX's table of chips, `jax.experimental.pallas.tpu.get_tpu_info`), nor int8 of tpu7x (taken to
+be as fast as bfloat16). The clock follows from the peak, with 131,072 operations a cycle and core up to v5p and 524,288
+since. Of GPUs, NVIDIA's data sheets of the SXM modules, without sparsity; of the links' bandwidth in both directions a
+half is one's.
 """
 
 import dataclasses
 
-GB, GIB = 10**9, 2**30
+GB, GIB, MIB = 10**9, 2**30, 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Chip:
       axes: of the torus that links make of chips; 0 where a switch joins every chip to every other.
       most: chips that links join at most.
       f32_share: operations of products of float32 over those of bfloat16.
+      fast_memory: bytes of a core's fast memory (VMEM); 0 where nothing is modelled by it.
     """
 
     bandwidth: float
@@ -47,6 +49,7 @@ class Chip:
     axes: int = 0
     most: int = 1
     f32_share: float = 0.5
+    fast_memory: int = 0
 
     def peak(self, kind: str) -> float:
         """Returns operations a second of products of an element type, as in s8, bf16 and f32."""
@@ -78,11 +81,33 @@ class Chip:
 
 
 TPUS = {
-    "v4": Chip(1200e9, 275e12, 275e12, 6, 50e9, 1.05e9, 32 * GIB, "TPU v4", cores=2, axes=3, most=4096),
-    "v5e": Chip(819e9, 197e12, 393e12, 4, 50e9, 1.5e9, 16 * GIB, "TPU v5 lite", axes=2, most=256),
-    "v5p": Chip(2765e9, 459e12, 918e12, 6, 100e9, 1.75e9, 95 * GIB, "TPU v5", cores=2, axes=3, most=8960),
-    "v6e": Chip(1638e9, 918e12, 1836e12, 4, 100e9, 1.75e9, 32 * GIB, "TPU v6 lite", axes=2, most=256),
-    "tpu7x": Chip(7380e9, 2307e12, 2307e12, 6, 100e9, 2.2e9, 192 * GIB, "TPU7x", 2, devices=2, axes=3, most=9216),
+    "v4": Chip(
+        1200e9, 275e12, 275e12, 6, 50e9, 1.05e9, 32 * GIB, "TPU v4", cores=2, axes=3, most=4096, fast_memory=16 * MIB
+    ),
+    "v5e": Chip(
+        819e9, 197e12, 393e12, 4, 50e9, 1.5e9, 16 * GIB, "TPU v5 lite", axes=2, most=256, fast_memory=128 * MIB
+    ),
+    "v5p": Chip(
+        2765e9, 459e12, 918e12, 6, 100e9, 1.75e9, 95 * GIB, "TPU v5", cores=2, axes=3, most=8960, fast_memory=64 * MIB
+    ),
+    "v6e": Chip(
+        1638e9, 918e12, 1836e12, 4, 100e9, 1.75e9, 32 * GIB, "TPU v6 lite", axes=2, most=256, fast_memory=128 * MIB
+    ),
+    "tpu7x": Chip(
+        7380e9,
+        2307e12,
+        2307e12,
+        6,
+        100e9,
+        2.2e9,
+        192 * GIB,
+        "TPU7x",
+        2,
+        devices=2,
+        axes=3,
+        most=9216,
+        fast_memory=64 * MIB,
+    ),
 }
 """TPUs by name, as topologies begin."""
 

@@ -11,9 +11,9 @@ from eval.chips.ideal import ideal
 from eval.chips.kernel_calls import known_kernels
 from eval.chips.links import link_bytes
 from eval.chips.modelled import modelled
-from eval.chips.program import Program, collectives, copies, host_traffic, tally
+from eval.chips.program import Instruction, Program, collectives, copies, host_traffic, tally
 from eval.chips.relayouts import relayouts
-from eval.chips.traffic import held_bytes, moved, runs, unknown_loops
+from eval.chips.traffic import Run, held_bytes, moved, runs, unknown_loops
 from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
 from jax_smash.planning.abstract import Abstract, share
@@ -78,9 +78,7 @@ def program_figures(
         "traffic": (size + held) / least.bytes,
         "copies": [x.row() for x in relayouts(program, body if loop else None, reasons)],
         "cache_copies": len(copies(everything, arguments.cache_shapes)),
-        "collectives": tally(collectives(inside)),
-        "collectives_outside_loop": tally(collectives(_outside(everything, inside))),
-        "link_bytes": sum(run.times * link_bytes(run.instruction, program.devices) for run in found),
+        **_exchanges(program, body, found),
         "host_transfers": len(host_traffic(everything)),
         "unknown_loops": unknown_loops(program, body),
         "uncounted_kernels": sorted(
@@ -98,6 +96,19 @@ def program_figures(
         "roofline_ms": least.ms(chip, kind),
         "dearest": time.dearest,
     }
+
+
+def step_exchanges(program: Program) -> dict[str, Any]:
+    """Returns what devices exchange in a step of `decode`, and outside its loop.
+
+    Args:
+      program: compiled and read.
+
+    Raises:
+      ValueError: it has no loop.
+    """
+    body = _loop("decode", program).body or ""
+    return _exchanges(program, body, list(runs(program, body)))
 
 
 def copy_reasons(arguments: Abstract, config: ModelConfig) -> dict[str, set[tuple[int, ...]]]:
@@ -125,6 +136,21 @@ def _loop(name: str, program: Program) -> Any:
     if not loops:
         raise ValueError("decode must have a loop; the compiled program has none")
     return max(loops, key=lambda x: moved(program, list(runs(program, x.body or ""))))
+
+
+def _exchanges(program: Program, body: str, found: Iterable[Run]) -> dict[str, Any]:
+    inside = list(program.instructions(body))
+    return {
+        "collectives": tally(collectives(inside)),
+        "collectives_outside_loop": tally(collectives(_outside(program.instructions(), inside))),
+        "link_bytes": sum(run.times * _sent(program, run.instruction) for run in found),
+    }
+
+
+def _sent(program: Program, x: Instruction) -> int:
+    """Returns the bytes that a device sends for an instruction, or for what another core does in its place."""
+    within = [y for name in x.called for y in program.instructions(name)] if x.opcode == "custom-call" else []
+    return sum(link_bytes(y, program.devices) for y in (x, *within))
 
 
 def _outside(everything: Iterable[Any], inside: Iterable[Any]) -> Iterable[Any]:

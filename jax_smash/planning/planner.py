@@ -10,7 +10,8 @@ from jax_smash.planning.estimates import Memory, Speed
 from jax_smash.planning.gains import Drafted
 from jax_smash.planning.question import KINDS, Question
 from jax_smash.planning.shares import Shares
-from jax_smash.planning.work import LOGIT_BYTES, Part, Sizes, drafter_reads, drafts, forward, seconds, together
+from jax_smash.planning.temporaries import decode_bytes, prefill_bytes
+from jax_smash.planning.work import Part, Sizes, drafter_reads, drafts, forward, seconds, together
 from jax_smash.shapes import chunks
 from jax_smash.sparse import Learned, StreamingLLM, sparse_step_bytes
 
@@ -68,6 +69,8 @@ class Plan:
             weight_kind="s8" if question.weights == "int8" else kind,
             read=self._read,
             scorer=self._scorer,
+            platform=question.platform,
+            fast_memory=self.chip.fast_memory,
         )
 
     def chunk(self, batch: int) -> int:
@@ -102,20 +105,10 @@ class Plan:
         Args:
           batch: rows.
         """
-        config, shares, mesh = self.question.held, self.shares, self.question.shape
-        entries, item = batch / mesh.data, self.question.itemsize
-        rows = batch / self.question.divisor
-        widest = 2 * config.mlp_width / mesh.tp + 2 * config.d_model / mesh.fsdp
-        vocabulary = config.vocab_size / (mesh.tp if config.vocab_size % mesh.tp == 0 else 1)
-
-        def forward_bytes(width: int, logits: int) -> float:
-            kept = rows * width * sum(shares.layer_slot_bytes)
-            return entries * width * widest * item + kept + entries * logits * vocabulary * LOGIT_BYTES
-
-        chunk, nodes = self.chunk(batch), self._nodes
+        sizes, slots = self.sizes, self.question.context
         return {
-            "prefill": int(forward_bytes(chunk, chunk if shares.learns_prompt else 0)),
-            "decode": int(forward_bytes(nodes, nodes)),
+            "prefill": prefill_bytes(sizes, batch, self.chunk(batch), slots),
+            "decode": decode_bytes(sizes, batch, self._nodes, slots),
         }
 
     def step(

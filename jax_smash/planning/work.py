@@ -84,6 +84,8 @@ class Sizes:
       kind, weight_kind: element type of activations, and of products with weights.
       read: share of the cache that attention reads; 1 without a policy.
       scorer: bytes that a step reads of each row to choose slots.
+      platform: `tpu`, `gpu` or `cpu`.
+      fast_memory: bytes that a device has of it.
     """
 
     config: ModelConfig
@@ -94,6 +96,8 @@ class Sizes:
     weight_kind: str
     read: Number = 1.0
     scorer: int = 0
+    platform: str = "tpu"
+    fast_memory: int = 0
 
 
 def forward(

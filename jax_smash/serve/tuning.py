@@ -49,7 +49,39 @@ def measure_costs(
     call_s: float = 0.1,
     progress: Callable[[int, int], None] | None = None,
 ) -> CostCurve:
-    """Measures the time of a decode step at several sizes, interleaved, on this device.
+    """Measures the time of a decode step at several sizes, interleaved, on this device: see `step_times`.
+
+    Args:
+      model, batch, slots, entries, call_s, progress: as of `step_times`.
+      repeats: timed calls of each size, put together as of `costs.repeats.settled`.
+
+    Raises:
+      ValueError: as of `step_times`.
+    """
+    times = step_times(
+        model, batch=batch, slots=slots, entries=entries, repeats=repeats, call_s=call_s, progress=progress
+    )
+    return CostCurve(
+        entries=tuple(entries),
+        seconds=settled(times),
+        batch=batch,
+        slots=slots,
+        source=f"measured by jax-smash tune, {slots} slots",
+        spread=spread(times),
+    )
+
+
+def step_times(
+    model: Model,
+    *,
+    batch: int,
+    slots: int,
+    entries: Sequence[int],
+    repeats: int = 7,
+    call_s: float = 0.1,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[float]]:
+    """Times decode steps of several sizes, interleaved, on this device.
 
     A step is what drafted decoding does without the drafter: embedding, forward over a half-full cache with a tree's
     ancestor bits, logits and argmax of every entry, commit of one entry. Many run in one call of a compiled loop.
@@ -59,9 +91,12 @@ def measure_costs(
       batch: rows.
       slots: capacity of the cache a row.
       entries: sizes, rising from 1.
-      repeats: timed calls of each size, put together as of `costs.repeats.settled`.
+      repeats: timed calls of each size.
       call_s: seconds that a call takes, about, where its steps are short.
       progress: called with the calls done and the calls to do.
+
+    Returns:
+      Seconds a step, a list a size with an entry a repeat.
 
     Raises:
       ValueError: a number is out of range, the largest size exceeds the cache, or the model is divided over devices.
@@ -80,15 +115,7 @@ def measure_costs(
 
     rates = prior_rates(LEVELS, RANKS)
     runs = [functools.partial(timed, best_tree(rates, m - 1)) for m in entries]
-    times = _timed(runs, repeats=repeats, call_s=call_s, progress=progress)
-    return CostCurve(
-        entries=tuple(entries),
-        seconds=settled(times),
-        batch=batch,
-        slots=slots,
-        source=f"measured by jax-smash tune, {slots} slots",
-        spread=spread(times),
-    )
+    return _timed(runs, repeats=repeats, call_s=call_s, progress=progress)
 
 
 def measure_method(

@@ -58,6 +58,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_sizes(80, 8192, 64, 28_672),
         "rope_parameters": _LLAMA_3_ROPE | {"factor": 8.0},
     },
+    "llama-3.1-405b": {
+        **_LLAMA_3,
+        **_sizes(126, 16_384, 128, 53_248),
+        "rope_parameters": _LLAMA_3_ROPE | {"factor": 8.0},
+    },
     "qwen2.5-0.5b": {
         **_QWEN,
         **_sizes(24, 896, 14, 4864),
