@@ -34,7 +34,7 @@ from tests.meshes import MESHES, divided, divisible_model
 from tests.predictors import modules_of, sizes_of
 from tests.smashed import modules_for
 
-SLOTS = 64
+SLOTS = 96
 PROMPTS = [
     "Once upon a time there was a fox",
     "Tea?",
