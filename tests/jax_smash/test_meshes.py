@@ -5,9 +5,14 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jax_smash import DraftOptions, generate
+from jax_smash.cache import Block, Write, after, specs
+from jax_smash.cache import divided as divided_by_slots
 from jax_smash.loading import Model, grafted, quantised
 from jax_smash.methods import METHODS, SmashOptions
 from jax_smash.sampling import SamplingOptions
@@ -205,3 +210,39 @@ def test_a_mesh_decodes_what_one_device_does(name, sampled, mesh):
 
 def test_every_method_is_in_the_matrix():
     assert {case.method for case in CASES.values()} == set(METHODS)
+
+
+def test_devices_that_share_a_caches_slots_decode_what_one_does():
+    """A prompt in two chunks and greedy steps, one layer of two sliding, on four devices."""
+    model = divisible_model(window=16)
+    text = jnp.asarray([list(prompt.encode()[:12]) for prompt in (PROMPTS[0], PROMPTS[2])], jnp.int32)
+    cache = model.definition.bind(model.params["target"]).init_cache(2, 32, 8)
+
+    def step(params, cache, tokens):
+        bound = model.definition.bind(params)
+        position = cache.slot_length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        out = bound.forward(bound.embed(tokens), position, cache, Block.causal(jnp.ones(tokens.shape, bool)))
+        logits = bound.unembed(out.hidden[:, -1])
+        count = after(jnp.full(2, tokens.shape[1], jnp.int32), logits[:, 0])
+        return cache.commit(out.block_kv, Write(position=position, count=count)), logits
+
+    def decoded(step, params, cache):
+        said, told = [], []
+        for start in (0, 8):
+            cache, logits = step(params, cache, text[:, start : start + 8])
+        for _ in range(14):
+            told.append(np.asarray(logits))
+            said.append(np.argmax(logits, axis=-1)[:, None].astype(np.int32))
+            cache, logits = step(params, cache, said[-1])
+        return np.concatenate(said, axis=1), np.stack(told)
+
+    apart = divided_by_slots(cache, "seq", 4)
+    mesh = jax.make_mesh((4,), ("seq",), devices=jax.devices()[:4])
+    lies = specs(apart)
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), lies, P()), out_specs=(lies, P()), check_vma=False)
+    with jax.default_matmul_precision("highest"):
+        expected, wanted = decoded(jax.jit(step), model.params["target"], cache)
+        found, told = decoded(jax.jit(sharded), model.params["target"], apart)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(told, wanted, atol=1e-5 * np.abs(wanted).max())
+    assert len(np.unique(expected)) > 4

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jax_smash.attention import attend, formula
 from jax_smash.attention.formula import FEW_SCORES, QUERIES_AT_ONCE
@@ -96,6 +97,30 @@ def test_a_cache_that_is_read_in_tiles_is_attended_to_as_at_once(monkeypatch, fi
         cache, keys=jnp.where(unread, jnp.nan, cache.keys), values=jnp.where(unread, jnp.nan, cache.values)
     )
     np.testing.assert_allclose(attended(poisoned), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("filled", [(0, 0), (64, 3), (17, 50)])
+@pytest.mark.parametrize(("window", "softcap", "tile"), [(0, 0.0, None), (9, 2.0, None), (0, 0.0, 8), (9, 2.0, 8)])
+def test_a_cache_that_is_divided_by_slots_is_attended_to_as_a_whole(monkeypatch, filled, window, softcap, tile):
+    """Some devices have no filled slot, and some queries see none of a device's."""
+    if tile:
+        monkeypatch.setattr(formula, "SCORES_AT_ONCE", tile * B * N * 5)
+        monkeypatch.setattr(formula, "LEAST_TILE", 1)
+        assert formula._tile((B, K, N // K * 5, H), 16) == tile
+    filled = jnp.asarray(filled, jnp.int32)[:, None]
+    cache, _, _ = cached(64, filled)
+    block = Block(
+        valid=jnp.ones((B, 5), bool), ancestors=jnp.asarray([[[1], [3], [5], [11], [17]]] * B, jnp.uint32)
+    )  # A tree.
+    depth = jnp.asarray([[0, 1, 1, 2, 1]], jnp.int32)
+
+    def attended(cache):
+        return attend(*entries(5), filled + depth, cache, block, scale=0.3, window=window, softcap=softcap)
+
+    mesh, slots = jax.make_mesh((4,), ("seq",), devices=jax.devices()[:4]), P(None, None, "seq")
+    lies = LayerCache(keys=slots, values=slots, position=P(None, "seq"), over="seq")
+    apart = jax.shard_map(attended, mesh=mesh, in_specs=(lies,), out_specs=P(), check_vma=False)
+    np.testing.assert_allclose(jax.jit(apart)(replace(cache, over="seq")), jax.jit(attended)(cache), atol=2e-6)
 
 
 def test_a_block_goes_on_from_what_earlier_forwards_read():
