@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import jax
+from jax.sharding import AxisType, Mesh
+
 from jax_smash.loading import Model
 from jax_smash.sharding import make_mesh, place
 from tests.tiny import tiny_model
@@ -20,3 +23,8 @@ def divided(model: Model, mesh: str) -> Model:
     on = make_mesh(mesh)
     params = {role: place(weights, on) for role, weights in model.params.items()}
     return dataclasses.replace(model, params=params)
+
+
+def sharing_slots(devices: int) -> Mesh:
+    """Returns a mesh whose devices have shares of a cache's slots."""
+    return jax.make_mesh((devices,), ("seq",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])

@@ -35,7 +35,7 @@ from tests.drafting import other_model
 from tests.eagle import random_drafter
 from tests.eagle1 import random_drafter1
 from tests.medusa import random_heads
-from tests.meshes import MESHES, divided, divisible_model
+from tests.meshes import MESHES, divided, divisible_model, sharing_slots
 from tests.predictors import modules_of, sizes_of
 from tests.smashed import modules_for
 
@@ -237,7 +237,7 @@ def test_devices_that_share_a_caches_slots_decode_what_one_does():
         return np.concatenate(said, axis=1), np.stack(told)
 
     apart = divided_by_slots(cache, "seq", 4)
-    mesh = jax.make_mesh((4,), ("seq",), devices=jax.devices()[:4])
+    mesh = sharing_slots(4)
     lies = specs(apart)
     sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), lies, P()), out_specs=(lies, P()), check_vma=False)
     with jax.default_matmul_precision("highest"):

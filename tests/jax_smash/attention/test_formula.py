@@ -8,6 +8,7 @@ from jax_smash.attention import attend, formula
 from jax_smash.attention.formula import FEW_SCORES, QUERIES_AT_ONCE
 from jax_smash.cache import EMPTY, Block, Earlier, LayerCache
 from jax_smash.pytree import replace
+from tests.meshes import sharing_slots
 
 B, N, K, H = 2, 4, 2, 8
 
@@ -117,7 +118,7 @@ def test_a_cache_that_is_divided_by_slots_is_attended_to_as_a_whole(monkeypatch,
     def attended(cache):
         return attend(*entries(5), filled + depth, cache, block, scale=0.3, window=window, softcap=softcap)
 
-    mesh, slots = jax.make_mesh((4,), ("seq",), devices=jax.devices()[:4]), P(None, None, "seq")
+    mesh, slots = sharing_slots(4), P(None, None, "seq")
     lies = LayerCache(keys=slots, values=slots, position=P(None, "seq"), over="seq")
     apart = jax.shard_map(attended, mesh=mesh, in_specs=(lies,), out_specs=P(), check_vma=False)
     np.testing.assert_allclose(jax.jit(apart)(replace(cache, over="seq")), jax.jit(attended)(cache), atol=2e-6)

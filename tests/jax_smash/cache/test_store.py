@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jax_smash import cpu
 from jax_smash.cache import EMPTY, Sinks, Write, after, divided, init_cache, specs, store, write
 from jax_smash.pytree import replace
+from tests.meshes import sharing_slots
 
 HEADS, WIDTH, WINDOW, BLOCK = 2, 4, 10, 6
 
@@ -105,7 +106,7 @@ def test_a_count_is_unchanged_by_its_evidence():
 def test_devices_that_share_the_slots_write_what_one_writes(path):
     """Entries of one write fall into the slots of several devices; a sliding layer starts over."""
     rng, whole = np.random.default_rng(0), empty_cache(3, 16)
-    mesh = jax.make_mesh((4,), ("seq",), devices=jax.devices()[:4])
+    mesh = sharing_slots(4)
     apart = divided(whole, "seq", 4)
 
     def commit(cache, entries, write):
