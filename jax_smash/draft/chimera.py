@@ -176,7 +176,9 @@ class ChimeraDrafter:
         vectors = model.vectors(last, full, depth)
         if self.noisy or context.processors:
             node = levels.at(depth)[0][: full.shape[1]]
-            logits = context.process(target.unembed(vectors), grow(topology, token).paths()[:, node])
+            # Gather the vocabulary: what follows is separate for each row.
+            logits = constrain(target.unembed(vectors), "batch")
+            logits = context.process(logits, grow(topology, token).paths()[:, node])
             if self.noisy:
                 place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
                 logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])

@@ -135,7 +135,7 @@ CASES = {
     "grouped": Case(policy=GroupedButler(budget=12, window=2)),
     "gate": Case(policy=PageGate(budget=16)),
 }
-DEFAULT = (("eagle", "fsdp=4,tp=2"), ("gate", "data=2,tp=4"), ("hamburger-exact", "data=8"))
+DEFAULT = (("eagle", "fsdp=4,tp=2"), ("grouped", "data=2,tp=4"), ("medusa", "data=8"))
 """What runs with every change; the whole matrix by `pytest -m slow -k meshes`."""
 
 

@@ -118,10 +118,10 @@ def test_a_cache_that_is_divided_by_slots_is_attended_to_as_a_whole(monkeypatch,
     def attended(cache):
         return attend(*entries(5), filled + depth, cache, block, scale=0.3, window=window, softcap=softcap)
 
-    mesh, slots = sharing_slots(4), P(None, None, "seq")
-    lies = LayerCache(keys=slots, values=slots, position=P(None, "seq"), over="seq")
-    apart = jax.shard_map(attended, mesh=mesh, in_specs=(lies,), out_specs=P(), check_vma=False)
-    np.testing.assert_allclose(jax.jit(apart)(replace(cache, over="seq")), jax.jit(attended)(cache), atol=2e-6)
+    shares = replace(cache, over="seq")
+    lies = jax.tree.map(lambda x: P(*(None,) * (x.ndim // 2), "seq"), shares)
+    apart = jax.shard_map(attended, mesh=sharing_slots(4), in_specs=(lies,), out_specs=P(), check_vma=False)
+    np.testing.assert_allclose(jax.jit(apart)(shares), jax.jit(attended)(cache), atol=2e-6)
 
 
 def test_a_block_goes_on_from_what_earlier_forwards_read():
