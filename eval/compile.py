@@ -68,7 +68,8 @@ class Settings:
       sampled: rows sample, with top-k and top-p; else greedily.
       dtype: of the weights.
       weights: int8 holds matrices as 8-bit integers.
-      mesh: devices of the topology to divide the model and its rows over, as in fsdp=2,tp=2.
+      mesh: devices of the topology to divide the model and its rows over, as in fsdp=2,tp=2, or a preset:
+        dp, fsdp, tp or fsdp+tp.
       tree_sizes: also compile decode with trees of so many nodes, the root included, and compare their times.
       chips, batch_sizes: for which to compare them, in place of chip and batch_size alone.
       plot: picture of that comparison to write, a PNG file.
@@ -200,7 +201,9 @@ class Settings:
     def arguments(self) -> Abstract:
         """Returns the arguments of the programs, as shapes on the topology's first device or on the mesh."""
         there = devices(self.chip)
-        where = there[0] if self.mesh is None else make_mesh(self.mesh, devices=there)
+        where = (
+            there[0] if self.mesh is None else make_mesh(self.mesh, devices=there, kv_heads=self.config().num_kv_heads)
+        )
         drafter: Any = self.draft_model
         if drafter not in (None, INT8):
             drafter = shape_config(drafter)

@@ -85,6 +85,7 @@ class Settings:
       dtype: of the weights.
       weights: plain, int8 (every matrix as 8-bit integers), or both.
       mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
+        Or a preset, which divides all that there are: dp, fsdp, tp or fsdp+tp.
       modules: HAMburger modules, folders; by default those beside the model. Each is measured. Where a folder holds a
         base, which was trained with its modules, they decode with that one; methods without modules decode with the
         first folder's, and `base` names another to compare with.

@@ -79,6 +79,7 @@ class Settings:
       weights: int8 measures the methods with int8 weights, modules included, against `ar` with plain ones on the same
         prompts.
       mesh: devices to divide the model and its rows over, as in fsdp=4,tp=2; a CPU makes as many as it needs.
+        Or a preset, which divides all that there are: dp, fsdp, tp or fsdp+tp.
       tree: that methods which draft are given, as in `jax-smash generate --tree`.
       warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
       lookup_corpus: texts that methods which take it look up in.

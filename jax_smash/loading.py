@@ -162,8 +162,8 @@ def load(
       dtype: of the weights in memory, and of what is computed; None keeps the checkpoint's, but float32 for a shipped
         model and for quantised weights.
       weights: `plain`, or `int8`: every matrix as 8-bit integers with a float32 scale for each output channel.
-      mesh: devices to divide the model over, as in `fsdp=4,tp=2` or from `sharding.make_mesh`; each tensor goes to its
-        devices as it is read. None puts all on the default device.
+      mesh: devices to divide the model over, as in `fsdp=4,tp=2`, by a name of `sharding.PRESETS` or from
+        `sharding.make_mesh`; each tensor goes to its devices as it is read. None puts all on the default device.
       modules: a folder with HAMburger modules for the model, or `auto` for those beside it. Where the folder holds
         weights of the base too, which were trained with the modules, the model gets those.
 
@@ -175,12 +175,14 @@ def load(
     """
     check_weights(weights)
     prepare_devices()
-    mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
+    if isinstance(mesh, str):
+        make_mesh(mesh, kv_heads=1)  # Raises before anything is fetched.
     own = find(name)
     path, adapter = with_base(own, find)
     if path.parent == ASSETS:
         dtype = dtype or jnp.float32
     config = checkpoint_config(path)
+    mesh = make_mesh(mesh, kv_heads=config.num_kv_heads) if isinstance(mesh, str) else mesh
     folder = None if modules is None else find_modules(name, modules)
     if folder is not None:
         check_smasher(folder, config, tokenizer_sha256(path))
@@ -436,8 +438,9 @@ def random_model(shape: str, *, dtype: Any = jnp.bfloat16, seed: int = 0, mesh: 
       ValueError: there is no such shape; the mesh does not fit the devices or the shape.
     """
     prepare_devices()
-    mesh = make_mesh(mesh) if isinstance(mesh, str) else mesh
-    config = divisible(shape_config(shape), None, mesh)
+    config = shape_config(shape)
+    mesh = make_mesh(mesh, kv_heads=config.num_kv_heads) if isinstance(mesh, str) else mesh
+    config = divisible(config, None, mesh)
     if mesh is not None:
         param_shardings(abstract_params(config)[1], mesh)  # Raises before anything is made.
     with on_mesh(mesh):

@@ -45,6 +45,10 @@ REPLICATED_UNLESS_DIVISIBLE = ("kv_heads", "vocab")
 Grouped-query models have 1 to 8 key-value heads, and vocabularies may have any size."""
 
 
+PRESETS = ("dp", "fsdp", "tp", "fsdp+tp")
+"""Meshes by name, over all devices at hand: copies of the model; rows and a share of every weight; heads, MLP width and
+vocabulary; or these for as many devices as the model's KV heads allow, and `fsdp` for the rest."""
+
 VIRTUAL_DEVICES = 64
 """Devices that a CPU is made to have at most."""
 
@@ -76,17 +80,27 @@ class MeshShape:
         return ",".join(f"{name}={size}" for name, size in zip(AXES, self.sizes, strict=True) if size > 1) or "data=1"
 
 
-def parse_mesh(text: str) -> MeshShape:
-    """Returns the shape that a text like `fsdp=4,tp=2` names; axes left out have size 1.
+def parse_mesh(text: str, *, devices: int | None = None, kv_heads: int | None = None) -> MeshShape:
+    """Returns the shape that a text names: sizes, as in `fsdp=4,tp=2`, or one of `PRESETS`. Axes left out have size 1.
+
+    Args:
+      text: sizes or a preset.
+      devices: that a preset divides; None for as many as there are, on every host. It starts JAX.
+      kv_heads: of the model, for the preset `fsdp+tp`.
 
     Raises:
-      ValueError: the text has another form, or names an unknown axis or one axis twice.
+      ValueError: the text has another form, or names an unknown axis or one axis twice; `fsdp+tp` is given without
+        `kv_heads`.
     """
+    if text.strip() in PRESETS:
+        return _preset(text.strip(), jax.device_count() if devices is None else devices, kv_heads)
     sizes: dict[str, int] = {}
     for piece in text.split(","):
         name, equals, size = (part.strip() for part in piece.partition("="))
         if not (equals and size.isascii() and size.isdecimal()):
-            raise ValueError(f"mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2; got {text!r}")
+            raise ValueError(
+                f"mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2, or one of {', '.join(PRESETS)}; got {text!r}"
+            )
         if name not in AXES:
             raise ValueError(f"a mesh axis must be one of {', '.join(AXES)}; got {name!r} in {text!r}")
         if name in sizes:
@@ -95,18 +109,42 @@ def parse_mesh(text: str) -> MeshShape:
     return MeshShape(**sizes)
 
 
-def make_mesh(shape: str | MeshShape, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def _preset(name: str, devices: int, kv_heads: int | None) -> MeshShape:
+    """Returns what a preset makes of so many devices."""
+    if name == "dp":
+        return MeshShape(data=devices)
+    if name != "fsdp+tp":
+        return MeshShape(**{name: devices})
+    if kv_heads is None:
+        raise ValueError("mesh fsdp+tp goes by a model's KV heads, which nobody told: give sizes, as in fsdp=4,tp=2")
+    tp = math.gcd(devices, kv_heads)
+    return MeshShape(fsdp=devices // tp, tp=tp)
+
+
+def check_mesh(text: str) -> None:
+    """Checks a text for `parse_mesh`, without asking for devices.
+
+    Raises:
+      ValueError: it has another form, or names an unknown axis or one axis twice.
+    """
+    parse_mesh(text, devices=1, kv_heads=1)
+
+
+def make_mesh(
+    shape: str | MeshShape, *, devices: Sequence[jax.Device] | None = None, kv_heads: int | None = None
+) -> Mesh:
     """Makes a mesh with all of `AXES`, over as many devices as its shape has.
 
     Args:
       shape: a shape, or a text for `parse_mesh`.
       devices: to choose from, in order; None means all that there are, on every host.
+      kv_heads: of the model that is divided, for the preset `fsdp+tp`.
 
     Raises:
       ValueError: the text is malformed, or the shape does not fit the devices.
     """
-    shape = parse_mesh(shape) if isinstance(shape, str) else shape
     available = list(jax.devices() if devices is None else devices)
+    shape = parse_mesh(shape, devices=len(available), kv_heads=kv_heads) if isinstance(shape, str) else shape
     if shape.size > len(available):
         raise ValueError(f"mesh {shape} needs {shape.size} devices; got {len(available)}")
     if shape.size < len(available) and jax.process_count() > 1:
@@ -120,13 +158,14 @@ def add_virtual_devices(shape: str | MeshShape | None, *, processes: int = 1) ->
     Other devices are as many as there are. For programs: a library leaves the choice to who imports it.
 
     Args:
-      shape: of the mesh; None needs one device.
+      shape: of the mesh; None needs one device, and a preset takes those that there are.
       processes: that share the mesh, each with as many of its devices.
 
     Raises:
       ValueError: the text is malformed.
     """
-    shape = parse_mesh(shape) if isinstance(shape, str) else shape or MeshShape()
+    # Of a preset this is one device, so that none is added.
+    shape = parse_mesh(shape, devices=1, kv_heads=1) if isinstance(shape, str) else shape or MeshShape()
     now = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     each = -(-shape.size // processes)
     if 1 < each <= VIRTUAL_DEVICES and now < each:

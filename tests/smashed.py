@@ -21,23 +21,27 @@ WIDTH = 64
 
 
 @functools.cache
-def smashed_model(*, micro_steps: int = 4, spread: float = 12.0, stop_tokens: tuple[int, ...] = ()) -> Model:
-    """Returns the two-layer model with modules that are spread enough for the lengths of groups to vary."""
+def smashed_model(*, stop_tokens: tuple[int, ...] = (), **options) -> Model:
+    """Returns the two-layer model with modules of `modules_for`."""
     model = tiny_model(stop_tokens=stop_tokens)
+    return grafted(model, modules_for(model, **options))
+
+
+def modules_for(model: Model, *, micro_steps: int = 4, spread: float = 12.0) -> SmashModules:
+    """Returns modules that are spread enough for the lengths of groups to vary."""
     config = SmashConfig.for_base(model.config, micro_layers=1, micro_steps=micro_steps)
     graphdef, params = random_smasher(model.config, config, seed=5)
     params = jax.tree.map(lambda w: w * jnp.float32(spread) if w.ndim > 1 else w, params)
     # Most tokens were never seen; 7 most often, then 9.
     counts = np.zeros(model.config.vocab_size, np.int64)
     counts[[7, 9]] = 100, 50
-    modules = SmashModules(
+    return SmashModules(
         config=config,
         definition=SmasherDef(graphdef),
         params=params,
         token_counts=counts,
         options=SmashOptions(token_confidence=0),  # Random modules are sure of nothing.
     )
-    return grafted(model, modules)
 
 
 class Plainly:

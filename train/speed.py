@@ -56,7 +56,7 @@ def measure(part: Part, *, mesh: str | None = None, repeats: int = 5) -> dict[st
       repeats: timed steps; the median counts.
     """
     settings = part.settings
-    devices = make_mesh(mesh) if mesh else make_mesh(MeshShape(data=jax.device_count()))
+    devices = make_mesh(mesh or MeshShape(data=jax.device_count()), kv_heads=settings.model.num_kv_heads)
     shapes, optimiser, rows = part.shapes(), part.optimiser(), part.random_batch()
     params, frozen = (random_weights(tree, devices) for tree in shapes)
     shardings = param_shardings(jax.eval_shape(lambda p: first_state(p, optimiser), shapes.trained), devices)
@@ -175,7 +175,7 @@ def main(
       dtype: of the products, float32 or bfloat16.
       optimiser: adamw or muon.
       remat, scan, accumulate: as in a training file.
-      mesh: devices, as in `fsdp=4,tp=2`.
+      mesh: devices, as in `fsdp=4,tp=2` or by a preset.
       devices: on a CPU, how many virtual devices it makes.
       repeats: timed steps; the median counts.
       output: JSON file to write.

@@ -90,7 +90,7 @@ def main(
       products: dtype that the base computes in.
       batch_size: rows that are read at once.
       save_every: batches after which the work is safe.
-      mesh: devices, as in `fsdp=4`; by default each reads a share of the rows.
+      mesh: devices, as in `fsdp=4` or by a preset; by default each reads a share of the rows.
       devices: on a CPU, how many virtual devices it makes.
       resume: go on with a run that was cut off.
     """
@@ -120,7 +120,7 @@ def main(
     _tell_size(record, places, output, work)
     if jax.process_count() > 1:
         raise ValueError(f"states are kept by one host; got {jax.process_count()}")
-    on = make_mesh(mesh or MeshShape(data=jax.device_count()))
+    on = make_mesh(mesh or MeshShape(data=jax.device_count()), kv_heads=stored.config.num_kv_heads)
     check_rows(batch_size, on)
     params, mark = stored.load(on)
     record = dataclasses.replace(record, base_fingerprint=mark)

@@ -83,36 +83,58 @@ def attend(
 
     tile = _tile(query.shape, cache.position.shape[1])
     if tile is None:
-        out = _attend_at_once(own, value, past_scores(cache), cache)
+        parts = _parts_at_once(own, value, past_scores(cache), cache)
     else:
-        out = _attend_in_tiles(own, value, past_scores, cache, tile)
+        parts = _parts_in_tiles(own, value, past_scores, cache, tile)
+    _, total, mixed = parts if cache.over is None else _merged(parts, cache.over)
+    out = mixed / total
     out = out.astype(value.dtype).reshape(batch, kv_heads, width, -1, head_width)
     return out.transpose(0, 2, 1, 3, 4).reshape(batch, width, heads, head_width)
 
 
-def _attend_at_once(
+Softmax = tuple[Float[Array, "B K R 1"], Float[Array, "B K R 1"], Float[Array, "B K R H"]]
+"""Of a softmax over some keys the highest score, the sum of the weights, and the sum of the values by these weights,
+which are e^(score − highest)."""
+
+
+def _parts_at_once(
     own: Float[Array, "B K R T"], value: Float[Array, "B T K H"], past: Float[Array, "B K R S"], cache: LayerCache
-) -> Float[Array, "B K R H"]:
-    """Returns values weighted by the softmax over both sides' scores."""
+) -> Softmax:
+    """Returns the softmax over both sides' scores."""
     peak = jnp.maximum(past.max(-1, keepdims=True), own.max(-1, keepdims=True))
-    past, own = jnp.exp(past - peak), jnp.exp(own - peak)
+    past, own = jnp.exp(past - peak), _counted_once(jnp.exp(own - peak), cache)
     total = past.sum(-1, keepdims=True) + own.sum(-1, keepdims=True)
-    return (_mix(past, cache.values) + _own_mix(own, value)) / total
+    return peak, total, _mix(past, cache.values) + _own_mix(own, value)
 
 
-def _attend_in_tiles(
+def _counted_once(own: Float[Array, "B K R T"], cache: LayerCache) -> Float[Array, "B K R T"]:
+    """Returns the weights of the block's entries, which all devices have: of a divided cache, on the first alone."""
+    return own if cache.over is None else own * (jax.lax.axis_index(cache.over) == 0).astype(own.dtype)
+
+
+def _merged(parts: Softmax, over: str) -> Softmax:
+    """Returns the softmax over the keys of all devices of a mesh axis, from that over each one's.
+
+    Equivalent formula: m = max mᵢ, Σ e^(mᵢ − m) · totalᵢ, Σ e^(mᵢ − m) · mixedᵢ.
+    """
+    peak, total, mixed = parts
+    highest = jax.lax.pmax(peak, over)
+    fade = jnp.exp(peak - highest)
+    return highest, *jax.lax.psum((fade * total, fade * mixed), over)
+
+
+def _parts_in_tiles(
     own: Float[Array, "B K R T"],
     value: Float[Array, "B T K H"],
     past_scores: Callable[[LayerCache], Float[Array, "B K R S"]],
     cache: LayerCache,
     tile: int,
-) -> Float[Array, "B K R H"]:
+) -> Softmax:
     """Does the same a tile of slots at a time, up to the last that is filled in any row.
 
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
     slots = cache.position.shape[1]
-    Softmax = tuple[Array, Array, Array]  # The highest score so far, the sum of weights, the sum of weighted values.
 
     def absorb(i: Int[Array, ""], softmax: Softmax) -> Softmax:
         peak, total, mixed = softmax
@@ -127,11 +149,11 @@ def _attend_in_tiles(
         return highest, total, fade * mixed + _mix(weights, piece.values)
 
     peak = own.max(-1, keepdims=True)
-    weights = jnp.exp(own - peak)
+    weights = _counted_once(jnp.exp(own - peak), cache)
     softmax = (peak, weights.sum(-1, keepdims=True), _own_mix(weights, value))
     filled = jnp.where(cache.position < EMPTY, jnp.arange(1, slots + 1, dtype=jnp.int32)[None], 0).max()
-    _, total, mixed = jax.lax.fori_loop(jnp.int32(0), (filled + tile - 1) // tile, absorb, softmax)
-    return mixed / total
+    parts: Softmax = jax.lax.fori_loop(jnp.int32(0), (filled + tile - 1) // tile, absorb, softmax)
+    return parts
 
 
 def _tile(query: tuple[int, ...], slots: int) -> int | None:

@@ -27,6 +27,8 @@ def refusal(
         return "there is no cache"
     if cache.sinks is not None:
         return "the cache keeps sinks"
+    if cache.over is not None:
+        return "the cache is divided by slots"
     if block.segments is not None:
         return "documents are packed in a row"
     if query.shape[1] != key.shape[1]:

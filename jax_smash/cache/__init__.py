@@ -14,7 +14,7 @@ from jax_smash.cache.selected import (
     Selection,
     Step,
 )
-from jax_smash.cache.store import EMPTY, KVCache, LayerCache, Sinks, init_cache
+from jax_smash.cache.store import EMPTY, KVCache, LayerCache, Sinks, divided, init_cache, specs
 from jax_smash.cache.write import Write, after
 
 __all__ = [
@@ -43,5 +43,7 @@ __all__ = [
     "Step",
     "Write",
     "after",
+    "divided",
     "init_cache",
+    "specs",
 ]

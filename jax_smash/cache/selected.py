@@ -230,14 +230,21 @@ class SelectedCache:
     def placed(self, put: Callable[..., Any]) -> "SelectedCache":
         """Returns the cache with every array where a mesh holds it; see `decode.state.lay_out`.
 
-        What a policy keeps of each KV head lies with the keys, and everything else with the rows.
+        What a policy keeps of each KV head, or a predictor of each query head, lies with the keys, and everything else
+        with the rows.
         """
         heads = self.cache.keys[0].shape[1]
 
         def put_leaf(leaf: Any) -> Any:
             return put(leaf, *(HEADS if leaf.ndim > 2 and leaf.shape[1] == heads else ROWS))
 
-        return jax.tree.map(put_leaf, self)
+        def put_own(node: Any) -> Any:
+            if isinstance(node, KVCache):  # Of a predictor's own attention.
+                return jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), node)
+            return put(node, *(HEADS if node.ndim > 2 and node.shape[1] % heads == 0 else ROWS))
+
+        placed = jax.tree.map(put_leaf, replace(self, own=None))
+        return replace(placed, own=jax.tree.map(put_own, self.own, is_leaf=lambda x: isinstance(x, KVCache)))
 
     def layer(self, layer: int) -> LayerCache | SelectedLayer:
         """Returns what one layer's attention reads, or chooses from."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jax_smash.cache.block import BlockKV
-from jax_smash.cache.write import Write, pick, write_entries
+from jax_smash.cache.write import Write, pick, write_entries, write_shares
 from jax_smash.pytree import pytree, replace, static
 from jax_smash.shapes import round_up
 from jax_smash.sharding import on_each_device
@@ -57,6 +58,7 @@ class KVCache:
       kind_of_layer: index into `positions`, a layer.
       starts: of each kind, the slot at which it starts over; None where there is a slot for every entry.
       sinks: what full-attention layers keep; None where they keep everything.
+      over: mesh axis whose devices have a share of the slots each, in order; see `divided`. None where all are here.
     """
 
     keys: tuple[Float[Array, "B K _ H"], ...]
@@ -67,6 +69,7 @@ class KVCache:
     kind_of_layer: tuple[int, ...] = static()
     starts: tuple[int | None, ...] = static()
     sinks: Sinks | None = static(default=None)
+    over: str | None = static(default=None)
 
     @property
     def slots(self) -> int:
@@ -86,6 +89,7 @@ class KVCache:
             values=self.values[layer],
             position=self.positions[kind],
             sinks=self.sinks if self.sinks and self.starts[kind] == self.sinks.count else None,
+            over=self.over,
         )
 
     @jax.named_scope("commit")
@@ -106,7 +110,10 @@ class KVCache:
         entries = (*keys, *values)
         entries = (*entries, *(position[:, :, None, None] for _ in self.positions))
         by_layer = [self.starts[kind] for kind in self.kind_of_layer]
-        write_all = functools.partial(write_entries, starts=(*by_layer, *by_layer, *self.starts))
+        starts = (*by_layer, *by_layer, *self.starts)
+        write_all = functools.partial(write_entries, starts=starts)
+        if self.over is not None:
+            write_all = functools.partial(write_shares, starts=starts, over=self.over)
         # A device has all that its rows and heads need: left to itself, XLA would gather the cache to index its rows.
         written = on_each_device(
             write_all, (arrays, HEADS), (entries, ("batch", None, "kv_heads")), (self.slot_length, ROWS), (count, ROWS)
@@ -128,12 +135,14 @@ class LayerCache:
       keys, values: committed entries.
       position: position of each slot, `EMPTY` where nothing was written.
       sinks: the first slots hold sinks; None where all slots are alike.
+      over: mesh axis whose devices have a share of the slots each; None where all are here.
     """
 
     keys: Float[Array, "B K S H"]
     values: Float[Array, "B K S H"]
     position: Int[Array, "B S"]
     sinks: Sinks | None = static(default=None)
+    over: str | None = static(default=None)
 
     def front(self) -> "LayerCache":
         """Returns the sinks, as slots like others."""
@@ -155,6 +164,38 @@ class LayerCache:
         return LayerCache(
             keys=cut(self.keys, axis=2), values=cut(self.values, axis=2), position=cut(self.position, axis=1)
         )
+
+
+def divided(cache: KVCache, over: str, devices: int) -> KVCache:
+    """Returns a cache whose slots a `shard_map` divides over a mesh axis, for texts longer than a device holds.
+
+    Within the `shard_map` all devices of the axis run the same forward: each attends to its own slots, the parts of the
+    softmax are merged, and each commits what falls into its slots. `specs` says how the arrays lie.
+
+    Args:
+      cache: a whole one.
+      over: the axis, which divides nothing else.
+      devices: along it.
+
+    Raises:
+      ValueError: a kind's slots are not divisible by the devices, or the cache keeps sinks.
+    """
+    if cache.sinks is not None:
+        raise ValueError("a cache that is divided by slots must keep no sinks")
+    for position in cache.positions:
+        if position.shape[1] % devices:
+            raise ValueError(f"slots must be divisible by the {devices} devices of {over}; got {position.shape[1]}")
+    return replace(cache, over=over)
+
+
+def specs(cache: KVCache) -> KVCache:
+    """Returns how the arrays of a divided cache lie on its mesh axis: a `PartitionSpec` in the place of each."""
+
+    def of_array(x: Array) -> PartitionSpec:
+        # Keys and values have their slots behind the KV heads, positions behind the rows.
+        return PartitionSpec(*(None,) * (x.ndim // 2), cache.over) if x.ndim > 1 else PartitionSpec()
+
+    return jax.tree.map(of_array, cache)
 
 
 def init_cache(

@@ -60,6 +60,34 @@ def write_entries(
     return jax.lax.platform_dependent(arrays, entries, slot_length, count, cpu=by_entry, tpu=by_row, default=by_array)
 
 
+def write_shares(
+    arrays: tuple[Shaped[Array, "B _ _ _"], ...],
+    entries: tuple[Shaped[Array, "B P _ _"], ...],
+    slot_length: Int[Array, "B"],
+    count: Int[Array, "B"],
+    *,
+    starts: tuple[int | None, ...],
+    over: str,
+) -> tuple[Shaped[Array, "B _ _ _"], ...]:
+    """Does what `write_entries` does where each device of a mesh axis has a share of the slots, in order.
+
+    For a `shard_map` over that axis. Every device has all entries and writes those that fall into its slots.
+
+    Args:
+      arrays: each device's share.
+      over: the axis.
+    """
+    offset = jnp.arange(entries[0].shape[1], dtype=jnp.int32)[None]
+    devices, device = jax.lax.axis_size(over), jax.lax.axis_index(over)
+    written = []
+    for array, new, start in zip(arrays, entries, starts, strict=True):
+        share = array.shape[2]
+        slot = _slot(slot_length[:, None] + offset, share * devices, start) - share * device
+        own = (offset < count[:, None]) & (slot >= 0) & (slot < share)
+        written.append(_write_slots(array, new.astype(array.dtype), jnp.where(own, slot, share)))
+    return tuple(written)
+
+
 def _slot(entry: Int[Array, "*n"], slots: int, start: int | None) -> Int[Array, "*n"]:
     """Returns the slot of a row's entry by its number: they fill in order, and start over at `start`."""
     first = start or 0

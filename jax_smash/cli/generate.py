@@ -71,7 +71,8 @@ class Generate:
     weights: WeightsName = "plain"
     """int8 holds matrices as 8-bit integers, a scale for each output channel; plain holds them in --dtype."""
     mesh: MeshText = None
-    """Devices to divide model and rows over: data, fsdp and tp, as in fsdp=4,tp=2. A CPU makes as many as it needs."""
+    """Devices to divide model and rows over: data, fsdp and tp, as in fsdp=4,tp=2. A CPU makes as many as it needs.
+    Or a preset, which divides all devices at hand: dp, fsdp, tp or fsdp+tp."""
     profile: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Write a trace of the run into this folder, to be looked at in TensorBoard or Perfetto."""
     compilation_cache: KeptPrograms = True

@@ -15,7 +15,9 @@ from jax_smash.cli.lists import listed
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["plain", "int8"]
 MeshText = Annotated[
-    str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="AXIS=N,…", help_behavior_hint="(default: one device)")
+    str | None,
+    tyro.conf.DisallowNone,
+    tyro.conf.arg(metavar="AXIS=N,…|PRESET", help_behavior_hint="(default: one device)"),
 ]
 
 KeptPrograms = Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: on)")]
@@ -270,10 +272,10 @@ def check_mesh(text: str | None) -> None:
     """
     if text is None:
         return
-    from jax_smash.sharding import parse_mesh
+    from jax_smash import sharding
 
     try:
-        parse_mesh(text)
+        sharding.check_mesh(text)
     except ValueError as error:
         raise UsageError(f"--mesh: {error}") from error
 

@@ -102,14 +102,17 @@ class Plan:
         from jax_smash.planning.planner import Plan as Planned
         from jax_smash.planning.question import Question
         from jax_smash.planning.topology import parse_topology
-        from jax_smash.sharding import parse_mesh
+        from jax_smash.sharding import check_mesh, parse_mesh
 
         try:
             topology = parse_topology(self.device)
-            mesh = None if self.mesh is None else parse_mesh(self.mesh)
+            if self.mesh is not None:
+                check_mesh(self.mesh)
         except ValueError as error:
             raise UsageError(str(error)) from error
         config = sizes(self.model, self.num_layers)
+        named = {"devices": topology.devices, "kv_heads": config.num_kv_heads}
+        mesh = None if self.mesh is None else parse_mesh(self.mesh, **named)
         draft = self.draft_model
         given = {} if self.acceptance is None else {"acceptance": self.acceptance}
         policy = self.sparse.policy()

@@ -18,6 +18,7 @@ from jax_smash.models.grams import NONE, grams_of
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree
 from jax_smash.sampling import gumbel_noise, likeliest
+from jax_smash.sharding import constrain
 
 
 @pytree
@@ -173,10 +174,14 @@ class ChimeraDrafter:
     ) -> Int[Array, "B M"]:
         """Returns the tree's tokens with the children of a depth's nodes, from what was made of these."""
         model, target = self._model(params), self._target(params)
-        vectors = model.vectors(jnp.broadcast_to(own.last[:, None], full.shape), full, depth)
+        # As the heads' weights are divided: with whole vectors, these would be gathered.
+        last = constrain(jnp.broadcast_to(own.last[:, None], full.shape), "rows", None, "embed")
+        vectors = model.vectors(last, full, depth)
         if self.noisy or context.processors:
             node = levels.at(depth)[0][: full.shape[1]]
-            logits = context.process(target.unembed(vectors), grow(topology, token).paths()[:, node])
+            # Gather the vocabulary: what follows is separate for each row.
+            logits = constrain(target.unembed(vectors), "batch")
+            logits = context.process(logits, grow(topology, token).paths()[:, node])
             if self.noisy:
                 place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
                 logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])

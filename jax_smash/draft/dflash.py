@@ -17,6 +17,7 @@ from jax_smash.models.dflash import DFlash
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import Likeliest, gumbel_noise, likeliest_of, likeliest_tokens
+from jax_smash.sharding import constrain
 
 
 @pytree
@@ -138,7 +139,8 @@ class DFlashDrafter:
 
     def _logits(self, params: Params, context: Context, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Returns the processed logits of each place."""
-        logits = self.target.bind(params["target"]).unembed(hidden)
+        # Gather the vocabulary: what follows is separate for each row.
+        logits = constrain(self.target.bind(params["target"]).unembed(hidden), "batch")
         # What lies between is not known.
         return context.process(logits, jnp.full((*logits.shape[:2], 1), -1, jnp.int32))
 

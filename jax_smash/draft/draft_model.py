@@ -16,6 +16,7 @@ from jax_smash.draft.verify.children import Children, draw_independent, draw_wit
 from jax_smash.protocols import CausalLM, Forward, ModelDef, Needs, Params, continues_blocks
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest
+from jax_smash.sharding import constrain
 
 
 class Draws(enum.Enum):
@@ -161,7 +162,8 @@ class DraftModel:
                 past = self._behind_root(past, out)
             else:
                 hidden, read = _read_level(model, context, past, tree, levels, depth, growing.read)
-            logits = model.unembed(hidden)
+            # Gather the vocabulary: what follows is separate for each row.
+            logits = constrain(model.unembed(hidden), "batch")
             return self._with_children(context, topology, levels, depth, logits, replace(growing, read=read)), past
 
         token = jnp.broadcast_to(context.pending[:, None], (len(context.pending), nodes))

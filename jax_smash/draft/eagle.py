@@ -17,6 +17,7 @@ from jax_smash.models.pairs import EagleForward, PairLayer
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest_of
+from jax_smash.sharding import constrain
 
 
 @pytree
@@ -193,7 +194,8 @@ class EagleDrafter:
         model, target = self._model(params), self.target.bind(params["target"])
         width, total = self.trees.width, self.trees.weighed
         if self.noisy or context.processors:
-            logits = context.process(model.logits(hidden, target), path)
+            # Gather the vocabulary: what follows is separate for each row.
+            logits = context.process(constrain(model.logits(hidden, target), "batch"), path)
             if self.noisy:
                 place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
                 logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])

@@ -16,6 +16,7 @@ from jax_smash.models.medusa import Medusa
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest_of
+from jax_smash.sharding import constrain
 
 
 @pytree
@@ -75,7 +76,8 @@ class MedusaDrafter:
         """Returns the tree."""
         heads: Medusa = self.model.bind(params["drafter"])
         target = self.target.bind(params["target"])
-        vectors = heads.vectors(own.last[:, None])
+        # As the heads' weights are divided: with whole vectors, these would be gathered.
+        vectors = heads.vectors(constrain(own.last[:, None], "rows", None, "embed"))
         if self.noisy or context.processors or self.confident is not None:
             logits = jnp.swapaxes(heads.unembed(vectors, target)[:, :, 0], 0, 1)
             # What lies between is not known.

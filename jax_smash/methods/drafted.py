@@ -26,6 +26,7 @@ from jax_smash.methods.draft_options import DRAWS, INT8, SPARSE
 from jax_smash.methods.method import Method, Setup
 from jax_smash.protocols import Drafter, Needs, honours_trees
 from jax_smash.quantise import activation_dtype
+from jax_smash.sharding import mesh_of, place
 from jax_smash.sparse import named_policy, sparsified
 
 LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
@@ -162,11 +163,13 @@ def check_taps(model: Model, method: str, needs: Needs) -> None:
 
 
 def _drafting(name: str | Model, target: Model) -> Model:
+    """Returns the model that drafts, on the target's devices."""
+    mesh = mesh_of(target.params)
     if isinstance(name, Model):
-        return name
+        return name if mesh is None else dataclasses.replace(name, params=place(name.params, mesh))
     if name.startswith(SPARSE):
         return sparsified(target, named_policy(name.removeprefix(SPARSE)))
-    return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]))
+    return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]), mesh=mesh)
 
 
 def drafted(name: str, setup: Setup, drafter: Drafter, shared: Any, *, ladder: Ladder | None = None) -> Method:

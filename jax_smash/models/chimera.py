@@ -10,10 +10,11 @@ from jaxtyping import Array, Float, Int
 from jax_smash.cache import Block, BlockKV, KVCache, init_cache
 from jax_smash.models.chimera_config import FULL, ChimeraConfig
 from jax_smash.models.grams import ENCODERS, vectors_of
-from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, weight
+from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
 from jax_smash.models.projection import project
 from jax_smash.models.rope import longest, rotation
 from jax_smash.pytree import pytree
+from jax_smash.sharding import constrain
 
 
 @pytree
@@ -121,7 +122,8 @@ class Chimera(nnx.Module):
         reach = longest(position, block.valid) if cache is None else cache.reach
         angles = rotation(config.rope, config.head_width, position, reach)
         past = None if cache is None else cache.layer(0)
-        made, key_value = self.layer(entries.astype(self.dtype), position, angles, past, block.layer(0), num_queries)
+        x = constrain(entries.astype(self.dtype), rows_axis(cache), None, "embed")
+        made, key_value = self.layer(x, position, angles, past, block.layer(0), num_queries)
         return ChimeraForward(hidden=self.final_norm(made), block_kv=(key_value,))
 
     def vectors(

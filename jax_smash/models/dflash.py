@@ -9,9 +9,10 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import Block, BlockKV, KVCache, init_cache
 from jax_smash.models.dflash_config import DFlashConfig
-from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, weight
+from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
 from jax_smash.models.projection import project
 from jax_smash.models.rope import rotation
+from jax_smash.sharding import constrain
 
 
 class DFlash(nnx.Module):
@@ -82,7 +83,8 @@ class DFlash(nnx.Module):
           cache: the context; None where it stands in the block as `earlier` entries.
           block: which entries see which.
         """
-        angles, x = rotation(self.config.rope, self.config.head_width, position), vectors
+        angles = rotation(self.config.rope, self.config.head_width, position)
+        x = constrain(vectors, rows_axis(cache), None, "embed")
         for i, layer in enumerate(self.layers):
             past = None if cache is None else cache.layer(i)
             x, _ = layer(x, position, angles, past, block.layer(i))

@@ -11,7 +11,7 @@ from qwix import QArray
 
 from jax_smash.pytree import replace
 from jax_smash.sampling.vocabulary import Likeliest, likeliest_in_pieces, likeliest_of, piece_size, together
-from jax_smash.sharding import dividing_axis
+from jax_smash.sharding import constrain, dividing_axis
 
 Logits = Callable[[Float[Array, "R D"], Any], Float[Array, "R X"]]
 """From vectors and rows of the head to logits."""
@@ -38,7 +38,8 @@ def likeliest_rows(
       total: also add up.
       keep: also return all logits, divided as the table is.
     """
-    flat = hidden.reshape(-1, hidden.shape[-1])
+    # Divided as the table's rows are. With whole vectors, the table would be gathered.
+    flat = constrain(hidden.reshape(-1, hidden.shape[-1]), ..., "embed")
     find = functools.partial(_find, logits=logits, n=n, total=total, keep=keep)
     axis = dividing_axis("vocab", head.shape[0])
     found = find(flat, head) if axis is None else _among_devices(find, flat, head, axis)

@@ -103,10 +103,10 @@ class PairLayer(nnx.Module):
         config, asked = self.config, num_queries or vectors.shape[1]
         reach = longest(position, block.valid) if cache is None else cache.reach
         angles = rotation(config.rope, config.head_width, position, reach)
-        start, read = self.entries(vectors, features)
+        rows = rows_axis(cache)
+        start, read = (constrain(x, rows, None, "embed") for x in self.entries(vectors, features))
         past = None if cache is None else cache.layer(0)
         out, key_value = self.attention(read, position, angles, past, block.layer(0), asked)
-        rows = rows_axis(cache)
         x = start[:, -asked:] + constrain(out, rows, None, "embed")
         x = x + constrain(self.mlp(self.mlp_norm(x)), rows, None, "embed")
         hidden, feature = self.made_of(x)

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, Entering, SelectedCache, SelectedLayer, Selection, Write
+from jax_smash.cache.store import HEADS, ROWS
 from jax_smash.cache.write import pick
 from jax_smash.models.predictors import Pool, PredictorConfig, importance
 from jax_smash.pytree import pytree, replace
+from jax_smash.sharding import on_each_device
 from jax_smash.sparse.learned import Learned
 from jax_smash.sparse.memory import Heard, Memory, Parts
 
@@ -154,14 +156,21 @@ class PageGate(Learned):
         """Returns the keys with those of pages that are full now."""
         slot, kept = _path_slots(write, filled)
         full = kept & ((slot + 1) % self.page_size == 0)
-        row = jnp.arange(slot.shape[0], dtype=jnp.int32)[:, None]
 
-        def written(held: Array, made: Array) -> Array:
-            page = jnp.where(full, slot // self.page_size, held.shape[2])
-            # The advanced indices stand apart, so their axes come first: [B, P, K, d], as the keys are.
-            return held.at[row, :, page].set(made.astype(held.dtype), mode="drop")
+        def write_all(held: dict[int, Parts], made: dict[int, Parts], slot: Array, full: Array) -> dict[int, Parts]:
+            row = jnp.arange(slot.shape[0], dtype=jnp.int32)[:, None]
 
-        return {i: (written(held, record.keys[i][0]),) for i, (held,) in own.keys.items()}
+            def written(held: Array, made: Array) -> Array:
+                page = jnp.where(full, slot // self.page_size, held.shape[2])
+                # The advanced indices stand apart, so their axes come first: [B, P, K, d], as the keys are.
+                return held.at[row, :, page].set(made.astype(held.dtype), mode="drop")
+
+            return {i: (written(keys, made[i][0]),) for i, (keys,) in held.items()}
+
+        made = {i: record.keys[i] for i in own.keys}
+        return on_each_device(
+            write_all, (own.keys, HEADS), (made, ("batch", None, "kv_heads")), (slot, ROWS), (full, ROWS)
+        )
 
     def with_beside(self, own: Memory, record: Heard, write: Write, filled: Int[Array, "B"]) -> Filling:
         """Adds the path's entries to the page that is not full, or begins another."""

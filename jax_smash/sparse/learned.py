@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Entering, SelectedCache, SelectedLayer, Selection, Step, Write
+from jax_smash.cache.store import HEADS, ROWS
 from jax_smash.cache.write import pick, write_entries
 from jax_smash.config import ModelConfig
 from jax_smash.models.predictors import PredictorConfig
@@ -204,8 +205,9 @@ class Learned(Selecting):
         def write_all(arrays: Parts, entries: Parts, filled: Array, count: Array) -> Parts:
             return write_entries(arrays, entries, filled, count, starts=(None,) * len(arrays))
 
-        rows = ("batch",)
-        written = on_each_device(write_all, (tuple(arrays), rows), (entries, rows), (filled, rows), (write.count, rows))
+        # Keys lie with the heads whose queries meet them, as the cache's do.
+        made = (entries, ("batch", None, "kv_heads"))
+        written = on_each_device(write_all, (tuple(arrays), HEADS), made, (filled, ROWS), (write.count, ROWS))
         return jax.tree.unflatten(structure, written)
 
     def with_beside(self, own: Memory, record: Heard, write: Write, filled: Int[Array, "B"]) -> Any:

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax_smash.cache import ChosenPages, LayerPlan, SelectedCache, SelectedLayer, Selection, Step
+from jax_smash.cache.store import HEADS
 from jax_smash.config import ModelConfig
+from jax_smash.sharding import on_each_device
 
 TILE = 16
 """Slots of which a page must be a multiple to be read as a whole: rows of a tile of bfloat16."""
@@ -220,7 +222,9 @@ class Selecting(abc.ABC):
         held = there if size == 1 else _by_page(there, size, False).any(-1)
         rank = jnp.where(held, rank, -jnp.inf)
         rank = jnp.where(held & self._always(view.filled, limit[:, :sets], rank.shape[2]), jnp.inf, rank)
-        value, found = jax.lax.top_k(rank, min(view.plan.slots // size, rank.shape[2]))
+        most = min(view.plan.slots // size, rank.shape[2])
+        # A device has all scores of its rows and heads: left to itself, XLA would gather them to sort them.
+        value, found = on_each_device(lambda rank: tuple(jax.lax.top_k(rank, most)), (rank, HEADS))
         within = jnp.arange(value.shape[2], dtype=jnp.int32)[None, None] < limit[:, :sets, None] // size
         valid = (value > -jnp.inf) & within
         if size > 1:

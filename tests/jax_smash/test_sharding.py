@@ -21,9 +21,11 @@ from jax_smash.models.transformer import abstract_params
 from jax_smash.quantise import quantise_params
 from jax_smash.serve.session import Session
 from jax_smash.sharding import (
+    PRESETS,
     MeshShape,
     add_virtual_devices,
     axes_sharding,
+    check_mesh,
     constrain,
     is_divided,
     make_mesh,
@@ -93,7 +95,8 @@ def test_a_text_names_the_axes_sizes(text, sizes, shown):
     ("text", "said"),
     [
         ("", "AXIS=SIZE"),
-        ("tp", "AXIS=SIZE"),
+        ("ep", "AXIS=SIZE"),
+        ("tp+fsdp", "AXIS=SIZE pairs, as in fsdp=4,tp=2, or one of dp, fsdp, tp, fsdp\\+tp; got 'tp\\+fsdp'"),
         ("tp=2,", "AXIS=SIZE"),
         ("tp=two", "AXIS=SIZE"),
         ("tp=-2", "AXIS=SIZE"),
@@ -106,8 +109,39 @@ def test_a_text_names_the_axes_sizes(text, sizes, shown):
     ],
 )
 def test_a_malformed_text_is_refused(text, said):
-    with pytest.raises(ValueError, match=said):
-        parse_mesh(text)
+    for parse in (parse_mesh, check_mesh, make_mesh):
+        with pytest.raises(ValueError, match=said):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    ("preset", "devices", "kv_heads", "sizes"),
+    [
+        ("dp", 8, None, (8, 1, 1)),
+        ("fsdp", 8, 4, (1, 8, 1)),
+        ("tp", 6, 4, (1, 1, 6)),
+        ("fsdp+tp", 8, 4, (1, 2, 4)),
+        ("fsdp+tp", 8, 16, (1, 1, 8)),
+        ("fsdp+tp", 12, 8, (1, 3, 4)),
+        ("fsdp+tp", 8, 3, (1, 8, 1)),
+        (" dp ", 1, None, (1, 1, 1)),
+    ],
+)
+def test_a_preset_divides_the_devices_at_hand(preset, devices, kv_heads, sizes):
+    assert parse_mesh(preset, devices=devices, kv_heads=kv_heads).sizes == sizes
+
+
+def test_a_preset_takes_all_devices_that_it_may_choose_from():
+    assert dict(make_mesh("fsdp+tp", kv_heads=2).shape) == {"data": 1, "fsdp": jax.device_count() // 2, "tp": 2}
+    assert make_mesh("tp", devices=jax.devices()[:2]) == make_mesh("tp=2")
+    assert parse_mesh("dp").size == jax.device_count()
+
+
+def test_a_preset_by_heads_needs_to_be_told_of_them():
+    for preset in PRESETS:
+        check_mesh(preset)
+    with pytest.raises(ValueError, match=r"mesh fsdp\+tp goes by a model's KV heads, which nobody told: give sizes"):
+        make_mesh("fsdp+tp")
 
 
 def test_a_mesh_has_all_axes_and_takes_the_first_devices():
@@ -124,7 +158,7 @@ def test_a_mesh_larger_than_the_devices_is_refused():
 def test_devices_in_use_stay_as_many_as_they_are():
     jax.devices()
     before = jax.config.jax_num_cpu_devices
-    for text in ("tp=16", "tp=1000000", None):
+    for text in ("tp=16", "tp=1000000", "tp", "fsdp+tp", None):
         add_virtual_devices(text)
     assert jax.config.jax_num_cpu_devices == before
 
@@ -281,6 +315,13 @@ def test_random_weights_are_the_same_on_any_mesh(directories):
     for got, wanted in zip(jax.tree.leaves(divided.params), jax.tree.leaves(whole.params), strict=True):
         np.testing.assert_array_equal(got, wanted)
     assert P("tp", "fsdp") in specs(divided.params).values()
+
+
+def test_a_preset_goes_by_the_models_heads(directories):
+    heads = huggingface.read_config(directories["huggingface"])[0].num_kv_heads
+    expected = make_mesh("fsdp+tp", kv_heads=heads)
+    assert 1 < expected.shape["tp"] < jax.device_count()
+    assert mesh_of(jax_smash.load(directories["huggingface"], mesh="fsdp+tp").params) == expected
 
 
 # Decoding

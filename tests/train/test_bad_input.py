@@ -163,7 +163,10 @@ RUNS = {
     "no-configuration": ({"config": "absent.json"}, ["absent.json is not a training file: ", "No such file"]),
     "no-sources": ({"sources": "absent.md"}, ["absent.md must be a file on the text's sources; there is none"]),
     "mesh-too-large": ({"mesh": "fsdp=128"}, ["mesh fsdp=128 needs 128 devices; got"]),
-    "mesh-malformed": ({"mesh": "fsdp:2"}, ["mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2; got 'fsdp:2'"]),
+    "mesh-malformed": (
+        {"mesh": "fsdp:2"},
+        ["mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2, or one of dp, fsdp, tp, fsdp+tp; got 'fsdp:2'"],
+    ),
     "mesh-of-other-rows": ({"mesh": "data=3"}, ["a batch must divide among 3 devices; got 8 rows"]),
     "mesh-of-other-width": ({"mesh": "tp=5"}, ["must be divisible by the mesh's tp=5; got size 48"]),
     "parts-of-other-rows": (

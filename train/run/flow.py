@@ -42,7 +42,7 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     agree(described | plan.shared() | {"--output": output, "the data's hash": part.data_sha256})
     loop, optimiser = plan.loop(part), part.optimiser()
     rows = part.rows(plan.held_out_rows, Share.of_this_process())
-    mesh, shapes = plan.mesh_or_default(), part.shapes()
+    mesh, shapes = plan.mesh_or_default(part.settings.model), part.shapes()
     check_rows(part.settings.batch_size, mesh, accumulate=part.settings.accumulate)
     param_shardings(shapes, mesh)
     if is_first():

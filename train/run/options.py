@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 import jax
 from jax.sharding import Mesh
 
+from jax_smash.config import ModelConfig
 from jax_smash.hosts import START_TIMEOUT, HostOptions, join_hosts
 from jax_smash.sharding import MeshShape, make_mesh
 from train.parts.part import Part
@@ -22,7 +23,8 @@ class RunOptions(TypedDict, total=False):
 
     Attributes:
       until: step to stop after, with the learning rate that the whole run has there.
-      mesh: devices, as in `fsdp=4,tp=2`; by default each works on a share of the rows. A CPU makes as many as it needs.
+      mesh: devices, as in `fsdp=4,tp=2`, of which a CPU makes as many as it needs; or a preset, which divides all that
+        there are: `dp`, `fsdp`, `tp` or `fsdp+tp`. By default each works on a share of the rows.
       devices: on a CPU, how many virtual devices it makes; one a core trains fastest. Of several hosts each makes so
         many.
       coordinator: HOST:PORT of process 0, where several hosts train together and JAX does not find them by itself.
@@ -102,6 +104,6 @@ class RunPlan:
         part.check(loop)
         return loop
 
-    def mesh_or_default(self) -> Mesh:
-        """Returns the mesh that was asked for, or one that gives each device a share of the rows."""
-        return make_mesh(self.mesh or MeshShape(data=jax.device_count()))
+    def mesh_or_default(self, config: ModelConfig) -> Mesh:
+        """Returns the mesh that was asked for a model, or one that gives each device a share of the rows."""
+        return make_mesh(self.mesh or MeshShape(data=jax.device_count()), kv_heads=config.num_kv_heads)

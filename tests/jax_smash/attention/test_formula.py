@@ -2,11 +2,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jax_smash.attention import attend, formula
 from jax_smash.attention.formula import FEW_SCORES, QUERIES_AT_ONCE
 from jax_smash.cache import EMPTY, Block, Earlier, LayerCache
 from jax_smash.pytree import replace
+from tests.meshes import sharing_slots
 
 B, N, K, H = 2, 4, 2, 8
 
@@ -96,6 +98,30 @@ def test_a_cache_that_is_read_in_tiles_is_attended_to_as_at_once(monkeypatch, fi
         cache, keys=jnp.where(unread, jnp.nan, cache.keys), values=jnp.where(unread, jnp.nan, cache.values)
     )
     np.testing.assert_allclose(attended(poisoned), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("filled", [(0, 0), (64, 3), (17, 50)])
+@pytest.mark.parametrize(("window", "softcap", "tile"), [(0, 0.0, None), (9, 2.0, None), (0, 0.0, 8), (9, 2.0, 8)])
+def test_a_cache_that_is_divided_by_slots_is_attended_to_as_a_whole(monkeypatch, filled, window, softcap, tile):
+    """Some devices have no filled slot, and some queries see none of a device's."""
+    if tile:
+        monkeypatch.setattr(formula, "SCORES_AT_ONCE", tile * B * N * 5)
+        monkeypatch.setattr(formula, "LEAST_TILE", 1)
+        assert formula._tile((B, K, N // K * 5, H), 16) == tile
+    filled = jnp.asarray(filled, jnp.int32)[:, None]
+    cache, _, _ = cached(64, filled)
+    block = Block(
+        valid=jnp.ones((B, 5), bool), ancestors=jnp.asarray([[[1], [3], [5], [11], [17]]] * B, jnp.uint32)
+    )  # A tree.
+    depth = jnp.asarray([[0, 1, 1, 2, 1]], jnp.int32)
+
+    def attended(cache):
+        return attend(*entries(5), filled + depth, cache, block, scale=0.3, window=window, softcap=softcap)
+
+    shares = replace(cache, over="seq")
+    lies = jax.tree.map(lambda x: P(*(None,) * (x.ndim // 2), "seq"), shares)
+    apart = jax.shard_map(attended, mesh=sharing_slots(4), in_specs=(lies,), out_specs=P(), check_vma=False)
+    np.testing.assert_allclose(jax.jit(apart)(shares), jax.jit(attended)(cache), atol=2e-6)
 
 
 def test_a_block_goes_on_from_what_earlier_forwards_read():

@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jax_smash import cpu
-from jax_smash.cache import EMPTY, Sinks, Write, after, init_cache, store, write
+from jax_smash.cache import EMPTY, Sinks, Write, after, divided, init_cache, specs, store, write
+from jax_smash.pytree import replace
+from tests.meshes import sharing_slots
 
 HEADS, WIDTH, WINDOW, BLOCK = 2, 4, 10, 6
 
@@ -97,3 +100,35 @@ def test_a_count_is_unchanged_by_its_evidence():
     count = jnp.asarray([1, 0, 5], jnp.int32)
     np.testing.assert_array_equal(after(count, jnp.asarray([0, 7, 9], jnp.int32)), count)
     np.testing.assert_array_equal(after(count, jnp.asarray([0.5, -7.0, 1e30])), count)
+
+
+@pytest.mark.parametrize("path", [None, [[1, 0, 3, 2], [0, 2, 1, 3], [3, 2, 1, 0]]])
+def test_devices_that_share_the_slots_write_what_one_writes(path):
+    """Entries of one write fall into the slots of several devices; a sliding layer starts over."""
+    rng, whole = np.random.default_rng(0), empty_cache(3, 16)
+    mesh = sharing_slots(4)
+    apart = divided(whole, "seq", 4)
+
+    def commit(cache, entries, write):
+        return cache.commit(entries, write)
+
+    sharded = jax.shard_map(
+        commit, mesh=mesh, in_specs=(specs(apart), P(), P()), out_specs=specs(apart), check_vma=False
+    )
+    for counts in ([4, 1, 3], [2, 0, 4], [4, 4, 4], [3, 4, 4]):
+        entries = tuple(
+            tuple(jnp.asarray(rng.normal(size=(3, BLOCK, HEADS, WIDTH)), jnp.float32) for _ in "kv") for _ in range(2)
+        )
+        position = whole.slot_length[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]
+        made = None if path is None else jnp.asarray(path, jnp.int32)
+        write = Write(position=position, count=jnp.asarray(counts, jnp.int32), path=made)
+        whole, apart = jax.jit(commit)(whole, entries, write), jax.jit(sharded)(apart, entries, write)
+        jax.tree.map(np.testing.assert_array_equal, replace(apart, over=None), whole)
+    assert whole.slot_length.max() == 15
+
+
+def test_slots_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="slots must be divisible by the 5 devices of seq; got 16"):
+        divided(empty_cache(1, 16), "seq", 5)
+    with pytest.raises(ValueError, match="must keep no sinks"):
+        divided(empty_cache(1, 64, sinks=Sinks(count=2, window=8)), "seq", 2)

@@ -284,7 +284,11 @@ def test_a_mesh_of_virtual_devices_gives_the_same_text(run, call, model, tmp_pat
 @pytest.mark.parametrize(
     ("mesh", "status", "said"),
     [
-        ("tp:2", 2, "--mesh: mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2; got 'tp:2'"),
+        (
+            "tp:2",
+            2,
+            "--mesh: mesh must be AXIS=SIZE pairs, as in fsdp=4,tp=2, or one of dp, fsdp, tp, fsdp+tp; got 'tp:2'",
+        ),
         ("tp=2,expert=2", 2, "--mesh: a mesh axis must be one of data, fsdp, tp; got 'expert'"),
         ("tp=0", 2, "--mesh: mesh axis tp must be at least 1; got 0"),
         ("tp=5000", 1, "mesh tp=5000 needs 5000 devices; got "),
