@@ -159,12 +159,14 @@ def to_devices(x: Any, sharding: Sharding) -> Any:
 
     Nothing is compared between the hosts, as `jax.device_put` would: that they have the same is the caller's affair.
     """
-    if sharding.is_fully_addressable or (isinstance(x, jax.Array) and not x.is_fully_addressable):
+    if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        # The key's numbers are one more axis, which every device has whole.
+        # The key's numbers are one more axis, which every device has whole. JAX moves no keys between hosts.
         numbers = to_devices(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
     host = np.asarray(x)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

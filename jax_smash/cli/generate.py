@@ -94,9 +94,9 @@ class Generate:
         self._check()
         schema, prompts = self.stopping.schema(), self._prompts()
         sampling = self.sampling.options()
+        processes = self.hosts.join()  # Before the devices are in use, as by the tree that an option names.
         drafts = self.draft.options(self.method, overwrite=self.output.overwrite, sparse=self._sparse_drafts())
         options = drafts, self.smash.options(self.method)
-        processes = self.hosts.join()
         from jax_smash.hosts import agree, decided, is_first
 
         file, overwrite = self.output.json if is_first() else None, self.output.overwrite

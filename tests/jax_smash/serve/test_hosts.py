@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+import jax_smash
 from tests.decoding_host import decoded
 from tests.hosts import Hosts
 
+PROMPT = "Once upon a time"
 CASES = [
     {
         "method": "recycling",
@@ -37,6 +39,36 @@ def one_host(cases):
     return json.loads(json.dumps(decoded(cases)))
 
 
+def test_the_command_generate_writes_on_two_hosts_what_one_decodes(tmp_path):
+    """One prompt, which two devices do not share out, and a tree, whose arrays JAX makes."""
+    program = ["-m", "jax_smash", "generate", "--prompt", PROMPT, "--max-new-tokens", 6, "--temperature", 0.7]
+    program += [
+        "--method",
+        "recycling",
+        "--tree",
+        "chain-3",
+        "--no-compilation-cache",
+        "--json",
+        tmp_path / "out.jsonl",
+    ]
+    first, other = Hosts(program).ended(timeout=900)
+    assert (first.status, other.status) == (0, 0), first.errors + other.errors
+    written = json.loads((tmp_path / "out.jsonl").read_text())
+    (alone,) = jax_smash.generate(
+        jax_smash.load("tiny"),
+        [PROMPT],
+        max_new_tokens=6,
+        sampling=jax_smash.SamplingOptions(temperature=0.7),
+        method="recycling",
+        draft=jax_smash.DraftOptions(tree="chain-3"),
+    )
+    assert written["token_ids"] == alone.token_ids
+    assert written["text"] in first.output
+    assert written["text"] not in other.output
+    assert not other.errors
+
+
+@pytest.mark.slow
 def test_two_hosts_decode_the_tokens_of_one(tmp_path):
     found = two_hosts(CASES, "data=2", tmp_path)
     assert found == one_host(CASES)
