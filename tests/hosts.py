@@ -1,6 +1,7 @@
 """Several processes of one program on this machine, joined by JAX's own service."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -52,14 +53,16 @@ class Hosts:
                 subprocess.Popen([sys.executable, *map(str, words)], env=variables, stdout=output, stderr=errors)
             )
 
-    def kill_when(self, process: int, when: Callable[[], bool], *, timeout: float = 240) -> None:
-        """Kills a process with SIGKILL once something is so; raises AssertionError if it ends before."""
+    def kill_when(
+        self, process: int, when: Callable[[], bool], *, by: int = signal.SIGKILL, timeout: float = 240
+    ) -> None:
+        """Sends a process a signal once something is so; raises AssertionError if it ends before."""
         until = time.monotonic() + timeout
         while not when():
             assert self.processes[process].poll() is None, self._read(process)[1]
             assert time.monotonic() < until
             time.sleep(0.005)
-        self.processes[process].kill()
+        self.processes[process].send_signal(by)
 
     def ended(self, *, timeout: float = 240) -> list[Ended]:
         """Waits for all, and ends those that have not ended in time; returns what became of them."""
@@ -80,11 +83,13 @@ class Hosts:
             file.close()
         return found
 
+    def errors(self, process: int) -> str:
+        """Returns what a process has written to its standard error so far."""
+        return self._read(process)[1]
+
     def _read(self, process: int) -> tuple[str, str]:
-        texts = []
-        for file in self._files[process]:
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
+        # The process writes on at the same place of the file, so it is not moved.
+        texts = [os.pread(file.fileno(), 2**24, 0).decode(errors="replace") for file in self._files[process]]
         return texts[0], texts[1]
 
 

@@ -4,7 +4,7 @@ Each host runs the program once, as one of JAX's processes. JAX's own service jo
 then span their devices. Process 0, the *first*, decides what a host decides, and alone writes files.
 """
 
-from jax_smash.hosts.ending import fail, loss_of_host
+from jax_smash.hosts.ending import fail, loss_of_host, told_to_end
 from jax_smash.hosts.join import START_TIMEOUT, HostOptions, join_hosts, seems_to_be_cluster
 from jax_smash.hosts.store import agree, decided, is_first, joined, processes, wait_for_all
 
@@ -20,5 +20,6 @@ __all__ = [
     "loss_of_host",
     "processes",
     "seems_to_be_cluster",
+    "told_to_end",
     "wait_for_all",
 ]

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -10,7 +11,9 @@ from types import TracebackType
 from typing import NoReturn
 
 import jax
+from jax.experimental import multihost_utils
 
+from jax_smash.hosts.life import SIGN_S, Silence, give_sign, silent_ones
 from jax_smash.hosts.store import (
     ROOT,
     first_line,
@@ -34,6 +37,9 @@ FAILED = f"{ROOT}/failed"
 
 SIGNS = ("Gloo", "onnection", "heartbeat", "coordination", "UNAVAILABLE", "Barrier")
 """Words of errors that come of another process's end."""
+
+STATUS = re.compile(r"[A-Z_]{4,}: ")
+"""What errors of the runtime begin with, as in `UNKNOWN: `."""
 
 _ENDING = threading.Event()
 
@@ -68,9 +74,11 @@ def loss_of_host(error: BaseException) -> str | None:
 
     Waits a moment for what that process may have told.
     """
-    if not joined() or not isinstance(error, jax.errors.JaxRuntimeError | OSError):
-        return None
     text = str(error)
+    # Where programs run on a CPU, JAX raises some of its own as ValueError.
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError | OSError) or STATUS.match(text)
+    if not joined() or not of_jax:
+        return None
     if not any(sign in text for sign in SIGNS):
         return None
     until = time.monotonic() + 2 * LOOK_S
@@ -81,12 +89,30 @@ def loss_of_host(error: BaseException) -> str | None:
     return f"another process of the {processes()} was lost: it ended or cannot be reached ({first_line(error)})"
 
 
+def told_to_end(step: int) -> bool:
+    """Returns whether a process was told to end (SIGTERM), and this is the step after which all can.
+
+    The answer is the same on all processes. Every one must ask after each step; on one host it is False.
+    """
+    return (
+        joined()
+        and service().preemption_sync_manager is not None
+        and multihost_utils.reached_preemption_sync_point(step)
+    )
+
+
 def watch() -> None:
-    """Has this process end when another has failed."""
+    """Has this process end when another has failed, and the first tell which one gives no more signs of life."""
 
     def look() -> None:
+        silence, number = Silence(), 1
         while not _ENDING.wait(LOOK_S):
             try:
+                if number % SIGN_S == 0:
+                    give_sign(number)
+                    if is_first() and (told := silent_ones(silence, time.monotonic())):
+                        print(f"note: {told}", file=sys.stderr, flush=True)
+                number += 1
                 others = _failures()
             except Exception:  # The store is gone: JAX ends this process.
                 return
@@ -96,6 +122,7 @@ def watch() -> None:
                     time.sleep(LINGER_S)
                 os._exit(1)
 
+    give_sign(0)  # Before any waits for another, so that the first knows of all.
     thread = threading.Thread(target=look, daemon=True, name="other processes")
     thread.start()
     shown = sys.excepthook

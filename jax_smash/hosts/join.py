@@ -68,7 +68,7 @@ class HostOptions:
             raise ValueError(f"--start-timeout must be at least 1 second; got {self.start_timeout}")
 
 
-def join_hosts(options: HostOptions = HostOptions()) -> int:
+def join_hosts(options: HostOptions = HostOptions(), *, heeds_sigterm: bool = False) -> int:
     """Joins the other hosts, for programs, before JAX takes its devices; returns how many processes there are.
 
     Without a coordinator, processes are found where JAX finds them itself: on pods of TPUs, and under SLURM, Open MPI
@@ -76,6 +76,10 @@ def join_hosts(options: HostOptions = HostOptions()) -> int:
     ends when another does by `fail`, or gives no sign of life for `HEARTBEAT_S`.
 
     A process whose others do not come in time is ended with status 1, for JAX would end it too, with a stack trace.
+
+    Args:
+      options: how to join them.
+      heeds_sigterm: the program asks `told_to_end` after each step. SIGTERM then ends no process by itself.
 
     Raises:
       ValueError: a version of JAX or of this package differs between the hosts.
@@ -86,6 +90,7 @@ def join_hosts(options: HostOptions = HostOptions()) -> int:
     alone = options.num_processes == 1 or (options.coordinator is None and not seems_to_be_cluster())
     if alone:
         return 1
+    jax.config.update("jax_enable_preemption_service", heeds_sigterm)
     with _at_most(options):
         try:
             jax.distributed.initialize(

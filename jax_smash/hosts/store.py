@@ -115,9 +115,9 @@ def _next_key(name: str) -> str:
     return f"{ROOT}/{name}/{_COUNTS[name]}"
 
 
-def tell(key: str, value: str) -> None:
-    """Puts a value under a new key, for all processes."""
-    service().client.key_value_set(key, value)
+def tell(key: str, value: str, *, again: bool = False) -> None:
+    """Puts a value under a new key, for all processes; or under one that may have another."""
+    service().client.key_value_set(key, value, allow_overwrite=again)
 
 
 def _told_by_all(key: str, value: str, timeout: float) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import time
 
 import pytest
@@ -91,6 +92,21 @@ def test_a_host_that_is_killed_ends_the_run_which_goes_on_from_its_last_checkpoi
     # On another mesh: four devices, which divide the weights.
     main(place / "config.json", place / "packed", place / "tokenizer", tmp_path, resume=True, **options("fsdp=4"))
     assert losses(tmp_path) == pytest.approx(losses(alone), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_told_to_end_has_all_save_and_end(place, alone, tmp_path):
+    given = {"save_every": 1000, "evaluate_every": 1000}
+    hosts = begin(place, tmp_path, steps=2000, **given)
+    hosts.kill_when(1, lambda: (tmp_path / "metrics.jsonl").exists() and losses(tmp_path), by=signal.SIGTERM)
+    for process in hosts.ended():
+        assert process.status == 1
+        assert process.errors.splitlines()[-1] == (
+            f"error: told to end; step {newest(tmp_path)} of 2000 is saved, and --resume goes on"
+        )
+    assert newest(tmp_path) > 0
+    for process in begin(place, tmp_path, "--resume", steps=2000, until=newest(tmp_path) + 1, **given).ended():
+        assert process.status == 0, process.errors
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_smash.hosts import decided, is_first
+from jax_smash.hosts import decided, is_first, told_to_end, wait_for_all
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings, to_devices
 from train.run.batches import Batches
 from train.run.checkpoint import Checkpoints, only_run
@@ -123,7 +123,8 @@ def train(
       ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
         parameters or was made beside other frozen weights, a batch does not divide among the devices, or the loss stops
         being finite.
-      OSError: a checkpoint could not be written; the one before is whole.
+      OSError: a checkpoint could not be written; the one before is whole. Or one of several hosts was told to end, and
+        all have saved the step that they came to.
     """
     mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
     best_of = contextlib.nullcontext if choice is None else functools.partial(Best, output, choice)
@@ -192,6 +193,8 @@ class _Run:
                     since, measured, tokens = time.perf_counter(), [], 0
                 progress.update(task, completed=done)
                 evaluates, saves = (done % every == 0 or last for every in (loop.evaluate_every, loop.save_every))
+                ends = not last and told_to_end(done)
+                saves |= ends
                 if evaluates or saves:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
                 paused = time.perf_counter()
@@ -206,6 +209,10 @@ class _Run:
                         self.best.wait()  # A run that goes on from this step does not evaluate it again.
                     notes = {"batches": batches.get_state(), FROZEN_NOTE: fingerprints}
                     self.checkpoints.save(done, state, notes)
+                if ends:
+                    self.checkpoints.wait()
+                    wait_for_all("saved")
+                    raise InterruptedError(f"told to end; step {done} of {loop.steps} is saved, and --resume goes on")
                 since += time.perf_counter() - paused
         return state
 

@@ -74,7 +74,7 @@ class RunPlan:
         """Joins the other hosts and makes the devices of a CPU, before JAX is used; checks the file of sources."""
         check_sources(self.sources)
         hosts = HostOptions(self.coordinator, self.num_processes, self.process_id, self.start_timeout)
-        make_devices(self.devices, self.mesh, processes=join_hosts(hosts))
+        make_devices(self.devices, self.mesh, processes=join_hosts(hosts, heeds_sigterm=True))
 
     def shared(self) -> dict[str, Any]:
         """Returns the options that all hosts must have alike, by their names on a command line."""

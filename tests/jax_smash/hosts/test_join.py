@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 
 from jax_smash.hosts import HostOptions, join_hosts, seems_to_be_cluster
@@ -79,6 +81,28 @@ def test_a_process_that_fails_ends_the_others_with_its_reason():
     assert "the disk is full of stars" in other.errors
     assert first.status == 1
     assert "process 1 of 2 ended: the disk is full of stars" in first.errors
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named_and_all_end_within_a_minute():
+    hosts = Hosts(MEETING, 3, each=[("--word", "waits")] * 3)
+    hosts.kill_when(2, lambda: "decided" in hosts.errors(2))
+    first, other, killed = hosts.ended()
+    assert killed.status == -9
+    assert "note: process 2 of 3 gave no sign of life for 15 s" in first.errors
+    for process in (first, other):
+        assert process.status != 0
+        assert process.seconds < 60
+        assert "another task died" in process.errors
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_process_that_does_not_heed_it():
+    hosts = Hosts(MEETING, 2, each=[("--word", "waits")] * 2)
+    hosts.kill_when(1, lambda: "decided" in hosts.errors(1), by=signal.SIGTERM)
+    _, told = hosts.ended()
+    assert told.status == -signal.SIGTERM
+    assert told.seconds < 5
 
 
 @pytest.mark.slow
