@@ -31,6 +31,7 @@ class Hosts:
       count: of processes.
       each: further words, for each process; None for none.
       environment: variables beside this process's own.
+      folders: where each process works, made if absent; None for this process's.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Hosts:
         *,
         each: Sequence[Sequence[object]] | None = None,
         environment: dict[str, str] | None = None,
+        folders: Sequence[Path] | None = None,
     ):
         self.address = f"localhost:{free_port()}"
         self._files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(count)]  # noqa: SIM115
@@ -49,9 +51,11 @@ class Hosts:
         for i, (output, errors) in enumerate(self._files):
             words = [*program, "--coordinator", self.address, "--num-processes", count, "--process-id", i]
             words += each[i] if each is not None else []
-            self.processes.append(
-                subprocess.Popen([sys.executable, *map(str, words)], env=variables, stdout=output, stderr=errors)
-            )
+            folder = None if folders is None else folders[i]
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, *map(str, words)]
+            self.processes.append(subprocess.Popen(command, env=variables, stdout=output, stderr=errors, cwd=folder))
 
     def kill_when(
         self, process: int, when: Callable[[], bool], *, by: int = signal.SIGKILL, timeout: float = 240

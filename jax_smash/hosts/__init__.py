@@ -6,7 +6,7 @@ then span their devices. Process 0, the *first*, decides what a host decides, an
 
 from jax_smash.hosts.ending import fail, loss_of_host, told_to_end
 from jax_smash.hosts.join import START_TIMEOUT, HostOptions, join_hosts, seems_to_be_cluster
-from jax_smash.hosts.store import agree, decided, is_first, joined, processes, wait_for_all
+from jax_smash.hosts.store import agree, decided, is_first, joined, processes, told_by_all, wait_for_all
 
 __all__ = [
     "START_TIMEOUT",
@@ -20,6 +20,7 @@ __all__ = [
     "loss_of_host",
     "processes",
     "seems_to_be_cluster",
+    "told_by_all",
     "told_to_end",
     "wait_for_all",
 ]

@@ -98,6 +98,15 @@ def wait_for_all(name: str, timeout: float = DECISION_S) -> None:
         _meet(_next_key(name), timeout)
 
 
+def told_by_all(name: str, value: str, timeout: float = DECISION_S) -> dict[int, str]:
+    """Returns what every host gives, by its number; all must ask in the same order.
+
+    Raises:
+      OSError: a host did not come.
+    """
+    return _told_by_all(_next_key(name), value, timeout) if joined() else {0: value}
+
+
 def service() -> Any:
     """Returns JAX's record of the joined processes."""
     # JAX names its store of keys and values nowhere else.

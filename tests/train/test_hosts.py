@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import time
 
@@ -37,12 +38,12 @@ def options(mesh, **changes):
     return {"mesh": mesh, "save_every": 1, "evaluate_every": 3, "log_every": 1} | changes
 
 
-def begin(place, output, *words, count=2, mesh="data=2", **given):
+def begin(place, output, *words, count=2, mesh="data=2", folders=None, **given):
     program = ["-m", "train.base", "--config", place / "config.json", "--packed", place / "packed"]
     program += ["--tokenizer", place / "tokenizer", "--output", output]
     given = options(mesh, **given)
     program += [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
-    return Hosts([*program, *words], count)
+    return Hosts([*program, *words], count, folders=folders)
 
 
 def losses(output):
@@ -72,6 +73,10 @@ def weights(output):
     return (output / "model" / "model.safetensors").read_bytes()
 
 
+def files(output):
+    return {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
 def killed(place, output, process, *, until, count=2, **given):
     """Kills one process of a run once it has saved a step; returns what became of all."""
     hosts = begin(place, output, "--resume", count=count, **given)
@@ -89,6 +94,12 @@ def test_a_host_that_is_killed_ends_the_run_which_goes_on_from_its_last_checkpoi
     assert any(said in first.errors for said in ("another process of the 2 was lost", "another task died"))
     assert 0 < newest(tmp_path) < STEPS
     assert not (tmp_path / "model").exists()
+    lacking = shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-lacking"))
+    shutil.rmtree(lacking / "checkpoints" / str(newest(lacking)) / "state" / "ocdbt.process_1")
+    before = files(lacking)
+    with pytest.raises(ValueError, match=r"is damaged: it lacks the part of host 1: state/ocdbt\.process_1 is missing"):
+        main(place / "config.json", place / "packed", place / "tokenizer", lacking, resume=True, **options("fsdp=4"))
+    assert files(lacking) == before
     # On another mesh: four devices, which divide the weights.
     main(place / "config.json", place / "packed", place / "tokenizer", tmp_path, resume=True, **options("fsdp=4"))
     assert losses(tmp_path) == pytest.approx(losses(alone), abs=1e-5)
@@ -105,8 +116,26 @@ def test_a_host_that_is_told_to_end_has_all_save_and_end(place, alone, tmp_path)
             f"error: told to end; step {newest(tmp_path)} of 2000 is saved, and --resume goes on"
         )
     assert newest(tmp_path) > 0
+    lacking = shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-lacking"))
+    shutil.rmtree(lacking / "checkpoints" / str(newest(lacking)) / "state" / "ocdbt.process_1")
+    before = files(lacking)
+    for process in begin(place, lacking, "--resume", steps=2000, **given).ended():
+        assert process.status == 1
+        assert process.seconds < LONGEST
+        assert "it lacks the part of host 1" in process.errors
+        assert "Traceback" not in process.errors
+    assert files(lacking) == before
     for process in begin(place, tmp_path, "--resume", steps=2000, until=newest(tmp_path) + 1, **given).ended():
         assert process.status == 0, process.errors
+
+
+@pytest.mark.slow
+def test_a_folder_that_the_hosts_do_not_share_is_refused(place, tmp_path):
+    """Each host has a working folder of its own, in which the run's is named."""
+    for process in begin(place, "run", folders=[tmp_path / "first", tmp_path / "second"]).ended():
+        assert process.status == 1
+        assert "process 1 of 2 did not find in run what process 0 wrote there" in process.errors
+    assert not [*tmp_path.glob("*/run/*")]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from jax_smash.checkpoints.directory import FULL
+from train.run.parts import missing_part
 
 Tree = TypeVar("Tree")
 
@@ -26,6 +27,9 @@ FORMAT = 2
 
 FORMAT_NOTE = "format"
 """Under which it stands among a checkpoint's notes."""
+
+STATE = "state"
+"""Folder of a checkpoint's arrays."""
 
 LOCK = ".lock"
 """File of a run's folder that its program holds."""
@@ -152,7 +156,8 @@ def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
     Nothing is written to the folder, so a run may be saving there meanwhile.
 
     Raises:
-      ValueError: there is no checkpoint, it is damaged, it was saved in another format, or it holds other arrays.
+      ValueError: there is no checkpoint, it is damaged or lacks a part that some host wrote, it was saved in another
+        format, or it holds other arrays.
     """
     _silence()
     wanted = {
@@ -165,6 +170,8 @@ def load_newest(folder: Path, like: Tree) -> tuple[Tree, dict[str, Any]]:
             found = ocp.metadata(path)
             saved, notes = found.metadata, dict(found.custom_metadata or {})
             format_ = notes.pop(FORMAT_NOTE, 1)
+            if format_ == FORMAT and (lacking := missing_part(path / STATE)):
+                raise ValueError(lacking)
             differing = sorted(name for name in {*saved, *wanted} if _shape(saved, name) != _shape(wanted, name))
             loaded = {} if differing or format_ != FORMAT else ocp.load(path, wanted)
         except (MemoryError, jax.errors.JaxRuntimeError):

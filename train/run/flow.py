@@ -17,6 +17,7 @@ from train.run.loop import CHECKPOINTS, METRICS, train
 from train.run.metrics import Metrics
 from train.run.options import RunOptions, RunPlan
 from train.run.settings import check_remembered, remember
+from train.run.shared_folder import check_shared
 from train.run.step import check_rows
 
 
@@ -46,6 +47,7 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     param_shardings(shapes, mesh)
     if is_first():
         check_remembered(part.settings, output, resume=plan.resume, packed=part.data_sha256)
+    check_shared(output)
     frozen = part.frozen(mesh)
     goes_on = decided(lambda: newest_step(output / CHECKPOINTS)) is not None
     first = shapes.trained if goes_on else part.begin(mesh)
