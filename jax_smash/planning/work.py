@@ -150,7 +150,8 @@ def exchanged(sizes: Sizes, batch: int, width: int, *, logits: int, drafting: bo
     """Returns the bytes that a device sends in a forward, each exchange over a ring of those that take part.
 
     Over `tp` two products a layer and the embedding are added up, and logits are joined. Over `fsdp`, whose devices
-    have a part of the model's width, two other products a layer and the logits are added up, and heads are joined.
+    have a part of the model's width, two other products a layer and the logits are added up, and heads are joined. Of
+    logits a device joins those of its own rows.
 
     Args:
       sizes, batch, width, logits, drafting: as in `forward`.
@@ -166,7 +167,7 @@ def exchanged(sizes: Sizes, batch: int, width: int, *, logits: int, drafting: bo
     sums += _ring(fsdp, 2 * config.num_layers * entries * (qkv + 2 * config.mlp_width / tp) * item)
     sums += _ring(fsdp, 2 * vocabulary / (tp if divided else 1))
     joined = _ring(fsdp, config.num_layers * entries * heads * config.head_width * item)
-    return sums + joined + (_ring(tp, vocabulary) if divided and not drafting else 0.0)
+    return sums + joined + (_ring(tp, vocabulary / fsdp) if divided and not drafting else 0.0)
 
 
 def drafts(sizes: Sizes, batch: int, *, nodes: Number, levels: Number, sparse: bool = False) -> list[Part]:

@@ -117,7 +117,12 @@ def exchanges(mesh, width, *, drafting, batch=4):
 
 @pytest.mark.parametrize(
     ("mesh", "width", "drafting", "compiled"),
-    [("tp=4", 1, False, 1_661_952), ("tp=4", 16, True, 1_978_368), ("fsdp=4", 1, False, 3_569_808)],
+    [
+        ("tp=4", 1, False, 1_661_952),
+        ("tp=4", 16, True, 1_978_368),
+        ("fsdp=4", 1, False, 3_569_808),
+        ("fsdp=2,tp=2", 1, False, 1_743_976),
+    ],
 )
 def test_devices_exchange_what_programs_compiled_for_them_do(mesh, width, drafting, compiled):
     # By `eval.compile` on v5e:2x2, batch 4; drafts also join the likeliest tokens, less than a hundredth.
