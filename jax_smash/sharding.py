@@ -315,16 +315,16 @@ def dividing_axis(axis: str, size: int) -> str | None:
 
 
 def on_each_device(
-    function: Callable[..., Tree],
-    first: tuple[Tree, tuple[str | None, ...]],
+    function: Callable[..., Any],
+    first: tuple[Any, tuple[str | None, ...]],
     *others: tuple[Any, tuple[str | None, ...]],
-) -> Tree:
+) -> Any:
     """Returns what a function makes of its first argument, each device working on its own share.
 
     For functions that need nothing from another device, and that XLA cannot see this of.
 
     Args:
-      function: returns arrays of the shapes of its first argument's.
+      function: returns arrays that are divided as its first argument is.
       first, others: its arguments, trees of arrays, each with the logical names of their arrays' leading axes.
     """
     arguments, axes = zip(first, *others, strict=True)
