@@ -165,7 +165,8 @@ class ForcedTextChimera(ForcedChimera):
         """Makes both caches."""
         model = self._model(params)
         last = jnp.zeros((batch, model.config.d_model), model.dtype)
-        return TextRows(model.init_cache(batch, slots, 1), model.init_text_cache(batch, slots, 1), last)
+        encoder = model.init_text_cache(batch, slots, 1)
+        return TextRows(cache=model.init_cache(batch, slots, 1), encoder=encoder, last=last)
 
     def read(self, params: Params, own: TextRows, seen: Seen) -> TextRows:
         """Reads one token: its code and the target's state of it."""

@@ -58,7 +58,11 @@ def test_a_chain_that_is_forced_along_what_a_drafter_proposes_says_what_it_propo
             one = (x[:, place : place + 1] for x in (tokens, hidden, *every))
             token, state, *more = one
             at = jnp.full((1, 1), place, jnp.int32)
-            own = chain.read(params, own, Seen(token, jnp.ones((1, 1), bool), at, state, tuple(more)))
+            own = chain.read(
+                params,
+                own,
+                Seen(token=token, valid=jnp.ones((1, 1), bool), position=at, hidden=state, taps=tuple(more)),
+            )
         told = Context(
             pending=tokens[:, root],
             token_length=jnp.full((1,), root + 1, jnp.int32),
