@@ -289,10 +289,14 @@ def _alive_after(view: SelectedLayer, step: Step) -> Bool[Array, "B K S"] | None
     chosen = step.note.selection
     if view.alive is None or chosen is None:
         return view.alive
-    rows, heads, slots = view.alive.shape
-    row, head = jnp.arange(rows, dtype=jnp.int32), jnp.arange(heads, dtype=jnp.int32)
-    read = jnp.zeros_like(view.alive).at[row[:, None, None], head[None, :, None], chosen.slots].max(chosen.valid)
-    new = jnp.arange(slots, dtype=jnp.int32)[None, None] >= step.filled[:, None, None]
+    nothing = jnp.zeros_like(view.alive)
+
+    def marked(read: Array, slots: Array, valid: Array) -> Array:
+        row, head = (jnp.arange(n, dtype=jnp.int32) for n in read.shape[:2])
+        return read.at[row[:, None, None], head[None, :, None], slots].max(valid)
+
+    read = on_each_device(marked, (nothing, HEADS), (chosen.slots, HEADS), (chosen.valid, HEADS))
+    new = jnp.arange(nothing.shape[2], dtype=jnp.int32)[None, None] >= step.filled[:, None, None]
     return jnp.where((step.write.count > 0)[:, None, None], view.alive & (read | new), view.alive)
 
 

@@ -12,6 +12,7 @@ from jax_smash.config import ModelConfig
 from jax_smash.models.layers import Layer
 from jax_smash.models.rope import rotation
 from jax_smash.pytree import pytree
+from jax_smash.sharding import constrain
 from jax_smash.smash.config import SmashConfig, micro_model
 
 
@@ -107,7 +108,8 @@ class MicroDecoder(nnx.Module):
           entries: vectors; there must be room for them among the taps + J − 1 slots.
           cache: from `init_cache` or an earlier call.
         """
-        x, width = entries.astype(self.dtype), entries.shape[1]
+        # As the weights are divided: with whole vectors, these would be gathered.
+        x, width = constrain(entries.astype(self.dtype), "rows", None, "embed"), entries.shape[1]
         offset = cache.entries + jnp.arange(width, dtype=jnp.int32)
         position = jnp.broadcast_to(offset[None], entries.shape[:2])
         angles = rotation(self.config.rope, self.config.head_width, position)

@@ -8,7 +8,9 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.attention.selected import summed_probabilities
 from jax_smash.cache import SelectedLayer, Selection, Step
+from jax_smash.cache.store import HEADS, ROWS
 from jax_smash.config import ModelConfig
+from jax_smash.sharding import on_each_device
 from jax_smash.sparse.selecting import Selecting
 
 
@@ -86,13 +88,16 @@ class H2O(Selecting):
 def recorded(view: SelectedLayer, step: Step, weight: Float[Array, "B P"]) -> Float[Array, "B K S"]:
     """Returns the probabilities that a decoding step noted, by slot, summed over the path's entries with weights."""
     chosen: Any = step.note.selection
-    shape = view.layer.keys.shape[:3]
-    row = jnp.arange(shape[0], dtype=jnp.int32)
-    head = jnp.arange(shape[1], dtype=jnp.int32)
+    nothing = jnp.zeros(view.layer.keys.shape[:3], jnp.float32)
     past = jnp.einsum("BPKC,BP->BKC", step.of(step.note.past), weight)
     # Of the probabilities on new entries, those on the path: each entry sees itself and what is before it.
     own = step.of(step.of(step.note.own).transpose(0, 3, 2, 1))
     own = jnp.einsum("BPKU,BU->BPK", own, weight)
-    sums = jnp.zeros(shape, jnp.float32).at[row[:, None, None], head[None, :, None], chosen.slots].add(past)
-    slot = step.slot(shape[2])
-    return sums.at[row[:, None, None], head[None, None], slot[:, :, None]].add(own, mode="drop")
+
+    def added(sums: Array, slots: Array, past: Array, slot: Array, own: Array) -> Array:
+        row, head = (jnp.arange(n, dtype=jnp.int32) for n in sums.shape[:2])
+        sums = sums.at[row[:, None, None], head[None, :, None], slots].add(past)
+        return sums.at[row[:, None, None], head[None, None], slot[:, :, None]].add(own, mode="drop")
+
+    slots, made = ((chosen.slots, HEADS), (past, HEADS)), (own, ("batch", None, "kv_heads"))
+    return on_each_device(added, (nothing, HEADS), *slots, (step.slot(nothing.shape[2]), ROWS), made)

@@ -2,20 +2,26 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_smash import DraftOptions, generate
 from jax_smash.cache import Block, Write, after, specs
 from jax_smash.cache import divided as divided_by_slots
+from jax_smash.decode.loop import decode
+from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, grafted, quantised
-from jax_smash.methods import METHODS, SmashOptions
+from jax_smash.methods import METHODS, SmashOptions, make_method
 from jax_smash.sampling import SamplingOptions
+from jax_smash.serve.session import Session
+from jax_smash.sharding import put
 from jax_smash.sparse import (
     H2O,
     TOVA,
@@ -138,14 +144,17 @@ CASES = {
 DEFAULT = (("eagle", "fsdp=4,tp=2"), ("grouped", "data=2,tp=4"), ("medusa", "data=8"))
 """What runs with every change; the whole matrix by `pytest -m slow -k meshes`."""
 
+STAYING = ("draft-model", "eagle1", "medusa", "chimera", "dflash", "self-sparse", "grouped", "hamburger-blind")
+"""Further cases of whose steps the collectives are looked at."""
+
 
 @functools.cache
 def drafter_of(name: str) -> Any:
     return CASES[name].drafter(divisible_model())
 
 
-def said(name: str, mesh: str | None, sampled: bool) -> list[Any]:
-    """Returns what a case decodes, on a mesh or on one device."""
+def prepared(name: str, mesh: str | None) -> tuple[Model, dict[str, Any]]:
+    """Returns the model of a case, on a mesh or on one device, and the options of its method."""
     case = CASES[name]
     model, draft = case.model(), dict(case.draft)
     modules = modules_for(divisible_model()) if case.smash else None
@@ -165,13 +174,18 @@ def said(name: str, mesh: str | None, sampled: bool) -> list[Any]:
     if draft.get("draft_model") == "other":
         draft["draft_model"] = other_model(num_heads=8, num_kv_heads=4, vocab_size=264)
     smash = SmashOptions(**{"confidence": 0.4, "least_rows": 1} | case.smash) if case.smash else SmashOptions()
+    return model, {"draft": DraftOptions(**draft), "smash": smash}
+
+
+def said(name: str, mesh: str | None, sampled: bool) -> list[Any]:
+    """Returns what a case decodes, on a mesh or on one device."""
+    model, options = prepared(name, mesh)
     with jax.default_matmul_precision("highest"):
         completions = generate(
             model,
             PROMPTS,
-            method=case.method,
-            draft=DraftOptions(**draft),
-            smash=smash,
+            method=CASES[name].method,
+            **options,
             sampling=MIXED if sampled else SamplingOptions(),
             seed=[*range(len(PROMPTS))],
             max_new_tokens=20,
@@ -206,6 +220,34 @@ def test_a_mesh_decodes_what_one_device_does(name, sampled, mesh):
         (c.target_forwards, c.finish_reason) for c in expected
     ]
     assert len({str(c.token_ids) for c in expected}) > 1
+
+
+@pytest.mark.parametrize("name", ["eagle", *(pytest.param(name, marks=pytest.mark.slow) for name in STAYING)])
+def test_no_step_gathers_a_weight(name):
+    model, options = prepared(name, "fsdp=4,tp=2")
+    method = make_method(model, CASES[name].method, batch=8, slots=SLOTS, **options)
+    rows = {"sampling": [SamplingOptions()] * 8, "seeds": [*range(8)]}
+    session = Session(model, method, slots=SLOTS, max_new_tokens=16, **rows)
+    steps = put(jnp.asarray(4, jnp.int32), session.mesh)
+    text = PROGRAMS.program(decode, method.strategy, method.params, session.state, steps).as_text()
+    gathered = re.findall(r"= (\w+\[[\d,]*\])\S* all-gather\(", text)
+    assert gathered
+    weights = {of_whole_rows(w): jax.tree_util.keystr(path) for path, w in divided_weights(method.params)}
+    assert len(weights) > 3
+    assert not {shape: name for shape, name in weights.items() if shape in gathered}
+
+
+def divided_weights(params):
+    """Returns the weights that `fsdp` divides."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [(path, w) for path, w in leaves if w.ndim > 1 and "fsdp" in w.sharding.spec]
+
+
+def of_whole_rows(weight):
+    """Returns how a program writes the type of a weight's share where only `tp` divides it."""
+    spec = P(*(None if axis == "fsdp" else axis for axis in weight.sharding.spec))
+    shape = NamedSharding(weight.sharding.mesh, spec).shard_shape(weight.shape)
+    return f"f32[{','.join(map(str, shape))}]"
 
 
 def test_every_method_is_in_the_matrix():

@@ -66,7 +66,7 @@ def stepped(name, mesh):
 
     Updates are smooth in the gradient, so that what is rounded otherwise stays as little as it was.
     """
-    part, on, optimiser = part_of(name), make_mesh(mesh), optax.adamw(1e-2, eps=1e-2)
+    part, on, optimiser = part_of(name), make_mesh(mesh), optax.adamw(1e-2, eps=1e-3)
     shapes = part.shapes()
     params, frozen = (place(wide(filled((None, tree), seed=seed)[1]), on) for seed, tree in enumerate(shapes))
     shardings = param_shardings(jax.eval_shape(lambda p: first_state(p, optimiser), params), on)
@@ -105,7 +105,7 @@ def test_a_step_on_a_mesh_is_that_of_one_device(name, mesh):
     for found, right, old in zip(*map(jax.tree.leaves, (params, wanted, before)), strict=True):
         np.testing.assert_allclose(found, right, atol=1e-5, rtol=0)
         moved = max(moved, float(np.abs(right - old).max()))
-    assert moved > 1e-3, "the step must change weights by more than the tolerance for the test to say anything"
+    assert moved > 5e-4, "the step must change weights by more than the tolerance for the test to say anything"
 
 
 def test_every_part_is_in_the_matrix():
