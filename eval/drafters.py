@@ -233,7 +233,7 @@ def _costs(
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     """Measures, prints tables, writes report and picture."""
     report = heading("eval.drafters", arguments, dataclasses.asdict(settings)) | measure(settings)
-    title = f"{settings.model}, {settings.dtype}: {report['texts']} texts"
+    title = f"{Path(settings.model).name}, {settings.dtype}: {report['texts']} texts"
     print_table(title, report["rows"], COLUMNS)
     if report["costs"]:
         print_table("Drafting, in plain steps", report["costs"], COSTS)
