@@ -33,7 +33,7 @@ def plot_drafters(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
             depth = [row["depth"] + 0.3 * (i / max(len(names) - 1, 1) - 0.5) for row in mine]
             reach = list(zip(*(_reach(row, field) for row in mine), strict=True))
             axes.errorbar(
-                depth, [row[field] for row in mine], yerr=reach or None, fmt=".-", capsize=2, label=name, **style(i)
+                depth, [row[field] for row in mine], yerr=reach or None, fmt=".", capsize=2, label=name, **style(i)
             )
         axes.set_title(f"the target's token among the likeliest {field.removeprefix('top')}", fontsize="small")
         axes.set_xlabel("depth of the draft")
