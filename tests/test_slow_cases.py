@@ -11,7 +11,7 @@ CASES = sorted(SLOW_CASES - {""})
 
 
 @functools.cache
-def tests_of(file):
+def defined_in(file):
     tree = ast.parse((ROOT / file).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -20,7 +20,7 @@ def test_every_case_is_one_of_a_test_that_there_is():
     for case in CASES:
         file, test = case.split("::")
         name, _, ids = test.partition("[")
-        assert name in tests_of(file), case
+        assert name in defined_in(file), case
         # A test without cases would not run at all: it has a marker, where it stands.
         assert ids.endswith("]"), case
     assert len(CASES) > 100
