@@ -235,16 +235,12 @@ class SelectedCache:
         """
         heads = self.cache.keys[0].shape[1]
 
-        def put_leaf(leaf: Any) -> Any:
-            return put(leaf, *(HEADS if leaf.ndim > 2 and leaf.shape[1] == heads else ROWS))
-
-        def put_own(node: Any) -> Any:
-            if isinstance(node, KVCache):  # Of a predictor's own attention.
+        def put_node(node: Any) -> Any:
+            if isinstance(node, KVCache):  # The keys and values, or those of a predictor's own attention.
                 return jax.tree.map(lambda leaf: put(leaf, *KVCache.axes(leaf.shape)), node)
             return put(node, *(HEADS if node.ndim > 2 and node.shape[1] % heads == 0 else ROWS))
 
-        placed = jax.tree.map(put_leaf, replace(self, own=None))
-        return replace(placed, own=jax.tree.map(put_own, self.own, is_leaf=lambda x: isinstance(x, KVCache)))
+        return jax.tree.map(put_node, self, is_leaf=lambda x: isinstance(x, KVCache))
 
     def layer(self, layer: int) -> LayerCache | SelectedLayer:
         """Returns what one layer's attention reads, or chooses from."""

@@ -49,7 +49,7 @@ def test_a_chunk_goes_by_the_memory_a_device_has_not_by_what_is_free(monkeypatch
 
     config, widths = preset("llama-3.1-8b"), []
     for in_use in (0, 2**31, 2**32, 2**33 - 1):
-        monkeypatch.setattr(jax, "devices", lambda in_use=in_use: [Device(in_use)])
+        monkeypatch.setattr(jax, "local_devices", lambda in_use=in_use: [Device(in_use)])
         widths.append(prefill_chunk(config, batch=8, slots=4096, held=2**31))
     assert set(widths) == {prefill_chunk(config, batch=8, slots=4096, budget=(2**33 - 2**31) // 4)}
     assert prefill_chunk(config, batch=8, slots=4096, held=2**33) == 16
