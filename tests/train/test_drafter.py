@@ -150,7 +150,7 @@ def test_a_short_training_drafts_more_than_random_weights_do(tmp_path):
     model = jax_smash.load("tiny")
     kept = []
     for drafter in (RANDOM, tmp_path / "run/drafter"):
-        options = {"max_new_tokens": 16, "slots": 64, "draft": DraftOptions(drafter=drafter)}
+        options = {"max_new_tokens": 16, "slots": 64, "draft": DraftOptions(drafter=drafter, tree="chain-4")}
         completions = jax_smash.generate(model, ["Once there were 5", "Once there were"], method="eagle", **options)
         kept.append(np.mean([c.drafted.kept[0] / c.drafted.tried[0] for c in completions]))
     print("kept at depth 1:", kept)
