@@ -124,7 +124,7 @@ class DFlashDrafter:
     ) -> DFlashRows:
         """Returns the rows with the first so many of the tokens whose taps these are."""
         there = jnp.arange(position.shape[1], dtype=jnp.int32)[None] < count[:, None]
-        made = self._model(params).context([taps[i] for i in self.taps], position, Block.causal(there))
+        made = self._model(params).context([taps[i] for i in self.taps], position, Block.causal(there), rows="rows")
         return replace(own, cache=own.cache.commit(made, Write(position=position, count=count)))
 
     def _filled(self, params: Params, own: DFlashRows, context: Context) -> Float[Array, "B block D"]:

@@ -42,16 +42,19 @@ class DFlash(nnx.Module):
         """What the drafter computes in, and its cache holds."""
         return self.final_norm.scale[...].dtype
 
-    def context(self, taps: Sequence[Float[Array, "B T D"]], position: Int[Array, "B T"], block: Block) -> BlockKV:
+    def context(
+        self, taps: Sequence[Float[Array, "B T D"]], position: Int[Array, "B T"], block: Block, *, rows: str = "batch"
+    ) -> BlockKV:
         """Returns the keys and values of tokens that the target has read, a pair a layer.
 
         Args:
           taps: of the target's forward, those that the configuration names.
           position: of each token.
           block: says which tokens there are.
+          rows: logical axis of their rows: `batch` in training, `rows` in decoding; see `layers.rows_axis`.
         """
-        read = jnp.concatenate([tap.astype(self.dtype) for tap in taps], axis=-1)
-        feature = self.context_norm(project(read, self.w_join[...]))
+        read = constrain(jnp.concatenate([tap.astype(self.dtype) for tap in taps], axis=-1), rows, None, "embed")
+        feature = constrain(self.context_norm(project(read, self.w_join[...])), rows, None, "embed")
         angles = rotation(self.config.rope, self.config.head_width, position)
         # What attention itself makes of the features is not used, and so not computed.
         return tuple(layer.attention(feature, position, angles, None, block, 1)[1] for layer in self.layers)

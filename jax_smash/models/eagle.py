@@ -50,7 +50,7 @@ class Eagle(PairLayer):
 
     def features(self, hidden: Float[Array, "B T _"], taps: tuple[Float[Array, "B T _"], ...]) -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read, of all of whose taps some are needed."""
-        return self.join([taps[i] for i in self.config.taps])
+        return self.join([taps[i] for i in self.config.taps], rows="rows")
 
     def logits(self, hidden: Float[Array, "B T D"], target: Any) -> Float[Array, "B T V"]:
         """Returns those of the drafter's own head, as `unembed` does."""
@@ -61,16 +61,17 @@ class Eagle(PairLayer):
         found = likeliest_rows(hidden, self.head[...], _logits, n, total=total)
         return found if self.tokens is None else replace(found, tokens=self.tokens[...][found.tokens])
 
-    def join(self, taps: Sequence[Float[Array, "B T D"]]) -> Float[Array, "B T D"]:
+    def join(self, taps: Sequence[Float[Array, "B T D"]], *, rows: str = "batch") -> Float[Array, "B T D"]:
         """Returns the features of entries that the target has read.
 
         Args:
           taps: of the target's forward, those that the configuration names.
+          rows: logical axis of their rows: `batch` in training, `rows` in decoding; see `layers.rows_axis`.
         """
         read = [tap.astype(self.dtype) for tap in taps]
         if self.tap_norms is not None:
             read = [norm(tap) for norm, tap in zip(self.tap_norms, read, strict=True)]
-        return project(jnp.concatenate(read, axis=-1), self.w_join[...])
+        return project(constrain(jnp.concatenate(read, axis=-1), rows, None, "embed"), self.w_join[...])
 
     def entries(
         self, vectors: Float[Array, "B T D"], features: Float[Array, "B T D"]
