@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from eval.chips import topology
 from jax_smash.cache import Block
 from jax_smash.models.depth import hidden_without_cache
 from jax_smash.models.families.presets import preset
 from jax_smash.models.transformer import abstract_params
 from jax_smash.objectives import summed_cross_entropy
+from jax_smash.planning import topology
 from jax_smash.sharding import make_mesh, param_shardings
 from train.run.step import ROWS, first_state, make_step
 
