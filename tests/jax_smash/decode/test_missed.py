@@ -38,8 +38,21 @@ class Forgetful:
 
     drafter: object
 
-    def __getattr__(self, name):
-        return getattr(self.drafter, name)
+    @property
+    def needs(self):
+        return self.drafter.needs
+
+    def init(self, *arguments):
+        return self.drafter.init(*arguments)
+
+    def read(self, *arguments):
+        return self.drafter.read(*arguments)
+
+    def propose(self, *arguments):
+        return self.drafter.propose(*arguments)
+
+    def learn(self, *arguments):
+        return self.drafter.learn(*arguments)
 
     def follow(self, params, own, shared, seen, pending):
         return own, shared
