@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.protocols import CausalLM
 from jax_smash.pytree import pytree, replace
+from jax_smash.sharding import constrain
 from jax_smash.smash.micro_decoder import MicroCache
 from jax_smash.smash.smasher import Smasher
 from jax_smash.smash.stop_head import goes_on
@@ -97,6 +98,8 @@ def macro_step(
 
     def say(state: _Micro, hidden: Float[Array, "B D"], choose: ChooseToken) -> _Micro:
         """Adds a token to the groups that go on, and finds those that go on behind it."""
+        # As the heads' weights are divided: with whole vectors, these would be gathered.
+        hidden = constrain(hidden, "rows", "embed")
         stop = smasher.stop_logits(hidden)
         carry, token, open_rows = choose(state.carry, hidden, state.index, state.active)
         said, token = state.active & (token >= 0), jnp.maximum(token, 0)
