@@ -108,7 +108,7 @@ CASES = {
     "hybrid": Case("hybrid"),
     "draft-model": Case("draft-model", {"tree": "tree-7", "draft_model": "other"}),
     "draft-model-int8": Case("draft-model", {"tree": "chain-4", "draft_model": "int8"}),
-    "draft-model-sparse": Case("draft-model", {"tree": "chain-4", "draft_model": "sparse:streaming:slots=12,sinks=2"}),
+    "draft-model-sparse": Case("draft-model", {"tree": "chain-4", "draft_model": "sparse:tova:budget=12"}),
     "draft-model-rejection": Case("draft-model", {"tree": "tree-7", "draft_model": "other", "verify": "rejection"}),
     "eagle": Case("eagle", {"tree": "tree-7"}, random_drafter),
     "eagle-confident": Case("eagle", {"tree": "confident-8:depth=3,width=3"}, random_drafter),
