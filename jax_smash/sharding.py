@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Shaped
 
@@ -149,7 +149,13 @@ def make_mesh(
         raise ValueError(f"mesh {shape} needs {shape.size} devices; got {len(available)}")
     if shape.size < len(available) and jax.process_count() > 1:
         raise ValueError(f"mesh {shape} has {shape.size} devices; on several hosts it must have all {len(available)}")
-    return jax.make_mesh(shape.sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=available[: shape.size])
+    available, types = available[: shape.size], (AxisType.Auto,) * len(AXES)
+    try:
+        return jax.make_mesh(shape.sizes, AXES, axis_types=types, devices=available)
+    except NotImplementedError:
+        # No axes of the topology multiply to one of the mesh, as of 4x4x4 to 8: two axes of the mesh share one of it.
+        shared = mesh_utils.create_device_mesh(shape.sizes, available, allow_split_physical_axes=True)
+        return Mesh(shared, AXES, axis_types=types)
 
 
 def add_virtual_devices(shape: str | MeshShape | None, *, processes: int = 1) -> None:

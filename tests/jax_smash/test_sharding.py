@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,30 @@ def test_a_mesh_has_all_axes_and_takes_the_first_devices():
     mesh = make_mesh("tp=2")
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tp": 2}
     assert list(mesh.devices.flat) == jax.devices()[:2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device of a TPU topology, as far as the making of a mesh asks."""
+
+    id: int
+    coords: tuple[int, ...]
+    platform: str = "tpu"
+    device_kind: str = "TPU v5"
+    core_on_chip: int = 0
+    process_index: int = 0
+    slice_index: int = 0
+
+
+def test_a_mesh_may_divide_an_axis_of_the_topology():
+    """No axes of 4x4x4 multiply to 8."""
+    chips = [Chip(i, coords) for i, coords in enumerate(np.ndindex(4, 4, 4))]
+    mesh = inspect.unwrap(make_mesh)("data=8,tp=8", devices=chips)  # Types are not checked: they are no devices of JAX.
+    assert dict(mesh.shape) == {"data": 8, "fsdp": 1, "tp": 8}
+    assert {chip.id for chip in mesh.devices.flat} == set(range(64))
+    for group in mesh.devices[:, 0]:
+        sides = [len(set(side)) for side in zip(*(chip.coords for chip in group), strict=True)]
+        assert sorted(sides) == [1, 2, 4]  # Those that exchange the most are neighbours.
 
 
 def test_a_mesh_larger_than_the_devices_is_refused():
