@@ -70,6 +70,18 @@ def _sampled(items, *, one_case, every):
 def _few_programs():
     """Forgets compiled programs after a module where many are held."""
     yield
+    _forget_many()
+
+
+@pytest.fixture(autouse=True)
+def _few_programs_of_a_matrix(request):
+    """Likewise after each slow test: one module may have hundreds, with programs of their own."""
+    yield
+    if request.node.get_closest_marker("slow"):
+        _forget_many()
+
+
+def _forget_many():
     mappings = pathlib.Path("/proc/self/maps")
     if mappings.exists() and mappings.read_bytes().count(b"\n") > MAPPINGS:
         from jax_smash.decode.programs import PROGRAMS

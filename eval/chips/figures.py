@@ -149,7 +149,7 @@ def _exchanges(program: Program, body: str, found: Iterable[Run]) -> dict[str, A
 
 def _sent(program: Program, x: Instruction) -> int:
     """Returns the bytes that a device sends for an instruction, in a fusion and by another core too."""
-    inner = x.called if x.opcode in ("custom-call", "fusion") else []
+    inner = x.called if x.opcode in ("custom-call", "custom-call-start", "fusion") else []
     within = [y for name in inner for y in program.instructions(name)]
     return sum(link_bytes(y, program.devices) for y in (x, *within))
 

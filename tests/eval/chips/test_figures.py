@@ -29,6 +29,8 @@ TEXT = """HloModule decode, num_partitions=2
   %begun = ((f32[8,50]{1,0}), f32[8,100]{1,0}, s32[]) async-start(%y), calls=%on_another_core
   %done = f32[8,100]{1,0} async-done(%begun)
   %beside = f32[8,100]{1,0} fusion(%y), kind=kLoop, calls=%elsewhere
+  %core-start = ((), (), s32[]) custom-call-start(), custom_call_target="core", called_computations={%elsewhere}
+  %core-done = f32[8,100]{1,0} custom-call-done(%core-start)
   ROOT %r = (s32[], f32[8,50]{1,0}) tuple(%i, %y)
 }
 
@@ -48,7 +50,7 @@ ENTRY %main (s: (s32[], f32[8,50])) -> (s32[], f32[8,50]) {
 
 def test_what_another_core_or_a_fusion_exchanges_is_sent_too():
     found = step_exchanges(Program.read(TEXT))
-    assert found["link_bytes"] == 2 * 4 * 8 * 50 // 2 + 2 * (4 * 8 * 100 // 2)
+    assert found["link_bytes"] == 2 * 4 * 8 * 50 // 2 + 3 * (4 * 8 * 100 // 2)
     assert [(one["kind"], one["count"]) for one in found["collectives"]] == [("all-gather", 1), ("all-reduce", 1)]
     assert found["collectives_outside_loop"] == []
 
