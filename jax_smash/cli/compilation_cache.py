@@ -19,20 +19,27 @@ READING = "Error reading persistent compilation cache entry"
 WRITING = "Error writing persistent compilation cache entry"
 
 
-def use_compilation_cache(use: bool = True) -> None:
+def use_compilation_cache(use: bool = True, programs: Path | None = None) -> None:
     """Lets JAX keep compiled programs on disk, from now on and in this process; or not to, where `use` is false.
 
     JAX's own settings win: JAX_COMPILATION_CACHE_DIR names another directory, JAX_ENABLE_COMPILATION_CACHE=false keeps
     nothing. A directory that cannot be made or written, a full disk and a damaged file cost a line on stderr at most.
+
+    Args:
+      use: keep them.
+      programs: folder that wins over JAX_COMPILATION_CACHE_DIR, with a folder in it for devices and versions like
+        these: JAX takes its devices now. None for the user's cache directory.
     """
     import jax
 
     if not use:
         jax.config.update("jax_enable_compilation_cache", False)
     if not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+        if use and programs is not None:
+            _say("compiled programs are not kept: JAX_ENABLE_COMPILATION_CACHE is false")
         return
-    chosen: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    directory = Path(chosen) if chosen else default_directory()
+    chosen: str | None = None if programs else jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    directory = programs / made_for() if programs else Path(chosen) if chosen else default_directory()
     writable = True
     if "://" not in (chosen or ""):  # A bucket is JAX's affair.
         try:
@@ -42,8 +49,11 @@ def use_compilation_cache(use: bool = True) -> None:
             jax.config.update("jax_enable_compilation_cache", False)
             return
     if not chosen:
-        _prune(directory)
         jax.config.update("jax_compilation_cache_dir", str(directory))
+    if programs:
+        _go_by_content()
+    elif not chosen:
+        _prune(directory)
     _keep_everything(writable)
     _Watch(None if chosen else directory).begin()
 
@@ -53,6 +63,25 @@ def default_directory() -> Path:
     from jax_smash.costs.store import user_directory
 
     return user_directory("compiled") / f"{platform.machine() or 'unknown'}-{_processor_digest()}"
+
+
+def made_for() -> Path:
+    """Returns the folders that say what programs kept now are for: the kind of device, and the versions of JAX."""
+    import jax
+    import jaxlib
+
+    device = jax.devices()[0]
+    processor = f"cpu-{platform.machine() or 'unknown'}-{_processor_digest()}"
+    kind = processor if device.platform == "cpu" else re.sub("[^a-z0-9]+", "-", device.device_kind.lower()).strip("-")
+    return Path(kind, f"jax-{jax.__version__}-jaxlib-{jaxlib.__version__}")
+
+
+def _go_by_content() -> None:
+    """Has programs found wherever their folder lies: XLA's caches of kernels would make its path a part of the key."""
+    import jax
+
+    if "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES" not in os.environ:
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
 
 def _keep_everything(writable: bool) -> None:
@@ -106,7 +135,7 @@ class _Watch:
     """Hears what JAX warns of its cache, and sees to it that the next run is not slowed down or warned again."""
 
     def __init__(self, directory: Path | None):
-        """Takes the default directory, from which damaged files are removed; None for one of the user's own."""
+        """Takes the directory from which damaged files are removed; None for one that JAX's own setting names."""
         self._directory, self._began = directory, time.time()
         self._show: Any = None
         self._told = False
@@ -120,18 +149,20 @@ class _Watch:
     ) -> None:
         text = str(message)
         if text.startswith(READING):
-            self._remove(since=0.0)
+            self._remove(text)
             self._tell("a compiled program that was kept is damaged; it is compiled anew")
         elif text.startswith(WRITING):
             _keep_everything(writable=False)
-            self._remove(since=self._began)  # One of these was written in part.
+            self._remove(text, since=self._began)  # One of these was written in part.
             reason = re.search(r"\[Errno \d+\] ([^:]+)", text)
             self._tell(f"no more compiled programs are kept: {reason[1] if reason else text}")
         else:
             self._show(message, category, filename, lineno, file, line)
 
-    def _remove(self, since: float) -> None:
-        for path in self._directory.glob("*-cache") if self._directory else ():
+    def _remove(self, text: str, since: float = 0.0) -> None:
+        """Removes what is kept of the program that a warning names."""
+        named = re.search(r"for '([\w.-]+)", text)
+        for path in self._directory.glob(f"{named[1] if named else ''}*-cache") if self._directory else ():
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime >= since:
                     path.unlink()
@@ -143,7 +174,9 @@ class _Watch:
 
 
 def _say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    hosts = sys.modules.get("jax_smash.hosts")  # Not imported, there are no others.
+    if hosts is None or hosts.is_first():
+        print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _processor_digest() -> str:

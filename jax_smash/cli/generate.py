@@ -15,7 +15,6 @@ from jax_smash.cli.interrupts import Interrupts
 from jax_smash.cli.options import (
     DraftFlags,
     DtypeName,
-    KeptPrograms,
     MeshText,
     OutputFlags,
     SamplingFlags,
@@ -24,6 +23,7 @@ from jax_smash.cli.options import (
     at_least,
     check_mesh,
 )
+from jax_smash.cli.program_options import ProgramFlags
 from jax_smash.cli.records import RecordFile, resumed
 from jax_smash.cli.resume import MADE_WITH, given_options, made_with
 from jax_smash.cli.screen import Screen
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from jax_smash.serve.session import TokenLogProb
 
 NO_PART_OF_IT = (
-    *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache", "profile"),
-    *("json_schema", "save_warm_start", "coordinator", "num_processes", "process_id", "start_timeout"),
+    *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache", "programs"),
+    *("profile", "json_schema", "save_warm_start", "coordinator", "num_processes", "process_id", "start_timeout"),
 )
 """Options that change no completion, or are compared by what they name."""
 
@@ -75,14 +75,13 @@ class Generate:
     Or a preset, which divides all devices at hand: dp, fsdp, tp or fsdp+tp."""
     profile: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     """Write a trace of the run into this folder, to be looked at in TensorBoard or Perfetto."""
-    compilation_cache: KeptPrograms = True
-    """Keep compiled programs in the user's cache directory, so that the next start is faster."""
     stopping: tyro.conf.OmitArgPrefixes[StoppingFlags] = dataclasses.field(default_factory=StoppingFlags)
     sampling: tyro.conf.OmitArgPrefixes[SamplingFlags] = dataclasses.field(default_factory=SamplingFlags)
     draft: tyro.conf.OmitArgPrefixes[DraftFlags] = dataclasses.field(default_factory=DraftFlags)
     smash: tyro.conf.OmitArgPrefixes[SmashFlags] = dataclasses.field(default_factory=SmashFlags)
     sparse: tyro.conf.OmitArgPrefixes[SparseFlags] = dataclasses.field(default_factory=SparseFlags)
     output: tyro.conf.OmitArgPrefixes[OutputFlags] = dataclasses.field(default_factory=OutputFlags)
+    kept: tyro.conf.OmitArgPrefixes[ProgramFlags] = dataclasses.field(default_factory=ProgramFlags)
     hosts: tyro.conf.OmitArgPrefixes[HostFlags] = dataclasses.field(default_factory=HostFlags)
 
     def run(self) -> None:
@@ -133,6 +132,7 @@ class Generate:
         _check_profile(self.profile)
         at_least("--batch-size", self.batch_size, 1)
         check_mesh(self.mesh)
+        self.kept.check(self.model)
         self.stopping.check()
         self.sparse.policy()
         self.output.check(saving=self.draft.save_warm_start is not None)
@@ -183,7 +183,6 @@ class Generate:
         if done == len(prompts) * self.num_samples:
             return
         screen.waiting(f"loading {self.model}")
-        from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.decode.programs import PROGRAMS
         from jax_smash.hosts import processes
         from jax_smash.loading import load
@@ -192,9 +191,9 @@ class Generate:
         from jax_smash.sharding import add_virtual_devices, mesh_of_hosts
         from jax_smash.tracing import traced
 
-        use_compilation_cache(self.compilation_cache)
         add_virtual_devices(self.mesh, processes=processes())
         prepare_devices()
+        self.kept.begin(self.model)
         dtype = None if self.dtype == "auto" else self.dtype
         draft, smash = options
         modules = self.smash.modules_for(self.model, self.method, smash)

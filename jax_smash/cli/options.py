@@ -20,8 +20,6 @@ MeshText = Annotated[
     tyro.conf.arg(metavar="AXIS=N,…|PRESET", help_behavior_hint="(default: one device)"),
 ]
 
-KeptPrograms = Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: on)")]
-
 
 def _flag(metavar: str, hint: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)

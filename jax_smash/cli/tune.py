@@ -10,8 +10,9 @@ import tyro
 
 from jax_smash.cli.errors import UsageError
 from jax_smash.cli.lists import Names, Numbers
-from jax_smash.cli.options import DtypeName, KeptPrograms, WeightsName, at_least
+from jax_smash.cli.options import DtypeName, WeightsName, at_least
 from jax_smash.cli.pictures import check_plot, write_picture
+from jax_smash.cli.program_options import ProgramFlags
 
 if TYPE_CHECKING:
     from jax_smash.costs.curve import CostCurve
@@ -43,14 +44,13 @@ class Tune:
     """Nodes of the trees to measure, the root included, rising from 1."""
     repeats: Annotated[int, tyro.conf.arg(metavar="N")] = 7
     """Timed calls of each size, interleaved. Of what a size costs beside a plain step, the upper quartile counts."""
-    compilation_cache: KeptPrograms = True
-    """Keep compiled programs in the user's cache directory, so that the next start is faster."""
     plot: Annotated[Path | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="")] = (
         None
     )
     """Draw the curves into a picture."""
     overwrite: tyro.conf.FlagCreatePairsOff[bool] = False
     """Let --plot replace a file. A stored curve is always replaced."""
+    kept: tyro.conf.OmitArgPrefixes[ProgramFlags] = dataclasses.field(default_factory=ProgramFlags)
 
     def run(self) -> None:
         """Checks everything that can be checked without the model, then measures, stores and prints.
@@ -65,14 +65,13 @@ class Tune:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from jax_smash.cli.compilation_cache import use_compilation_cache
         from jax_smash.costs.store import check_writable, cost_key, costs_directory, save_costs
         from jax_smash.loading import find, load
         from jax_smash.platform import prepare_devices
         from jax_smash.serve.tuning import measure_costs, measure_method
 
-        use_compilation_cache(self.compilation_cache)
         prepare_devices()
+        self.kept.begin(self.model)
         find(self.model)
         check_writable(costs_directory())
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -124,6 +123,7 @@ class Tune:
         if not self.batch_size:
             raise UsageError("--batch-size must be one number or more; got none")
         self._check_methods()
+        self.kept.check(self.model)
         at_least("--repeats", self.repeats, 1)
         if self.slots is not None:
             at_least("--slots", self.slots, 1)

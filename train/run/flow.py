@@ -19,6 +19,7 @@ from train.run.options import RunOptions, RunPlan
 from train.run.settings import check_remembered, remember
 from train.run.shared_folder import check_shared
 from train.run.step import check_rows
+from train.run.utilisation import peak_flops
 
 
 def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
@@ -48,6 +49,9 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     if is_first():
         check_remembered(part.settings, output, resume=plan.resume, packed=part.data_sha256)
     check_shared(output)
+    plan.begin_programs(output)
+    if loop.token_flops:  # Of a CPU the peak is measured, which takes a second.
+        loop = dataclasses.replace(loop, peak_flops=peak_flops(part.settings.dtype))
     frozen = part.frozen(mesh)
     goes_on = decided(lambda: newest_step(output / CHECKPOINTS)) is not None
     first = shapes.trained if goes_on else part.begin(mesh)

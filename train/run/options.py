@@ -9,13 +9,14 @@ from typing import Any, TypedDict
 import jax
 from jax.sharding import Mesh
 
+from jax_smash.cli.compilation_cache import use_compilation_cache
+from jax_smash.cli.program_options import check_programs, programs_folder
 from jax_smash.config import ModelConfig
 from jax_smash.hosts import START_TIMEOUT, HostOptions, join_hosts
 from jax_smash.sharding import MeshShape, make_mesh
 from train.parts.part import Part
 from train.run.loop import Loop
 from train.run.program import check_sources, make_devices
-from train.run.utilisation import peak_flops
 
 
 class RunOptions(TypedDict, total=False):
@@ -25,6 +26,8 @@ class RunOptions(TypedDict, total=False):
       until: step to stop after, with the learning rate that the whole run has there.
       mesh: devices, as in `fsdp=4,tp=2`, of which a CPU makes as many as it needs; or a preset, which divides all that
         there are: `dp`, `fsdp`, `tp` or `fsdp+tp`. By default each works on a share of the rows.
+      programs: folder for compiled programs in place of the user's cache directory, by device and versions; `beside` is
+        the folder `programs` in `output`.
       devices: on a CPU, how many virtual devices it makes; one a core trains fastest. Of several hosts each makes so
         many.
       coordinator: HOST:PORT of process 0, where several hosts train together and JAX does not find them by itself.
@@ -41,6 +44,7 @@ class RunOptions(TypedDict, total=False):
 
     until: int | None
     mesh: str | None
+    programs: str | None
     devices: int | None
     coordinator: str | None
     num_processes: int | None
@@ -60,6 +64,7 @@ class RunPlan:
 
     until: int | None = None
     mesh: str | None = None
+    programs: str | None = None
     devices: int | None = None
     coordinator: str | None = None
     num_processes: int | None = None
@@ -73,14 +78,16 @@ class RunPlan:
     resume: bool = False
 
     def begin(self) -> None:
-        """Joins the other hosts and makes the devices of a CPU, before JAX is used; checks the file of sources."""
+        """Joins the other hosts and makes the devices of a CPU, before JAX is used; checks the files and folders."""
         check_sources(self.sources)
+        if self.programs is not None:
+            check_programs(self.programs)
         hosts = HostOptions(self.coordinator, self.num_processes, self.process_id, self.start_timeout)
         make_devices(self.devices, self.mesh, processes=join_hosts(hosts, heeds_sigterm=True))
 
     def shared(self) -> dict[str, Any]:
         """Returns the options that all hosts must have alike, by their names on a command line."""
-        own = ("coordinator", "process_id", "start_timeout")
+        own = ("coordinator", "process_id", "start_timeout", "programs")
         return {f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if name not in own}
 
     def loop(self, part: Part) -> Loop:
@@ -98,11 +105,14 @@ class RunPlan:
             accumulate=settings.accumulate,
             until=self.until,
             token_flops=part.token_flops,
-            # Of a CPU it is measured, which takes a second.
-            peak_flops=peak_flops(settings.dtype) if part.token_flops else 1.0,
         )
         part.check(loop)
         return loop
+
+    def begin_programs(self, output: Path) -> None:
+        """Has compiled programs kept where they are to be; before anything is compiled, and behind what is checked."""
+        if self.programs is not None:
+            use_compilation_cache(programs=programs_folder(self.programs, lambda: output))
 
     def mesh_or_default(self, config: ModelConfig) -> Mesh:
         """Returns the mesh that was asked for a model, or one that gives each device a share of the rows."""

@@ -48,7 +48,8 @@ def run_program(main: Callable[..., Any], *, compilation_cache: bool = True) -> 
 
     @functools.wraps(main)  # So that its options are read from it.
     def begin(*args: Any, **options: Any) -> None:
-        use_compilation_cache(compilation_cache)
+        if options.get("programs") is None:  # Else the run begins with them, once it has its devices.
+            use_compilation_cache(compilation_cache)
         skip_absent_tpu()
         main(*args, **options)
 

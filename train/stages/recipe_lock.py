@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from jax_smash.cli.program_options import FOLDER
 from train.pack import file_sha256
 from train.run.program import reason
 
@@ -64,7 +65,9 @@ class Lock:
 
 
 def hash_files(path: Path) -> dict[str, str]:
-    """Returns the hash of a file, or of each file below a folder; hidden files and folders are left out.
+    """Returns the hash of a file, or of each file below a folder.
+
+    Hidden files and folders are left out, and compiled programs that stand beside a checkpoint.
 
     Links are followed, since programs follow them. What does not exist has no files.
     """
@@ -72,7 +75,7 @@ def hash_files(path: Path) -> dict[str, str]:
         return {".": file_sha256(path)}
     found = {}
     for folder, folders, files in os.walk(path, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != FOLDER)
         for name in sorted(files):
             if not name.startswith("."):
                 file = Path(folder, name)
