@@ -71,9 +71,7 @@ def check_programs(given: str) -> None:
       UsageError: it names no folder.
     """
     if "://" in given:
-        raise UsageError(
-            f"--programs must be a folder; of a bucket, JAX_COMPILATION_CACHE_DIR={given} has JAX keep them"
-        )
+        raise UsageError(f"--programs must be a folder; for a bucket, set JAX_COMPILATION_CACHE_DIR={given}")
     folder = Path(given).expanduser()
     if not given or (given != BESIDE and folder.exists() and not folder.is_dir()):
         raise UsageError(f"--programs must be a folder or {BESIDE}; got " + (f"the file {given}" if given else "''"))

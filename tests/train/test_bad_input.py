@@ -162,6 +162,10 @@ RUNS = {
     "no-tokenizer": ({"tokenizer": "packed"}, ["packed is not a tokenizer's folder"]),
     "no-configuration": ({"config": "absent.json"}, ["absent.json is not a training file: ", "No such file"]),
     "no-sources": ({"sources": "absent.md"}, ["absent.md must be a file on the text's sources; there is none"]),
+    "programs-in-a-file": (
+        {"programs": "config.json"},
+        ["--programs must be a folder or beside; got the file", "config.json"],
+    ),
     "mesh-too-large": ({"mesh": "fsdp=128"}, ["mesh fsdp=128 needs 128 devices; got"]),
     "mesh-malformed": (
         {"mesh": "fsdp:2"},

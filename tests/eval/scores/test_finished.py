@@ -94,6 +94,8 @@ def test_a_changed_file_has_another_state(tmp_path):
     file = tmp_path / "folder" / "a"
     file.parent.mkdir()
     file.write_text("one")
+    (tmp_path / "folder" / "programs").mkdir()
+    (tmp_path / "folder" / "programs" / "compiled").write_text("does not count")
     before = file_states(file.parent, tmp_path / "missing")
     assert list(before) == [str(file)]
     file.write_text("three")

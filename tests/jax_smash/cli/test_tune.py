@@ -116,6 +116,7 @@ def test_more_slots_than_the_context_are_not_measured(call, home, model):
         (("--plot", "absent/curve.png"), "needs a directory"),
         (("--overwrite",), "--overwrite is about --plot"),
         (("--dtype", "int4"), "int4"),
+        (("--programs", "/dev/null"), "must be a folder or beside; got the file /dev/null"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -26,14 +26,14 @@ MADE_LOCK = Lock(
 
 @pytest.fixture
 def folder(tmp_path):
-    """Files in a folder and below, some of them hidden."""
-    for name in ("a.txt", "b/c.txt", ".hidden", ".git/x"):
+    """Files in a folder and below, some of them hidden, and compiled programs."""
+    for name in ("a.txt", "b/c.txt", ".hidden", ".git/x", "programs/compiled"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(name)
     return tmp_path / "in"
 
 
-def test_every_file_counts_but_hidden_ones(folder):
+def test_every_file_counts_but_hidden_ones_and_compiled_programs(folder):
     found = hash_files(folder)
     assert [*found] == ["a.txt", "b/c.txt"]
     assert hash_files(folder / "a.txt") == {".": found["a.txt"]}
