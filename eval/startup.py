@@ -2,8 +2,8 @@
 
     python -m eval.startup --model smollm2 --json startup.json
 
-The first start finds an empty folder for compiled programs; the later ones find what it left there. Once it is the user's
-cache directory, and once the folder that `--programs` names, as a pod mounts it beside its model.
+The first start finds an empty folder for compiled programs; the later ones find what it left there. This is measured of
+the user's cache directory, and of a folder that `--programs` names.
 """
 
 import dataclasses
