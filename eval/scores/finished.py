@@ -11,7 +11,7 @@ from eval.scores.intervals import Interval
 from eval.scores.paired import COMPARES
 from eval.scores.smashing import Compression
 from eval.tasks.outcome import Outcome
-from jax_smash.cli.program_options import FOLDER
+from jax_smash.cli.program_options import is_program
 
 _NAMES = {compare: name for name, compare in COMPARES.items()}
 
@@ -84,11 +84,10 @@ class Finished:
 def file_states(*paths: Path) -> dict[str, list[int]]:
     """Returns the size in bytes and the time of the last change, in nanoseconds, of files and of all files in folders.
 
-    What does not exist is left out, and compiled programs that stand beside a checkpoint.
+    What does not exist is left out, and compiled programs that are kept there.
     """
     files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    programs = [path / FOLDER for path in paths]
-    counted = [file for file in files if file.is_file() and not any(file.is_relative_to(folder) for folder in programs)]
+    counted = [file for file in files if file.is_file() and not is_program(file)]
     return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in counted}
 
 

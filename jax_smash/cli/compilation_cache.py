@@ -12,6 +12,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from jax_smash.cli.program_options import VERSIONS
+
 MOST_BYTES = 2**30
 """Of the default directory. Where it holds more, programs that were not used for longest go."""
 
@@ -73,7 +75,7 @@ def made_for() -> Path:
     device = jax.devices()[0]
     processor = f"cpu-{platform.machine() or 'unknown'}-{_processor_digest()}"
     kind = processor if device.platform == "cpu" else re.sub("[^a-z0-9]+", "-", device.device_kind.lower()).strip("-")
-    return Path(kind, f"jax-{jax.__version__}-jaxlib-{jaxlib.__version__}")
+    return Path(kind, VERSIONS.format(jax=jax.__version__, jaxlib=jaxlib.__version__))
 
 
 def _go_by_content() -> None:

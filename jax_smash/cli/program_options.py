@@ -1,6 +1,7 @@
 """Options on compiled programs that are kept: `--programs FOLDER`, `--no-compilation-cache`."""
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,9 @@ BESIDE = "beside"
 
 FOLDER = "programs"
 """Name of that folder."""
+
+VERSIONS = "jax-{jax}-jaxlib-{jaxlib}"
+"""Name of the folders that hold the programs themselves, below one for each kind of device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +79,11 @@ def check_programs(given: str) -> None:
     folder = Path(given).expanduser()
     if not given or (given != BESIDE and folder.exists() and not folder.is_dir()):
         raise UsageError(f"--programs must be a folder or {BESIDE}; got " + (f"the file {given}" if given else "''"))
+
+
+def is_program(path: Path) -> bool:
+    """Returns whether a file or folder, by its path below a checkpoint, is of compiled programs: they change nothing."""
+    return any(fnmatch.fnmatchcase(part, VERSIONS.format(jax="*", jaxlib="*")) for part in path.parts)
 
 
 def programs_folder(given: str, checkpoint: Callable[[], Path]) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_smash.cli.errors import UsageError
-from jax_smash.cli.program_options import FOLDER
+from jax_smash.cli.program_options import is_program
 
 MADE_WITH = "made_with"
 """Field of a file's first line that holds what `made_with` returns."""
@@ -138,7 +138,7 @@ def path_digest(path: Path, *, without: str | None = None) -> str:
     """Returns letters that stand for a file's content, or for those of a folder's files and their names.
 
     Of a large file only its size, its beginning and its end are read, so that this takes no time. Hidden files and
-    Markdown are left out, and compiled programs that stand beside a checkpoint.
+    Markdown are left out, and compiled programs that are kept there.
 
     Args:
       path: of the file or folder.
@@ -162,7 +162,7 @@ def path_digest(path: Path, *, without: str | None = None) -> str:
 
 def _counts(file: Path, without: str | None) -> bool:
     hidden = any(part.startswith(".") for part in file.parts)
-    return not hidden and file.suffix != ".md" and file.parts[0] not in (without, FOLDER)
+    return not hidden and file.suffix != ".md" and file.parts[0] != without and not is_program(file)
 
 
 def _shown(value: Any) -> str:

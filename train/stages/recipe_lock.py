@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jax_smash.cli.program_options import FOLDER
+from jax_smash.cli.program_options import is_program
 from train.pack import file_sha256
 from train.run.program import reason
 
@@ -65,17 +65,16 @@ class Lock:
 
 
 def hash_files(path: Path) -> dict[str, str]:
-    """Returns the hash of a file, or of each file below a folder.
+    """Returns the hash of a file, or of each file below a folder; hidden files and folders are left out.
 
-    Hidden files and folders are left out, and compiled programs that stand beside a checkpoint.
-
-    Links are followed, since programs follow them. What does not exist has no files.
+    So are compiled programs that are kept beside a checkpoint. Links are followed, since programs follow them. What does
+    not exist has no files.
     """
     if path.is_file():
         return {".": file_sha256(path)}
     found = {}
     for folder, folders, files in os.walk(path, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != FOLDER)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not is_program(Path(name)))
         for name in sorted(files):
             if not name.startswith("."):
                 file = Path(folder, name)

@@ -94,8 +94,8 @@ def test_a_changed_file_has_another_state(tmp_path):
     file = tmp_path / "folder" / "a"
     file.parent.mkdir()
     file.write_text("one")
-    (tmp_path / "folder" / "programs").mkdir()
-    (tmp_path / "folder" / "programs" / "compiled").write_text("does not count")
+    (tmp_path / "folder" / "programs" / "jax-1.0-jaxlib-1.0").mkdir(parents=True)
+    (tmp_path / "folder" / "programs" / "jax-1.0-jaxlib-1.0" / "x-cache").write_text("compiled")
     before = file_states(file.parent, tmp_path / "missing")
     assert list(before) == [str(file)]
     file.write_text("three")

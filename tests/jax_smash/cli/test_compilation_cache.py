@@ -11,6 +11,7 @@ import pytest
 from jax_smash.cli.compilation_cache import _prune
 from jax_smash.cli.main import parse
 from jax_smash.cli.program_options import programs_folder
+from jax_smash.cli.resume import path_digest
 from tests.compilations import COMMAND, COUNTING, COUNTS
 from tests.hosts import Hosts
 
@@ -87,6 +88,7 @@ def test_programs_beside_a_checkpoint_go_with_it_and_another_shape_compiles_anew
     first, programs, hits, _ = child(COMMAND, "generate", "--model", here, *command)
     assert (programs > 5, hits) == (True, 0)
     assert len(kept(here / "programs")) == programs
+    assert path_digest(here) == path_digest(model)
     there = here.rename(tmp_path / "there")
     second, again, hits, said = child(COMMAND, "generate", "--model", there, *command)
     assert (second, again, hits) == (first, programs, programs)

@@ -228,8 +228,8 @@ def test_a_folder_s_digest_follows_names_and_contents(tmp_path):
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "b" / "README.md").write_text("says something")
     assert path_digest(tmp_path / "b") == first
-    (tmp_path / "b" / "programs").mkdir()
-    (tmp_path / "b" / "programs" / "compiled").write_text("found and kept")
+    (tmp_path / "b" / "programs" / "cpu" / "jax-1.0-jaxlib-1.0").mkdir(parents=True)
+    (tmp_path / "b" / "programs" / "cpu" / "jax-1.0-jaxlib-1.0" / "x-cache").write_text("compiled")
     assert path_digest(tmp_path / "b") == first
     (tmp_path / "b" / "hamburger").mkdir()
     (tmp_path / "b" / "hamburger" / "w").write_text("modules")

@@ -27,7 +27,7 @@ MADE_LOCK = Lock(
 @pytest.fixture
 def folder(tmp_path):
     """Files in a folder and below, some of them hidden, and compiled programs."""
-    for name in ("a.txt", "b/c.txt", ".hidden", ".git/x", "programs/compiled"):
+    for name in ("a.txt", "b/c.txt", ".hidden", ".git/x", "programs/cpu/jax-1.0-jaxlib-1.0/x"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(name)
     return tmp_path / "in"
