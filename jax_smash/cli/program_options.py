@@ -82,7 +82,7 @@ def check_programs(given: str) -> None:
 
 
 def is_program(path: Path) -> bool:
-    """Returns whether a file or folder, by its path below a checkpoint, is of compiled programs: they change nothing."""
+    """Returns whether a path below a checkpoint is of compiled programs, which are no part of it."""
     return any(fnmatch.fnmatchcase(part, VERSIONS.format(jax="*", jaxlib="*")) for part in path.parts)
 
 

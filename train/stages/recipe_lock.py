@@ -67,8 +67,8 @@ class Lock:
 def hash_files(path: Path) -> dict[str, str]:
     """Returns the hash of a file, or of each file below a folder; hidden files and folders are left out.
 
-    So are compiled programs that are kept beside a checkpoint. Links are followed, since programs follow them. What does
-    not exist has no files.
+    So are compiled programs that are kept there. Links are followed, since programs follow them. What does not exist
+    has no files.
     """
     if path.is_file():
         return {".": file_sha256(path)}
