@@ -5,6 +5,7 @@ The hosts are processes of this machine. The ten seeded cases: python -m pytest 
 
 import json
 import random
+import signal
 import time
 from collections import Counter
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from tests.train.run.test_settings import FIELDS, MODEL
 from train.data.corpus import Corpus, Source
 from train.data.rows import Packed
 from train.pack import pack_corpus
+from train.run.batches import Share
 from train.run.flow import run
 
 STEPS, SAVE_EVERY = 8, 2
@@ -145,27 +147,42 @@ def check_read(whole, before, later, saved):
     assert read == whole, "other documents were read"
 
 
-def survived(place, whole, ids, tmp_path, kill):
-    """Kills a process of a run, goes on, and checks all that was lost and read."""
-    read, measured = whole
+def killed(place, output, notes, kill):
+    """Begins a run of which a process kills itself; returns what became of all, and the newest step that was saved."""
     words = ("--victim", kill.victim, "--moment", kill.moment, "--step", kill.step)
-    hosts = begin(place, tmp_path / "run", tmp_path / "before", kill.count, kill.mesh, *words)
+    hosts = begin(place, output, notes, kill.count, kill.mesh, *words)
     hosts.processes[kill.victim].wait(timeout=240)
     began = time.monotonic()
     ended = hosts.ended(timeout=2 * LONGEST)
-    took, saved = time.monotonic() - began, newest(tmp_path / "run")
+    took, saved = time.monotonic() - began, newest(output)
     print(f"{kill}: all ended {took:.1f} s later; goes on from step {saved}")
     for number, process in enumerate(ended):
         assert process.status == -9 if number == kill.victim else process.status not in (0, -9), process.errors
     assert took < LONGEST
-    last = kill.step - 1 if kill.moment == "asked" else kill.step - SAVE_EVERY
-    assert last - last % SAVE_EVERY - SAVE_EVERY * (kill.moment == "asked") <= saved <= last
-    for process in begin(
-        place, tmp_path / "run", tmp_path / "later", kill.count_after, kill.mesh_after, "--resume"
-    ).ended():
+    return ended, saved
+
+
+def go_on(place, output, notes, count, mesh):
+    """Makes what is left of a run, on so many processes."""
+    if count == 1:
+        train_here(place, output, notes, mesh=mesh, resume=True)
+        return
+    for process in begin(place, output, notes, count, mesh, "--resume").ended():
         assert process.status == 0, process.errors
+
+
+def survived(place, whole, ids, tmp_path, kill):
+    """Kills a process, goes on, and checks that all else was as in an undisturbed run; returns what became of all."""
+    (read, measured), run_ = whole, tmp_path / "run"
+    ended, saved = killed(place, run_, tmp_path / "before", kill)
+    if kill.moment == "asked":  # What was saved last may not have been whole yet.
+        assert saved % SAVE_EVERY == 0
+        assert kill.step - 1 - 2 * SAVE_EVERY < saved < kill.step
+    else:
+        assert saved == kill.step - SAVE_EVERY
+    go_on(place, run_, tmp_path / "later", kill.count_after, kill.mesh_after)
     check_read(read, noted(tmp_path / "before", ids), noted(tmp_path / "later", ids), saved)
-    assert losses(tmp_path / "run") == pytest.approx(measured, abs=1e-5)
+    assert losses(run_) == pytest.approx(measured, abs=1e-5)
     return ended
 
 
@@ -178,6 +195,54 @@ def test_seeded_kills_lose_the_steps_since_the_last_save_and_no_document(place, 
 def test_seeds_reach_every_count_moment_and_kind_of_process():
     kills = [drawn(seed) for seed in SEEDS]
     assert {(kill.count, kill.victim == 0) for kill in kills} == {(2, True), (2, False), (4, True), (4, False)}
-    assert {(kill.moment, kill.victim == 0) for kill in kills} == {(m, first) for m in MOMENTS for first in (True, False)}
+    assert {(kill.moment, kill.victim == 0) for kill in kills} == {
+        (m, first) for m in MOMENTS for first in (True, False)
+    }
     assert {kill.count_after for kill in kills} == {1, 2, 4}
     assert any(kill.count == kill.count_after for kill in kills)
+
+
+def test_process_0_is_killed_while_it_saves_and_one_process_goes_on(place, whole, ids, tmp_path):
+    kill = Kill(2, "data=2", 0, "written", 4, count_after=1, mesh_after="data=1")
+    _, other = survived(place, whole, ids, tmp_path, kill)
+    # Process 0 holds the service that joins them, and JAX ends the others in this way.
+    assert other.status == -signal.SIGABRT
+    assert "Terminating process because the JAX distributed service detected fatal errors" in other.errors
+    assert other.seconds < 10
+
+
+class Beginning(Noted):
+    """Batches that begin again where a run goes on."""
+
+    def set_state(self, state):
+        self.step = state["step"]
+
+
+class Skipping(Noted):
+    """Batches of which one is left out where a run goes on."""
+
+    def set_state(self, state):
+        super().set_state(state)
+        next(self.batches)
+
+
+@pytest.mark.parametrize(("reader", "said"), [(Beginning, "was read twice"), (Skipping, "other documents were read")])
+def test_a_reader_that_begins_again_or_leaves_out_a_batch_is_caught(place, whole, ids, tmp_path, reader, said):
+    """The control of `check_read`, without training."""
+    saved, state, read = STEPS // 2, None, {}
+    for name, kind, steps in (
+        ("before", Noted, saved),
+        ("right", Noted, STEPS - saved),
+        ("wrong", reader, STEPS - saved),
+    ):
+        (tmp_path / name).mkdir()
+        part = noting(tmp_path / name, reader=kind)
+        batches = part.from_files(place / "config.json", place / "packed", place / "tokenizer").rows(1, Share()).batches
+        if state is not None:
+            batches.set_state(state)
+        for _ in range(steps):
+            next(batches)
+        state, read[name] = state or batches.get_state(), noted(tmp_path / name, ids)
+    check_read(whole[0], read["before"], read["right"], saved)
+    with pytest.raises(AssertionError, match=said):
+        check_read(whole[0], read["before"], read["wrong"], saved)
