@@ -191,6 +191,7 @@ def test_states_of_another_base_other_taps_or_other_data_are_refused_by_name(roo
         ({"kind": "eagle"}, "kind and config must be given together"),
         ({"kind": "falcon", "config": "c.json"}, "kind must be one of"),
         ({"length": 16, "dtype": "int8"}, "dtype must be one of float32, bfloat16; got 'int8'"),
+        ({"length": 16, "coordinator": "host:1"}, "no --num-processes and no --process-id"),
         ({"length": 16, "batch_size": 0}, "batch_size and save_every must be at least 1; got 0"),
     ],
 )
