@@ -11,24 +11,29 @@ of its texts, whatever their case and what stands between them. How many these w
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jax_smash.cli.generate import told
 from jax_smash.cli.lists import Paths
 from jax_smash.cli.records import RecordFile, resumed
 from jax_smash.cli.resume import MADE_WITH, made_with
+from jax_smash.hosts import HostOptions, agree, decided, is_first, join_hosts
 from jax_smash.loading import Model, find, load
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion, generate
 from jax_smash.serve.prompts import FilePrompt, read_prompts
 from jax_smash.serve.request import make_request
+from jax_smash.sharding import mesh_of_hosts
 from train.data.documents import read_documents
 from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
+from train.run.options import JoinOptions
 from train.run.program import make_devices, run_program
 
 GROUP = 64
@@ -59,8 +64,9 @@ def main(
     mesh: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    **hosts: Unpack[JoinOptions],
 ) -> None:
-    """Writes a model's own answers to prompts.
+    """Writes a model's own answers to prompts. Several hosts decode them together, and the first one writes.
 
     Args:
       model: a model's name, a directory, a .gguf file, or owner/model on the Hugging Face hub.
@@ -81,35 +87,38 @@ def main(
       mesh: devices to divide model and rows over, as in `fsdp=4,tp=2`. A CPU makes as many as it needs.
       resume: go on with a run that was cut off.
       overwrite: the output may exist, and is replaced.
+      hosts: how several of them are joined.
     """
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise ValueError(f"dtype must be float32, bfloat16 or float16; got {dtype!r}")
+    processes = join_hosts(HostOptions(**hosts))
     asked = read_questions(prompts)
     asked, left_out = without_overlap(asked, avoid)
-    output = answers_file(output)
-    records = RecordFile(output, overwrite=overwrite, resume=resume)
+    records = RecordFile(answers_file(output), overwrite=overwrite, resume=resume) if is_first() else None
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     options = SamplingOptions(**sampling)
     given = {"max_new_tokens": max_new_tokens, "num_samples": num_samples, "method": method, "batch_size": batch_size}
     decides = given | sampling | {"chat": chat, "seed": seed, "dtype": dtype, "mesh": mesh} | left_out
     made = made_with(model, options=decides, prompts=asked, paths={"model": find(model)})
-    done = resumed(records, made, len(asked) * num_samples)
-    if records.whole:
-        print(f"{output} is whole: all {done} answers were there before")
+    agree(told(made))
+    total = len(asked) * num_samples
+    done, whole = decided(lambda: (0, False) if records is None else (resumed(records, made, total), records.whole))
+    if whole:
+        print(f"{answers_file(output)} is whole: all {done} answers were there before")
         return
-    make_devices(None, mesh)
-    base = load(model, dtype=dtype, mesh=mesh)
-    with records:
+    make_devices(None, mesh, processes=processes)
+    base = load(model, dtype=dtype, mesh=mesh or mesh_of_hosts())
+    with records or contextlib.nullcontext():
         cut = _write(base, asked, records, made, seed=seed, done=done, chat=chat, sampling=options, **given)
-    new = len(asked) * num_samples - done
-    print(f"{new} answers written to {output}, {cut} of them cut at {max_new_tokens} tokens")
+    print(f"{total - done} answers written to {answers_file(output)}, {cut} of them cut at {max_new_tokens} tokens")
 
 
 def answers_file(output: Path) -> Path:
     """Returns the file of the answers: what was given, or one in a folder, which is made."""
     if output.suffix:
         return output
-    output.mkdir(exist_ok=True)
+    if is_first():
+        output.mkdir(exist_ok=True)
     return output / ANSWERS
 
 
@@ -169,7 +178,7 @@ def _question(where: str, line: str) -> list[dict[str, str]]:
 def _write(
     base: Model,
     asked: list[FilePrompt],
-    records: RecordFile,
+    records: RecordFile | None,
     made: dict[str, Any],
     *,
     seed: int,
@@ -184,7 +193,7 @@ def _write(
     Args:
       base: the model.
       asked: all prompts.
-      records: the file, entered.
+      records: the file, entered; None on hosts that do not write.
       made: what decides the answers, for its first line.
       seed: of the first prompt; each has its own.
       done: answers that an earlier run made; the others are decoded in the batches that they would have been in.
@@ -200,7 +209,8 @@ def _write(
 
         def write(answer: Completion) -> None:
             nonlocal number, cut
-            records.write(document(base, answer, chat=chat) | ({} if number else {MADE_WITH: made}))
+            if records is not None:
+                records.write(document(base, answer, chat=chat) | ({} if number else {MADE_WITH: made}))
             number, cut = number + 1, cut + (answer.finish_reason == "length")
             progress.update(task, advance=1)
 
@@ -244,7 +254,8 @@ def _progress() -> Progress:
         BarColumn(),
         TextColumn("{task.fields[tokens]:,} tokens"),
         TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
+        console=Console(stderr=True, quiet=not is_first()),
+        disable=not is_first(),
     )
 
 

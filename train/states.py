@@ -12,31 +12,24 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import grain
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Int64
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-from jax_smash.cache import Block
 from jax_smash.checkpoints.directory import check_new
 from jax_smash.cli.lists import Numbers
-from jax_smash.models.depth import tapped_without_cache
-from jax_smash.models.transformer import Transformer, abstract_params
+from jax_smash.hosts import HostOptions, agree, decided, is_first, join_hosts
 from jax_smash.sharding import MeshShape, make_mesh
-from train.data.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
-from train.data.replies import Replies
-from train.data.rows import Batch, Packed, packed_rows
+from train.data.rows import Batch, Packed
 from train.data.states import (
     RECORD,
     Places,
@@ -50,11 +43,13 @@ from train.data.states import (
 )
 from train.drafter import KINDS
 from train.parts.drafter.base import target_folder
-from train.parts.drafter.rows import ReplyPieces, as_batch
+from train.parts.drafter.kept import every_batch, reader
+from train.run.batches import Share
+from train.run.options import JoinOptions
 from train.run.program import make_devices, run_program
 from train.run.settings import load_kind
 from train.run.start import Stored, stored_weights
-from train.run.step import ROWS, check_rows, is_divided, place_rows
+from train.run.step import check_rows, place_rows
 
 PROGRESS = "progress.json"
 """In a folder that is not whole: the batches that are on disk, and the size of a batch."""
@@ -75,8 +70,9 @@ def main(
     mesh: str | None = None,
     devices: int | None = None,
     resume: bool = False,
+    **hosts: Unpack[JoinOptions],
 ) -> None:
-    """Keeps a base's states of packed rows on disk.
+    """Keeps a base's states of packed rows on disk. Several hosts compute them together, and the first one writes.
 
     Args:
       base: a shipped model, a Hugging Face folder or a hub id.
@@ -93,8 +89,9 @@ def main(
       mesh: devices, as in `fsdp=4` or by a preset; by default each reads a share of the rows.
       devices: on a CPU, how many virtual devices it makes.
       resume: go on with a run that was cut off.
+      hosts: how several of them are joined.
     """
-    make_devices(devices, mesh)
+    make_devices(devices, mesh, processes=join_hosts(HostOptions(**hosts)))
     folder = target_folder(base)
     stored, packed = stored_weights(folder), Packed(data, folder)
     asked, found_length = _asked(kind, config, taps, length, stored)
@@ -111,25 +108,46 @@ def main(
         dtype=dtype,
         width=stored.config.d_model,
     )
+    given = {"--batch-size": batch_size, "--save-every": save_every, "--mesh": mesh, "--resume": resume}
+    agree(given | {f"the states' {name}": value for name, value in dataclasses.asdict(record).items()})
+    on = make_mesh(mesh or MeshShape(data=jax.device_count()), kv_heads=stored.config.num_kv_heads)
+    _keep(stored, packed, record, output, on, batch_size=batch_size, save_every=save_every, resume=resume)
+
+
+def _keep(
+    stored: Stored,
+    packed: Packed,
+    record: StatesRecord,
+    output: Path,
+    mesh: Mesh,
+    *,
+    batch_size: int,
+    save_every: int,
+    resume: bool,
+) -> None:
+    """Keeps the states that a record describes; its fingerprint is not known yet."""
     places, work = Places(packed), unfinished(output)
-    if resume and (output / RECORD).is_file():
-        _check_same(output, record)
+    if resume and decided((output / RECORD).is_file):
+        decided(lambda: _check_same(output, record))
         print(f"{output} is whole: all its states were there before")
         return
-    done = _begun(work, record, batch_size) if resume else _check_free(output, work)
-    _tell_size(record, places, output, work)
-    if jax.process_count() > 1:
-        raise ValueError(f"states are kept by one host; got {jax.process_count()}")
-    on = make_mesh(mesh or MeshShape(data=jax.device_count()), kv_heads=stored.config.num_kv_heads)
-    check_rows(batch_size, on)
-    params, mark = stored.load(on)
+    done = decided(lambda: _begun(work, record, batch_size) if resume else _check_free(output, work))
+    decided(lambda: _tell_size(record, places, output, work))
+    check_rows(batch_size, mesh)
+    params, mark = stored.load(mesh)
     record = dataclasses.replace(record, base_fingerprint=mark)
+    share, read = Share.of_this_process(), reader(stored, record, mesh)
+
+    def read_share(batch: Batch) -> tuple[Any, dict[int, Any]]:
+        return jax.block_until_ready(read(params, place_rows(share.rows_of(batch), mesh)))
+
+    if not is_first():
+        for batch, _ in itertools.islice(every_batch(packed, places, record.length, batch_size), done, None):
+            read_share(batch)
+        return
     work.mkdir(parents=True, exist_ok=True)
     record.write(work)
-    read = reader(stored, record, on)
-    _write(
-        lambda batch: read(params, place_rows(batch, on)), packed, record, places, work, done, batch_size, save_every
-    )
+    _write(read_share, packed, record, places, work, done, batch_size, save_every)
     (work / PROGRESS).unlink()
     os.replace(work, check_new(output))
     print(f"states of {places.tokens:,} tokens kept in {output}")
@@ -207,45 +225,6 @@ def _tell_size(record: StatesRecord, places: Places, output: Path, work: Path) -
         raise OSError(
             errno.ENOSPC, f"no room for states: {size - there:,} bytes are needed, {free:,} are free", str(output)
         )
-
-
-def reader(base: Stored, record: StatesRecord, mesh: Mesh) -> Callable[[Any, Batch], tuple[Any, dict[int, Any]]]:
-    """Returns the jitted function from a base's weights and a batch to hidden states and taps, as they are kept."""
-    graphdef, products = abstract_params(base.config)[0], jnp.dtype(record.products)
-
-    def read(params: Any, batch: Batch) -> tuple[Any, dict[int, Any]]:
-        model: Transformer = nnx.merge(graphdef, jax.tree.map(lambda x: x.astype(products), params))
-        block = Block.causal(batch.segments > 0, batch.segments)
-        hidden, taps = tapped_without_cache(model, model.embed(batch.tokens), batch.positions, block)
-        kept = (hidden, {tap: taps[tap] for tap in record.taps})
-        return jax.tree.map(lambda x: x.astype(jnp.dtype(record.dtype)), kept)
-
-    if not is_divided(mesh):
-        specs = {"in_specs": (PartitionSpec(), ROWS), "out_specs": ROWS}
-        return jax.jit(jax.shard_map(read, mesh=mesh, **specs, check_vma=False))
-
-    def on_mesh(params: Any, batch: Batch) -> tuple[Any, dict[int, Any]]:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return read(params, batch)
-
-    return jax.jit(on_mesh)
-
-
-def every_batch(
-    packed: Packed, places: Places, length: int, batch_size: int
-) -> Iterator[tuple[Batch, Int64[np.ndarray, "B T"]]]:
-    """Yields all pieces of all documents in batches of rows, the same each time, and the place of each token."""
-    names = ("tokens", "targets", "weights", "entries")
-    for source in packed.index["sources"]:
-        for split in (TRAIN_SPLIT, HELD_OUT_SPLIT):
-            if not source[split]["shards"]:
-                continue
-            pieces = ReplyPieces(packed.folder, source[split]["shards"], length, Replies(), starts=places.starts)
-            rows = packed_rows(grain.MapDataset.source(pieces).to_iter_dataset(), dict.fromkeys(names, length), seed=0)
-            for batch in rows.batch(batch_size):
-                missing = batch_size - len(batch["tokens"])
-                batch = {name: np.pad(x, ((0, missing), (0, 0))) for name, x in batch.items()}
-                yield as_batch(batch), batch["entries"]
 
 
 def _write(

@@ -148,29 +148,19 @@ def test_a_mesh_that_does_not_have_all_devices_is_refused_on_every_host(place, t
 
 
 @pytest.mark.slow
-def test_four_hosts_that_are_killed_ten_times_end_with_the_weights_of_one(place, tmp_path):
-    steps, rng = 40, random.Random(4)
-    main(
-        place / "config.json",
-        place / "packed",
-        place / "tokenizer",
-        tmp_path / "alone",
-        steps=steps,
-        **options("data=4", evaluate_every=1000),
-    )
-    output = tmp_path / "killed"
+def test_four_hosts_that_are_killed_ten_times_end_with_the_weights_of_an_undisturbed_run(place, tmp_path):
+    rng, output = random.Random(4), tmp_path / "killed"
+    given = {"mesh": "data=4", "steps": 40, "evaluate_every": 1000}
+
+    def finish(folder):
+        for process in begin(place, folder, "--resume", count=4, **given).ended():
+            assert process.status == 0, process.errors
+
+    finish(tmp_path / "whole")
     for _ in range(10):
-        killed(
-            place,
-            output,
-            rng.randrange(4),
-            until=newest(output) + rng.randint(1, 3),
-            count=4,
-            mesh="data=4",
-            steps=steps,
-            evaluate_every=1000,
-        )
-    for process in begin(place, output, "--resume", count=4, mesh="data=4", steps=steps, evaluate_every=1000).ended():
-        assert process.status == 0, process.errors
+        killed(place, output, rng.randrange(4), until=newest(output) + rng.randint(1, 3), count=4, **given)
+    finish(output)
+    assert weights(output) == weights(tmp_path / "whole")
+    # Four devices of one process add in another order.
+    main(place / "config.json", place / "packed", place / "tokenizer", tmp_path / "alone", **options(**given))
     assert losses(output) == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
-    assert weights(output) == weights(tmp_path / "alone")

@@ -7,6 +7,7 @@ import pytest
 
 import jax_smash
 from tests.checkpoints import LLAMA, write_checkpoint
+from tests.hosts import Hosts
 from tests.train.corpus_files import make_tokenizer, write_lines
 from train.data.documents import read_documents
 from train.regenerate import main, read_questions
@@ -139,3 +140,28 @@ def test_prompts_of_a_folder_are_all_read_and_questions_are_asked_as_chats(tmp_p
     (tmp_path / "b.json").write_text(json.dumps([{"text": "A story."}]))
     with pytest.raises(ValueError, match="must hold at least one chat, question or instruction; got none"):
         read_questions(tmp_path / "b.json")
+
+
+@pytest.mark.slow
+def test_two_hosts_write_what_one_does_and_go_on_where_one_stood(root, tmp_path):
+    half = b"".join((root / "whole.jsonl").read_bytes().splitlines(keepends=True)[:4])
+    program = ["-m", "train.regenerate", "--model", root / "model", "--prompts", root / "prompts.jsonl"]
+    for name, value in OPTIONS.items():
+        program += [f"--{name.replace('_', '-')}", value]
+    for file, begun in ((tmp_path / "new.jsonl", b""), (tmp_path / "resumed.jsonl", half)):
+        file.with_name(f"{file.name}.partial").write_bytes(begun)
+        first, other = Hosts([*program, "--output", file, "--resume"]).ended()
+        assert (first.status, other.status) == (0, 0), first.errors + other.errors
+        assert f"{10 - begun.count(10)} answers written to {file}" in first.output
+        assert "answers" not in other.output
+        assert file.read_bytes() == (root / "whole.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_hosts_that_would_write_other_answers_are_refused_by_name(root, tmp_path):
+    program = ["-m", "train.regenerate", "--model", root / "model", "--prompts", root / "prompts.jsonl"]
+    program += ["--output", tmp_path / "answers"]
+    for process in Hosts(program, each=[("--seed", 1), ("--seed", 2)]).ended():
+        assert process.status == 1
+        assert "process 1 of 2 has --seed 2 where process 0 has 1" in process.errors
+        assert "Traceback" not in process.errors

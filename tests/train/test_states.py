@@ -1,5 +1,6 @@
 """A base's states on disk: what drafters learn from them is what they learn from the base."""
 
+import itertools
 import json
 import os
 import shutil
@@ -13,13 +14,15 @@ import pytest
 from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.sharding import make_mesh
 from tests.checkpoints import LLAMA, write_checkpoint
+from tests.hosts import Hosts
 from tests.train.corpus_files import make_packed
 from train.data.rows import Packed
 from train.data.states import Places, States, read_record
 from train.drafter import KINDS
 from train.drafter import main as train_drafter
+from train.parts.drafter.kept import every_batch
 from train.run.batches import Share
-from train.states import every_batch, main
+from train.states import main
 
 RUN = {"optimiser": {"warmup": 1, "learning_rate": 0.003}, "batch_size": 4, "length": 16, "steps": 2}
 CONFIGS = {
@@ -188,6 +191,7 @@ def test_states_of_another_base_other_taps_or_other_data_are_refused_by_name(roo
         ({"kind": "eagle"}, "kind and config must be given together"),
         ({"kind": "falcon", "config": "c.json"}, "kind must be one of"),
         ({"length": 16, "dtype": "int8"}, "dtype must be one of float32, bfloat16; got 'int8'"),
+        ({"length": 16, "coordinator": "host:1"}, "no --num-processes and no --process-id"),
         ({"length": 16, "batch_size": 0}, "batch_size and save_every must be at least 1; got 0"),
     ],
 )
@@ -195,3 +199,57 @@ def test_what_cannot_be_kept_is_refused(root, tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
         main(str(root / "base"), root / "packed", tmp_path / "kept", **given)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def hosts_keep(root, tmp_path):
+    """Has two processes keep states in a folder; returns what became of them."""
+
+    def keep(folder, *words, each=((), ())):
+        program = ["-m", "train.states", "--base", root / "base", "--data", root / "packed", "--output", folder]
+        program += ["--kind", "eagle", "--config", root / "eagle.json", "--taps", 1, "--dtype", "float32"]
+        return Hosts([*program, *words], each=each).ended()
+
+    return keep
+
+
+def test_two_hosts_keep_what_one_does_and_go_on_where_one_stood(root, hosts_keep, tmp_path):
+    alone, both, work = tmp_path / "alone", tmp_path / "both", tmp_path / ".both.part"
+    given = (str(root / "base"), root / "packed")
+    main(*given, alone, "eagle", root / "eagle.json", taps=(1,), **KEPT | {"mesh": "data=2"})
+    # Of a run of one that was cut off behind its first two batches.
+    shutil.copytree(alone, work)
+    packed = Packed(root / "packed", root / "base")
+    for name, start in Places(packed).starts.items():
+        for _, entries in itertools.islice(every_batch(packed, Places(packed), 16, 8), 2, None):
+            for file in work.glob(f"{name}.*.npy"):
+                kept = np.load(file, mmap_mode="r+")
+                here = entries - start
+                kept[here[(here >= 0) & (here < len(kept))]] = 7
+    (work / "progress.json").write_text('{"batches": 2, "batch_size": 8}')
+    assert files(work) != files(alone)
+    first, other = hosts_keep(both, "--mesh", "data=2", "--resume")
+    assert (first.status, other.status) == (0, 0), first.errors + other.errors
+    assert "kept in" in first.output
+    assert "kept in" not in other.output
+    assert not work.exists()
+    assert files(both) == files(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp=2", None])
+def test_two_hosts_keep_states_on_any_mesh(root, hosts_keep, tmp_path, mesh):
+    first, other = hosts_keep(tmp_path / "both", *(() if mesh is None else ("--mesh", mesh)))
+    assert (first.status, other.status) == (0, 0), first.errors + other.errors
+    assert {*files(tmp_path / "both")} == {*files(root / "kept")}
+    for path in root.glob("kept/*.npy"):
+        np.testing.assert_allclose(np.load(path), np.load(tmp_path / "both" / path.name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_hosts_that_would_keep_other_states_are_refused_by_name(hosts_keep, tmp_path):
+    for process in hosts_keep(tmp_path / "both", each=[(), ("--products", "bfloat16")]):
+        assert process.status == 1
+        assert "process 1 of 2 has the states' products bfloat16 where process 0 has float32" in process.errors
+        assert "Traceback" not in process.errors
+    assert not [*tmp_path.iterdir()]

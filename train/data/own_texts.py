@@ -15,8 +15,10 @@ import numpy as np
 
 import jax_smash
 from jax_smash.config import ModelConfig
+from jax_smash.hosts import decided, joined
 from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
+from jax_smash.sharding import on_host
 from train.data.rows import Batch, Packed, Pieces
 from train.run.batches import Batches
 from train.run.settings import Settings
@@ -41,7 +43,7 @@ class OwnTexts:
     Of these rows only the tokens that complete a run of four said before are trained on, by how unlikely they are.
 
     Attributes:
-      batches: of data.
+      batches: of data, whole ones.
       definition: of the model.
       config: its sizes and stop tokens.
       openings: what texts begin with, a set a source.
@@ -70,20 +72,13 @@ class OwnTexts:
         self._written: list[Batch] = []
 
     def refresh(self, params: Any, step: int) -> None:
-        """Writes texts by these weights, if it is time; `step` counts the steps made."""
+        """Writes texts by these weights, if it is time, on the first of several hosts; `step` counts the steps made."""
         if step % self.every:
             return
         each = self.length // (MOST + NEW)
         begun = self._begun(np.random.default_rng((self.seed, step)), self.rows * self.every * each)
-        model = Model(
-            name="own",
-            definition=self.definition,
-            params={"target": jax.device_put(params, jax.local_devices()[0])},
-            config=self.config,
-            stop_tokens=self.config.eos_tokens,
-        )
-        made = jax_smash.generate(model, begun, max_new_tokens=NEW, batch_size=len(begun), slots=SLOTS)
-        texts = [[*start, *text.token_ids] for start, text in zip(begun, made, strict=True)]
+        params = on_host(params) if joined() else params
+        texts = decided(lambda: self._continued(begun, params))
         rows = [
             self._row(texts[i : i + each], [len(start) for start in begun[i : i + each]])
             for i in range(0, len(texts), each)
@@ -92,6 +87,18 @@ class OwnTexts:
             Batch(*(np.stack(column) for column in zip(*rows[i : i + self.rows], strict=True)))
             for i in range(0, len(rows), self.rows)
         ]
+
+    def _continued(self, begun: list[list[int]], params: Any) -> list[list[int]]:
+        """Returns texts with what the model goes on with."""
+        model = Model(
+            name="own",
+            definition=self.definition,
+            params={"target": jax.device_put(params, jax.local_devices()[0])},
+            config=self.config,
+            stop_tokens=self.config.eos_tokens,
+        )
+        made = jax_smash.generate(model, begun, max_new_tokens=NEW, batch_size=len(begun), slots=SLOTS)
+        return [[*start, *text.token_ids] for start, text in zip(begun, made, strict=True)]
 
     def __next__(self) -> Batch:
         """Returns the next batch of data, its last rows replaced."""
@@ -141,15 +148,13 @@ def own_texts(settings: Settings, batches: Batches, packed: Packed, graphdef: An
 
     Args:
       settings: of the run.
-      batches: of data.
+      batches: of data, whole ones.
       packed: the shards that they are drawn from.
       graphdef: of the model.
 
     Raises:
-      ValueError: several hosts train, there is no text to begin with, or rows are too short.
+      ValueError: there is no text to begin with, or rows are too short.
     """
-    if jax.process_count() > 1:
-        raise ValueError(f"own texts are written by one host; got {jax.process_count()}")
     plain = {source["name"] for source in packed.index["sources"] if not source.get("task")}
     pieces = packed.pieces("train", settings.length)
     openings = [found for name, found in pieces.items() if name in plain and not found[0].marks.any()]

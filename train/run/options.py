@@ -19,6 +19,22 @@ from train.run.loop import Loop
 from train.run.program import check_sources, make_devices
 
 
+class JoinOptions(TypedDict, total=False):
+    """How a program that is no training joins other hosts.
+
+    Attributes:
+      coordinator: HOST:PORT of process 0, where several hosts run together and JAX does not find them by itself.
+      num_processes: of such a run; 1 runs on this host alone.
+      process_id: of this one, from 0.
+      start_timeout: seconds to wait for all processes to start; by default 300.
+    """
+
+    coordinator: str | None
+    num_processes: int | None
+    process_id: int | None
+    start_timeout: int
+
+
 class RunOptions(TypedDict, total=False):
     """How a run goes, beside what it trains.
 

@@ -58,7 +58,7 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (
     ("float32 and bfloat16 weights", "run", "not run", "compiled only"),
     ("int8 weights", "run", "not run", "compiled only"),
     ("mesh of several devices, one host", "run, virtual devices", "not run", "compiled only"),
-    ("mesh over several hosts", "missing", "missing", "missing"),
+    ("mesh over several hosts", "run, processes of one machine", "not run", "compiled only"),
     (KERNEL, "interpreted", "lowered only", "interpreted, compiled only"),
     ("kernel of sparse attention", "interpreted", "lowered only", "interpreted, compiled only"),
     ("training", "run", "not run", "not compiled"),

@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 
 from jax_smash.models.transformer import random_params
+from tests.hosts import Hosts
 from tests.train.run.test_settings import FIELDS, MODEL
 from train.base import main
 from train.data.corpus import Corpus, Source
 from train.data.own_texts import MOST, NEW, own_texts, repeats
 from train.data.rows import Packed, training_batches
 from train.pack import pack_corpus
+from train.parts.language_model.part import LanguageModel
+from train.run.batches import Share
+from train.run.metrics import read_metrics
 from train.run.settings import load_settings, with_special_tokens
 from train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -97,3 +101,36 @@ def test_what_could_not_be_resumed_is_refused(root, tmp_path):
     with pytest.raises(ValueError, match="own_every must divide the steps between checkpoints"):
         main(*given, save_every=3)
     assert not (tmp_path / "run").exists()
+
+
+def test_each_host_has_its_share_of_the_models_texts(root, written):
+    part = LanguageModel.from_files(root / "config.json", root / "packed", root / "tokenizer")
+
+    def first(share):
+        rows = part.rows(1, share)
+        rows.refresh(written[2], 0)
+        return next(rows.batches)
+
+    whole, halves = first(Share()), [first(Share(host, 2)) for host in range(2)]
+    for expected, *found in zip(whole, *halves, strict=True):
+        np.testing.assert_array_equal(np.concatenate(found), expected)
+    assert (halves[1].weights <= 0).all()  # The second host's rows are the model's own.
+    assert (halves[0].weights >= 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2", "fsdp=2"])
+def test_two_hosts_train_on_own_texts_as_one_does(root, tmp_path, mesh):
+    given = {"config": root / "config.json", "packed": root / "packed", "tokenizer": root / "tokenizer"}
+    main(*given.values(), tmp_path / "alone", mesh=mesh, save_every=2, log_every=1)
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    words += ["--output", tmp_path / "both", "--mesh", mesh, "--save-every", 2, "--log-every", 1]
+    for process in Hosts(["-m", "train.base", *words]).ended():
+        assert process.status == 0, process.errors
+    alone, both = (losses(tmp_path / run) for run in ("alone", "both"))
+    assert both == pytest.approx(alone, abs=1e-5)
+
+
+def losses(output):
+    lines = read_metrics(output / "metrics.jsonl")
+    return {(line["step"], name): line[name] for line in lines for name in ("loss", "held_out_loss") if name in line}

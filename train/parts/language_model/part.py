@@ -137,8 +137,9 @@ class LanguageModel(Part):
         )
         if not settings.own_rows:
             return Rows(batches, self.held_out(held_out))
-        own = own_texts(settings, batches, self.packed, self.graphdef)
-        return Rows(own, self.held_out(held_out), refresh=own.refresh)
+        own = own_texts(settings, batches.batches, self.packed, self.graphdef)
+        shared = dataclasses.replace(batches, batches=own)
+        return Rows(shared, self.held_out(held_out), refresh=own.refresh)
 
     def held_out(self, most: int) -> Mapping[str, Iterable[Any]]:
         """Returns packed rows of documents that are not trained on."""
