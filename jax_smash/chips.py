@@ -34,6 +34,7 @@ class Chip:
       most: chips that links join at most.
       f32_share: operations of products of float32 over those of bfloat16.
       fast_memory: bytes of a core's fast memory (VMEM); 0 where nothing is modelled by it.
+      overlaps: memory, products and links work at the same time; if not, one waits for the other.
     """
 
     bandwidth: float
@@ -50,6 +51,7 @@ class Chip:
     most: int = 1
     f32_share: float = 0.5
     fast_memory: int = 0
+    overlaps: bool = True
 
     def peak(self, kind: str) -> float:
         """Returns operations a second of products of an element type, as in s8, bf16 and f32."""

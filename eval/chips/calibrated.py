@@ -54,7 +54,7 @@ def calibrated(chip: Chip, config: ModelConfig, rows: Sequence[Mapping[str, Any]
         parts = planned_parts(config, row)
         by_memory = np.array([part.bytes for part in parts]) / BANDWIDTHS[:, None]
         by_operations = np.array([part.operations for part in parts]) / PEAKS[:, None]
-        planned = np.maximum(by_memory[:, None], by_operations[None]).sum(-1)
+        planned = (by_memory[:, None] + by_operations[None]).sum(-1)  # A processor does not overlap them.
         errors += np.log(row["measured_ms"] / 1e3 / planned) ** 2
     i, j = np.unravel_index(errors.argmin(), errors.shape)
     peak = float(PEAKS[j])

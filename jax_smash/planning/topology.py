@@ -88,7 +88,8 @@ def host_chip() -> Chip:
     cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     peak = CPU_OPERATIONS_PER_CORE * cores
-    return Chip(CPU_BYTES_PER_SECOND, peak, peak, 1, CPU_BYTES_PER_SECOND, memory=memory, kind=HOST, f32_share=1.0)
+    bandwidth = CPU_BYTES_PER_SECOND
+    return Chip(bandwidth, peak, peak, 1, bandwidth, memory=memory, kind=HOST, f32_share=1.0, overlaps=False)
 
 
 def check_chip(chip: str) -> None:

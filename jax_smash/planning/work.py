@@ -63,8 +63,9 @@ class Part:
         }
 
     def seconds(self, chip: Chip) -> float:
-        """Returns the least time of a device."""
-        return max(self.times(chip).values())
+        """Returns the least time of a device: the longest of its limits, or their sum where they do not overlap."""
+        times = self.times(chip).values()
+        return max(times) if chip.overlaps else sum(times)
 
     def limit(self, chip: Chip) -> str:
         """Returns what takes longest: memory, operations or links."""

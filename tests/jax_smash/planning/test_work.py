@@ -10,6 +10,7 @@ from jax_smash.methods import DraftOptions
 from jax_smash.models.families.presets import preset
 from jax_smash.planning.abstract import AbstractModel, abstract
 from jax_smash.planning.shares import shares_of
+from jax_smash.planning.topology import host_chip
 from jax_smash.planning.weights import weights_of
 from jax_smash.planning.work import Part, Sizes, drafts, exchanged, forward, seconds, together
 from jax_smash.sharding import MeshShape
@@ -27,6 +28,10 @@ def test_the_limit_is_what_takes_longest():
     part = Part("", operations=2 * H100.bf16_peak, read=3 * H100.bandwidth, sent=H100.ring_bandwidth)
     assert part.seconds(H100) == pytest.approx(3)
     assert part.limit(H100) == "memory"
+    in_turn = dataclasses.replace(H100, overlaps=False)
+    assert part.seconds(in_turn) == pytest.approx(sum(part.times(H100).values()))
+    assert part.seconds(in_turn) > 5
+    assert (H100.overlaps, host_chip().overlaps) == (True, False)
     assert part.intensity == pytest.approx(2 * H100.ridge / 3)
 
 
