@@ -57,7 +57,6 @@ def test_planned_bytes_are_those_of_the_compiler(name):
 
 
 @needs_libtpu
-@pytest.mark.slow
 @pytest.mark.xdist_group("tpu")
 @pytest.mark.parametrize("layers", [2, 4])
 @pytest.mark.parametrize(("device", "mesh"), [("v5e:2x4", "tp=8"), ("v6e:2x2", "tp=4")])
