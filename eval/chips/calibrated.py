@@ -50,11 +50,12 @@ def calibrated(chip: Chip, config: ModelConfig, rows: Sequence[Mapping[str, Any]
       rows: as of `planned_parts`, with `measured_ms`.
     """
     errors = np.zeros((len(BANDWIDTHS), len(PEAKS)))
+    together = np.maximum if chip.overlaps else np.add  # As in `Part.seconds`.
     for row in rows:
         parts = planned_parts(config, row)
         by_memory = np.array([part.bytes for part in parts]) / BANDWIDTHS[:, None]
         by_operations = np.array([part.operations for part in parts]) / PEAKS[:, None]
-        planned = (by_memory[:, None] + by_operations[None]).sum(-1)  # A processor does not overlap them.
+        planned = together(by_memory[:, None], by_operations[None]).sum(-1)
         errors += np.log(row["measured_ms"] / 1e3 / planned) ** 2
     i, j = np.unravel_index(errors.argmin(), errors.shape)
     peak = float(PEAKS[j])

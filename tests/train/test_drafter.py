@@ -27,6 +27,7 @@ from jax_smash.methods import RANDOM, DraftOptions
 from jax_smash.sharding import make_mesh
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, write_corpus
+from tests.train.outputs import newest
 from train.drafter import changes_of, main
 from train.pack import pack_corpus
 from train.parts.drafter.chimera import ChimeraPart
@@ -82,11 +83,6 @@ def begin(root, output, environment, errors):
     command += ["--devices", jax.device_count()]
     command += [word for name, value in RUN.items() for word in (f"--{name.replace('_', '-')}", value)]
     return subprocess.Popen(list(map(str, command)), env=environment, stderr=errors)
-
-
-def newest(output):
-    steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdecimal()]
-    return max(steps, default=0)
 
 
 def test_the_export_is_a_drafter_for_the_target_and_no_other(root, whole, tmp_path):

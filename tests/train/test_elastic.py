@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.train.corpus_files import make_packed
+from tests.train.outputs import losses
 from tests.train.run.test_settings import FIELDS
 from train.parts.language_model.part import LanguageModel
 from train.run.flow import run
-from train.run.metrics import read_metrics
 
 STEPS, SAVED = 6, 3
 """That are made, and after which the first run stops; one more is planned, for a run that ends is exported."""
@@ -57,11 +57,6 @@ def trained(place, output, mesh, until=STEPS, **options):
     part = Watched.from_files(place / "config.json", place / "packed", place / "tokenizer")
     run(part, output, mesh=mesh, log_every=1, evaluate_every=3, save_every=3, until=until, **options)
     return read
-
-
-def losses(output):
-    lines = read_metrics(output / "metrics.jsonl")
-    return {(line["step"], name): line[name] for line in lines for name in ("loss", "held_out_loss") if name in line}
 
 
 def same(one, other):

@@ -22,6 +22,7 @@ from jax_smash.loading import ASSETS
 from jax_smash.sharding import make_mesh, place
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed
+from tests.train.outputs import newest
 from train.data.slot_pieces import Segmented
 from train.data.slot_rows import held_out_slot_batches
 from train.hamburger import main
@@ -86,11 +87,6 @@ def said(root, output, **options):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(root / "config.json", root / "segmented", root / "base", output, sources=root / "sources.md", **options)
     return out.getvalue()
-
-
-def newest(output):
-    steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdecimal()]
-    return max(steps, default=0)
 
 
 def modules_of(folder, base):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.hosts import Hosts
 from tests.train.corpus_files import make_packed
+from tests.train.outputs import losses, newest
 from tests.train.run.test_settings import FIELDS
 from train.base import main
 
@@ -44,15 +45,6 @@ def begin(place, output, *words, count=2, mesh="data=2", folders=None, **given):
     given = options(mesh, **given)
     program += [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
     return Hosts([*program, *words], count, folders=folders)
-
-
-def losses(output):
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return {(line["step"], name): line[name] for line in lines for name in ("loss", "held_out_loss") if name in line}
-
-
-def newest(output):
-    return max((int(p.name) for p in (output / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
 
 
 @pytest.mark.slow

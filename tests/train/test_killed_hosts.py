@@ -15,6 +15,7 @@ import pytest
 from tests.hosts import Hosts
 from tests.killed_host import MOMENTS, Noted, noting
 from tests.train.corpus_files import make_tokenizer, write_lines
+from tests.train.outputs import losses, newest
 from tests.train.run.test_settings import FIELDS, MODEL
 from train.data.corpus import Corpus, Source
 from train.data.rows import Packed
@@ -130,15 +131,6 @@ def noted(folder, ids):
     return dict(sorted(read.items()))
 
 
-def losses(output):
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return {(line["step"], name): line[name] for line in lines for name in ("loss", "held_out_loss") if name in line}
-
-
-def newest(output):
-    return max((int(p.name) for p in (output / "checkpoints").glob("*") if p.name.isdecimal()), default=0)
-
-
 def check_read(whole, before, later, saved):
     """Checks that the steps that count read what those of an undisturbed run did, so each document once."""
     assert [*later] == [*range(saved + 1, STEPS + 1)]
@@ -171,7 +163,7 @@ def go_on(place, output, notes, count, mesh):
         assert process.status == 0, process.errors
 
 
-def survived(place, whole, ids, tmp_path, kill):
+def check_survived(place, whole, ids, tmp_path, kill):
     """Kills a process, goes on, and checks that all else was as in an undisturbed run; returns what became of all."""
     (read, measured), run_ = whole, tmp_path / "run"
     ended, saved = killed(place, run_, tmp_path / "before", kill)
@@ -189,7 +181,9 @@ def survived(place, whole, ids, tmp_path, kill):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_seeded_kills_lose_the_steps_since_the_last_save_and_no_document(place, whole, ids, tmp_path, seed):
-    survived(place, whole, ids, tmp_path, drawn(seed))
+    kill = drawn(seed)
+    ended = check_survived(place, whole, ids, tmp_path, kill)
+    assert [process.status == -signal.SIGKILL for process in ended] == [i == kill.victim for i in range(kill.count)]
 
 
 def test_seeds_reach_every_count_moment_and_kind_of_process():
@@ -204,7 +198,7 @@ def test_seeds_reach_every_count_moment_and_kind_of_process():
 
 def test_process_0_is_killed_while_it_saves_and_one_process_goes_on(place, whole, ids, tmp_path):
     kill = Kill(2, "data=2", 0, "written", 4, count_after=1, mesh_after="data=1")
-    _, other = survived(place, whole, ids, tmp_path, kill)
+    _, other = check_survived(place, whole, ids, tmp_path, kill)
     # Process 0 holds the service that joins them, and JAX ends the others in this way.
     assert other.status == -signal.SIGABRT
     assert "Terminating process because the JAX distributed service detected fatal errors" in other.errors

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.train.corpus_files import make_packed
+from tests.train.outputs import newest
 from tests.train.run.test_settings import FIELDS, MODEL
 from train.base import main
 from train.run.checkpoint import only_run
@@ -67,11 +68,6 @@ def begin(place, undisturbed, same_programs):
 def finish(process):
     _, errors = process.communicate()
     assert process.returncode == 0, errors.decode()[-2000:]
-
-
-def newest(output):
-    steps = [int(path.name) for path in (output / "checkpoints").glob("*") if path.name.isdecimal()]
-    return max(steps, default=0)
 
 
 def killed_often(begin, output, total, kills):

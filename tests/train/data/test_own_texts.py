@@ -5,6 +5,7 @@ import pytest
 
 from jax_smash.models.transformer import random_params
 from tests.hosts import Hosts
+from tests.train.outputs import losses
 from tests.train.run.test_settings import FIELDS, MODEL
 from train.base import main
 from train.data.corpus import Corpus, Source
@@ -13,7 +14,6 @@ from train.data.rows import Packed, training_batches
 from train.pack import pack_corpus
 from train.parts.language_model.part import LanguageModel
 from train.run.batches import Share
-from train.run.metrics import read_metrics
 from train.run.settings import load_settings, with_special_tokens
 from train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -129,8 +129,3 @@ def test_two_hosts_train_on_own_texts_as_one_does(root, tmp_path, mesh):
         assert process.status == 0, process.errors
     alone, both = (losses(tmp_path / run) for run in ("alone", "both"))
     assert both == pytest.approx(alone, abs=1e-5)
-
-
-def losses(output):
-    lines = read_metrics(output / "metrics.jsonl")
-    return {(line["step"], name): line[name] for line in lines for name in ("loss", "held_out_loss") if name in line}
