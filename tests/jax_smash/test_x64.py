@@ -9,7 +9,7 @@ import pytest
 from tests.x64_texts import WAYS, text, training
 
 ROOT = Path(__file__).parent.parent.parent
-USUAL = ("sampled", "recycling", "checked", "int8")
+USUAL = ("sampled", "recycling")
 
 
 def in_64_bits(*names: str) -> dict[str, list]:

@@ -103,6 +103,7 @@ def test_the_card_says_what_was_made_of_what(root, whole):
     assert "| Steps | 6 of 6 planned, 8 rows of 32 tokens each |" in card
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_ends_with_the_same_weights(root, whole, tmp_path):
     for options in ({"until": 2}, {"until": 4, "resume": True}, {"resume": True}):
         said(root, tmp_path / "parts", **RUN, **options)
@@ -111,6 +112,7 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(root, whole, tmp_path
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_divided_base_trains_the_same_predictor(root, whole, tmp_path):
     said(root, tmp_path / "run", **RUN | {"mesh": "fsdp=2,tp=2"}, until=2)
     divided, alone = (read_metrics(folder / "metrics.jsonl")[0] for folder in (tmp_path / "run", whole[0]))

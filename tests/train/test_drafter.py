@@ -180,6 +180,7 @@ def test_an_unknown_kind_and_a_gguf_target_are_refused(root, tmp_path):
         main("eagle", root / "config.json", root / "packed", str(tmp_path / "model.gguf"), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_weights_of_the_dtype_that_is_asked_for_are_computed_with(root, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"dtype": "bfloat16", "steps": 2, "accumulate": 2}))
     main("eagle", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run", mesh="fsdp=2")

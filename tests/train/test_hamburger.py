@@ -161,6 +161,7 @@ def test_tokens_of_replies_are_counted(root, whole):
     assert found.token_counts.shape == (290,)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_programs, tmp_path):
     with (tmp_path / "errors").open("w") as errors:
         process = begin(root, tmp_path / "run", same_programs(), errors)
@@ -206,6 +207,7 @@ def test_a_frozen_base_is_not_exported_and_means_need_no_weights(root, tmp_path)
     assert found.base_fingerprint == jax_smash.load(root / "base").fingerprint
 
 
+@pytest.mark.slow
 def test_low_rank_changes_are_exported_merged(root, tmp_path):
     changes = {"base": "lora", "rank": 2, "steps": 2}
     folder = train_here(root, tmp_path / "run", changes, mesh="fsdp=2")
@@ -232,6 +234,7 @@ def write_strangers(root, folder):
         shutil.copy(root / "base" / name, folder / "wider")
 
 
+@pytest.mark.slow
 def test_predictions_are_drawn_to_those_of_a_teacher(root, whole, tmp_path):
     """Those of another base than the one that the run begins with, at the same weights."""
     teacher = whole[0] / "hamburger"
@@ -266,6 +269,7 @@ def test_a_teacher_of_another_shape_or_tokenizer_is_refused(root, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_trained_modules_go_on_learning(root, whole, tmp_path):
     folder = whole[0] / "hamburger"
     began, settings = loaded_params(folder), json.loads((whole[0] / "settings.json").read_text())

@@ -79,6 +79,7 @@ def killed(place, output, process, *, until, count=2, **given):
     return ended
 
 
+@pytest.mark.slow
 def test_a_host_that_is_killed_ends_the_run_which_goes_on_from_its_last_checkpoint(place, alone, tmp_path):
     first, other = killed(place, tmp_path, 1, until=2)
     assert other.status == -9

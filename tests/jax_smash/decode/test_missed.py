@@ -104,6 +104,7 @@ def test_a_drafter_catches_up_with_one_that_saw_every_step(kind):
         assert drafts(forgetful) != drafts(always)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few("eagle"))
 def test_what_was_missed_in_a_turn_is_learned_before_the_next_ones_prompt(kind):
     """Where trees bear on the text, the end of a call is no time to learn."""

@@ -87,6 +87,7 @@ def test_texts_are_written_anew_only_when_it_is_time(written):
     assert (next(own).tokens[8:] != first[0]).any()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_weights_of_an_undisturbed_one(root, tmp_path):
     given = (root / "config.json", root / "packed", root / "tokenizer")
     main(*given, tmp_path / "whole", save_every=2)
