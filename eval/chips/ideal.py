@@ -11,6 +11,7 @@ from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
 from jax_smash.plan import tree_bytes
 from jax_smash.planning.abstract import Abstract, share, share_bytes
+from jax_smash.planning.drafting import drafter_of
 from jax_smash.protocols import Strategy
 
 
@@ -53,8 +54,8 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     """Returns the least that one of the decoding programs does.
 
     A step reads every weight and every slot of the cache once, and writes the entries that it can accept. Under a
-    policy it reads the budget of slots, and what they are chosen by. A draft model is read for each level of the tree;
-    other modules are read once. Embeddings that are looked up are left out.
+    policy it reads the budget of slots, and what they are chosen by. A drafter's weights and cache are read for each
+    of its forwards, HAMburger's modules once. Embeddings that are looked up are left out.
 
     Args:
       name: prefill, start or decode.
@@ -71,10 +72,10 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     width, kept = (chunk, chunk) if name == "prefill" else (arguments.nodes, arguments.strategy.block)
     weights = share_bytes(layers) + (share_bytes(head) if logits else 0)
     products = _elements(layers) + (_elements(head) if logits else 0)
-    slots = _slots_read(name, arguments)
+    slots, drafter = _slots_read(name, arguments), _drafter_read(name, config, arguments)
     return Ideal(
-        weights=weights + _beside(name, arguments),
-        cache=sum(n * share_bytes((k, v)) // k.shape[2] for n, k, v in zip(slots, *held, strict=True)),
+        weights=weights + drafter.weights,
+        cache=sum(n * share_bytes((k, v)) // k.shape[2] for n, k, v in zip(slots, *held, strict=True)) + drafter.cache,
         scorer=_scorer(name, config, arguments),
         written=sum(share_bytes(x) // x.shape[2] * kept for x in jax.tree.leaves(held)),
         operations=2 * batch * width * products + _attention(slots, cache.keys, config, width),
@@ -123,11 +124,16 @@ def _learns_prompt(strategy: Strategy) -> bool:
     return getattr(getattr(drafter, "tree", drafter), "learn_prompt", False)
 
 
-def _beside(name: str, arguments: Abstract) -> int:
-    """Returns the bytes of the weights beside the target's: a draft model's for each forward, other modules' once."""
-    others = {role: share_bytes(x) for role, x in arguments.params.items() if role != "target"}
-    forwards = getattr(arguments.strategy, "levels", 1) if name == "decode" else 1
-    return sum(size * (forwards if role == "drafter" else 1) for role, size in others.items())
+def _drafter_read(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
+    """Returns the bytes of the weights beside the target's, and of what a drafter keeps of a row."""
+    beside = share_bytes([held for role, held in arguments.params.items() if role != "target"])
+    if not beside or arguments.method == "hamburger":
+        return Ideal(beside)
+    drafter = drafter_of(arguments, config)
+    if name == "prefill":
+        return Ideal(drafter.prompt.bytes)
+    forwards = getattr(arguments.strategy, "levels", 1) if drafter.entries is None else 1
+    return Ideal(forwards * drafter.forward.bytes, forwards * drafter.cache)
 
 
 def _elements(params: Any) -> int:

@@ -48,6 +48,7 @@ class Abstract:
       chunk: a piece of the prompts.
       steps: how many steps a call runs.
       nodes: of the tree that a step checks, the root included; 1 where nothing is drafted.
+      method: that decodes.
     """
 
     strategy: Strategy
@@ -56,6 +57,7 @@ class Abstract:
     chunk: Chunk
     steps: jax.ShapeDtypeStruct
     nodes: int = 1
+    method: str = "ar"
 
     @property
     def programs(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -241,6 +243,7 @@ def abstract(
         chunk=jax.tree.map(lambda x: put(x, "batch"), jax.eval_shape(pieces)),
         steps=put(jax.ShapeDtypeStruct((), jnp.int32)),
         nodes=made.nodes,
+        method=method,
     )
 
 

@@ -33,7 +33,7 @@ class Drafter:
       entries: a row that its only forward of a step reads, whatever the tree; None where each level of a tree has a
         forward, which reads the level's nodes.
       int8: they are multiplied as 8-bit integers.
-      cache: bytes of a row that each forward reads.
+      cache: bytes that each forward reads, of the rows that a device has in the arguments.
       prompt: weights that each token of a prompt is multiplied with.
     """
 
@@ -45,14 +45,14 @@ class Drafter:
     prompt: Weights = Weights()  # noqa: RUF009 - frozen
 
 
-def drafter_of(arguments: Abstract, method: str, config: ModelConfig) -> Drafter:
+def drafter_of(arguments: Abstract, config: ModelConfig) -> Drafter:
     """Returns what a device holds of a method's drafter.
 
     Args:
-      arguments: of programs in which every device has one row.
-      method: that decodes.
+      arguments: of the programs.
       config: the target's sizes.
     """
+    method = arguments.method
     beside = {role: held for role, held in arguments.params.items() if role != "target"}
     if not beside:
         return Drafter()

@@ -198,7 +198,7 @@ class Question:
 
     def shares(self, tree: str) -> Shares:
         """Returns what a device holds when trees of this name are drafted."""
-        return shares_of(self.arguments(tree=tree), self.method, self.held)
+        return shares_of(self.arguments(tree=tree), self.held)
 
 
 def _check_mesh(mesh: MeshShape, topology: Topology) -> None:

@@ -59,12 +59,11 @@ class Shares:
         return self.weights.bytes + self.drafter.held + self.shared + rows * self.row
 
 
-def shares_of(arguments: Abstract, method: str, config: ModelConfig) -> Shares:
+def shares_of(arguments: Abstract, config: ModelConfig) -> Shares:
     """Returns what a device holds by the shapes of a program's arguments.
 
     Args:
       arguments: of programs in which every device has one row.
-      method: that decodes.
       config: the target's sizes.
     """
     rows, cache = arguments.state.rows, arguments.cache
@@ -75,7 +74,7 @@ def shares_of(arguments: Abstract, method: str, config: ModelConfig) -> Shares:
     drafter = getattr(arguments.strategy, "drafter", None)
     return Shares(
         target=target_weights(arguments.params["target"]),
-        drafter=drafter_of(arguments, method, config),
+        drafter=drafter_of(arguments, config),
         kv_heads=share(cache.keys[0])[1],
         layer_slots=tuple(keys.shape[2] for keys in cache.keys),
         layer_slot_bytes=tuple(share_bytes(layer) // layer[0].shape[2] for layer in layers),

@@ -66,6 +66,17 @@ def test_a_draft_model_is_read_for_every_level():
     assert few > plain
 
 
+@pytest.mark.parametrize(("method", "forwards"), [("eagle", 2), ("chimera", 2), ("medusa", 1), ("dflash", 1)])
+def test_a_drafter_that_fills_all_levels_at_once_is_read_once_and_others_for_each(method, forwards):
+    config = tiny_config()
+    plain = ideal("decode", config, arguments(config)).parts()
+    few, many = (ideal("decode", config, arguments(config, method, f"chain-{n}")).parts() for n in (1, 2))
+    for part in ("weights", "cache"):
+        assert many[part] - plain[part] == forwards * (few[part] - plain[part]), part
+    assert few["weights"] > plain["weights"]
+    assert (few["cache"] > plain["cache"]) is (method != "medusa")
+
+
 def test_a_prompt_needs_the_head_where_the_drafter_learns_from_it():
     config = tiny_config()
     head = 4 * config.vocab_size * config.d_model
