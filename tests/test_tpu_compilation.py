@@ -19,6 +19,8 @@ pytestmark = [
 ]
 
 CHIPS = ("v5e:1x1", "v6e:1x1", "tpu7x:2x2x1")
+QUICK = ("v6e:1x1", "medusa")
+"""Of steps with trained drafters, the one that a run by default compiles."""
 READS_ALL = (0, 12)
 """The jaxlib from which on the programs of all these chips can be read."""
 
@@ -40,7 +42,7 @@ def measured(*args, **options):
         pytest.skip(str(error))
 
 
-def check(report):
+def check(report, *, least=0.99):
     memory = report["chip"]["memory_bytes"]
     for row in report["rows"]:
         assert row["fits"], row
@@ -49,8 +51,8 @@ def check(report):
         assert row["cache_copies"] == 0, row
         if row["program"] != "start":
             assert row["reused_mb"] * 1e6 >= report["model"]["cache_bytes_a_device"], row
-        assert row["traffic"] > 0.99, row  # A step cannot move less than it must.
-        assert row["modelled_ms"] > 0.9 * row["roofline_ms"] > 0, row
+        assert row["traffic"] > least, row  # A step cannot move less than it must.
+        assert row["modelled_ms"] > 0.9 * least * row["roofline_ms"] > 0, row
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,26 @@ def test_a_sparse_step_moves_little_more_than_weights_budget_and_scorer(where, h
         # Choosing takes nothing from other devices: embeddings and two products a layer are added up, logits joined.
         assert sum(one["count"] for one in row["collectives"]) == 1 + 2 * 2 + 1
         assert sum(one["megabytes"] for one in row["collectives"]) < 6
+
+
+@pytest.mark.parametrize(
+    ("chip", "mesh", "method", "tree"),
+    [
+        pytest.param(chip, mesh, method, tree, marks=() if (chip, method) == QUICK else pytest.mark.slow)
+        for chip, mesh in (("v6e:1x1", None), ("v5e:2x2", "tp=4"))
+        for method, tree in (("eagle", "chain-7"), ("medusa", "chain-4"), ("chimera", "chain-4"), ("dflash", "chain-7"))
+    ],
+)
+def test_a_step_with_a_trained_drafter_moves_little_more_than_the_weights_of_each_forward_and_the_cache(
+    chip, mesh, method, tree
+):
+    options = {"programs": ("decode",), "num_layers": 2, "prefill_chunk": 16, "slots": 4096, "batch_size": 1}
+    report = measured("llama-3.1-8b", chip, mesh=mesh, method=method, tree=tree, **options)
+    # From forward to forward, a drafter's weights may stay in fast memory: 114 MB on a v5e.
+    check(report, least=0.8)
+    (row,) = report["rows"]
+    assert row["body_bytes"] + row["held_bytes"] < 1.2 * row["ideal_bytes"]
+    assert (row["copies"], row["unknown_loops"], row["uncounted_kernels"]) == ([], [], [])
 
 
 @pytest.mark.slow

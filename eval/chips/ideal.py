@@ -133,7 +133,7 @@ def _drafter_read(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     if name == "prefill":
         return Ideal(drafter.prompt.bytes)
     forwards = getattr(arguments.strategy, "levels", 1) if drafter.entries is None else 1
-    return Ideal(forwards * drafter.forward.bytes, forwards * drafter.cache)
+    return Ideal(drafter.once.bytes + forwards * drafter.forward.bytes, forwards * drafter.cache)
 
 
 def _elements(params: Any) -> int:

@@ -30,6 +30,7 @@ class Drafter:
     Attributes:
       held: bytes of its weights that are not the target's own.
       forward: weights that one of its forwards reads, a head that it borrows included; none where drafts are looked up.
+      once: weights that a step reads once, however many forwards it has.
       entries: a row that its only forward of a step reads, whatever the tree; None where each level of a tree has a
         forward, which reads the level's nodes.
       int8: they are multiplied as 8-bit integers.
@@ -39,6 +40,7 @@ class Drafter:
 
     held: int = 0
     forward: Weights = Weights()  # noqa: RUF009 - frozen
+    once: Weights = Weights()  # noqa: RUF009 - frozen
     entries: int | None = None
     int8: bool = False
     cache: int = 0
@@ -59,10 +61,12 @@ def drafter_of(arguments: Abstract, config: ModelConfig) -> Drafter:
     (params,) = beside.values()
     target = target_weights(arguments.params["target"])
     memory = {role: held for role, held in arguments.state.rows.memory.items() if role != "target"}
+    once = weights_of(params["w_join"]) if method == "eagle" else Weights()
     entries = {"medusa": 1, "dflash": DFlashConfig.for_target(config).block_size}
     return Drafter(
         held=0 if method == OWN else weights_of(params).bytes,
         forward=_forward(params, method) + (target[HEAD] if method in BORROWS else Weights()),
+        once=once,
         entries=entries.get(method),
         int8=has_int8(params),
         cache=share_bytes(_caches(memory))
@@ -79,6 +83,8 @@ def _forward(params: Any, method: str) -> Weights:
     if method == "chimera":  # Of the heads, a level reads its own.
         unread = weights_of(params["heads"]).times(1 / ChimeraConfig.decoding_heads - 1)
         return weights_of(params) + unread
+    if method == "eagle":  # Taps are joined once, of the tokens that were accepted.
+        return weights_of(params) + weights_of(params["w_join"]).times(-1.0)
     return weights_of(params)
 
 

@@ -190,8 +190,10 @@ def drafts(sizes: Sizes, batch: int, *, nodes: Number, levels: Number, sparse: b
     return [
         Part(
             "drafter",
-            operations=2 * terms * _entries(sizes, batch) * entries * drafter.forward.elements,
-            read=forwards * (drafter.forward.bytes + rows * cache) + (rows * sizes.scorer if sparse else 0),
+            operations=2 * terms * _entries(sizes, batch) * entries * (drafter.forward + drafter.once).elements,
+            read=drafter.once.bytes
+            + forwards * (drafter.forward.bytes + rows * cache)
+            + (rows * sizes.scorer if sparse else 0),
             kind=kind,
         )
     ]
