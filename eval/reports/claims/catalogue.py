@@ -121,6 +121,15 @@ CLAIMS = (
         table=layouts.weights,
     ),
     Claim(
+        name="smollm2-sparse",
+        title=f"{SMOLLM2}: policies of the cache at equal bytes",
+        text="What a policy may read of the cache in a step, what it chooses by included; `oracle`, `recency` and "
+        "`random` choose for nothing. Prompts of tasks are read whole. Texts of perplexity are read by steps of the "
+        "policy.",
+        reports=("smollm2-sparse", "smollm2-sparse-*"),
+        table=layouts.by_policy,
+    ),
+    Claim(
         name="smollm2-parity",
         title=f"{SMOLLM2}: the same GGUF file in transformers",
         text="Both sides read the file by themselves and compute in float32. Logits are compared at every place of the "

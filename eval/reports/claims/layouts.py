@@ -151,6 +151,16 @@ def kernels(rows: Rows) -> Table:
     return listed(rows, columns, words=3)
 
 
+def by_policy(rows: Rows) -> Table:
+    """A line a policy of the cache and budget, those that read most first, and a column a task.
+
+    A budget that a policy cannot meet has no figure.
+    """
+    met = sorted((row for row in rows if row["unmet"] is None), key=lambda row: -row["budget"])
+    down = {"Policy": text("policy"), "Of the cache's bytes": lambda row: f"{100 * row['budget']:g}%"}
+    return crossed(met, down, cells.task, cells.score)
+
+
 def parity(rows: Rows) -> Table:
     """A line a checkpoint."""
     columns = {

@@ -38,6 +38,27 @@ def test_the_published_algorithm_is_named():
     assert [line[0] for line in layouts.published(rows).lines] == ["Token Recycling, as published", "ours, text alone"]
 
 
+def test_policies_stand_by_what_they_read_with_a_column_a_task():
+    def row(policy, budget, task, score, **fields):
+        made = {"policy": policy, "budget": budget, "task": task, "metric": "perplexity", "score": score}
+        return made | {"unmet": None, "interval": None, "settings": {"length": 512}} | fields
+
+    rows = [
+        row("dense", 1.0, "perplexity:texts.jsonl", 20.0),
+        row("quest", 0.25, "perplexity:texts.jsonl", 30.0),
+        row("quest", 0.1, "perplexity:texts.jsonl", None, metric=None, unmet="its pages are larger"),
+        row("quest", 0.5, "perplexity:texts.jsonl", 24.0),
+        row("quest", 0.25, "piqa", 0.7, metric="accuracy", settings={}),
+    ]
+    table = layouts.by_policy(report(program="eval.sparsity", rows=rows).rows)
+    assert table.header == ["Policy", "Of the cache's bytes", "perplexity:texts.jsonl, 512 tokens", "piqa"]
+    assert table.lines == [
+        ["dense", "100%", "20.00", "–"],
+        ["quest", "50%", "24.00", "–"],
+        ["quest", "25%", "30.00", "0.7000"],
+    ]
+
+
 def test_speed_tells_tree_range_and_ratios():
     rows = [
         speed_row(ours_over_peer=2.0),
