@@ -18,8 +18,8 @@ layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
 `train/configs/medusa-2-paper.json`). `RUN/drafter/adapter` then holds the changes as PEFT saves them, and is given as
 `--model RUN/drafter/adapter`. It says other text than the target, and the heads are for it alone.
 
-`--change NAME=VALUE` takes another value of a field of the training file, as `--change gram=1` does of `chimera`. So
-one file serves all runs of a comparison.
+`--change NAME=VALUE` takes another value of a field of the training file, as `--change gram=1` does of `chimera` and
+`--change optimiser.learning_rate=0.001` of any kind. So one file serves all runs of a comparison.
 
 `--states STATES` reads from disk what the target makes of the rows (`train.states`), for drafters of any kind.
 

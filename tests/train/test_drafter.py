@@ -395,7 +395,9 @@ def test_fields_of_a_training_file_are_changed_by_name():
         (["model=tiny"], "change must be NAME=VALUE, .*; got 'model=tiny'"),
         (["batch_size=1"], "change must not be of batch_size, which has an option of its own: --batch-size"),
         (["test_steps=0"], "is not a training file: test_steps must be from 1"),
-        (["trigram=3"], "is not a training file: .*trigram"),
+        (["trigram=3"], "is not a training file: unknown field 'trigram'"),
+        (["optimiser.warmpu=3"], "is not a training file: unknown field 'optimiser.warmpu'"),
+        (["optimiser.warmup=-3"], "is not a training file: .* warmup >= 0, .*warmup=-3"),
     ],
 )
 def test_changes_that_are_none_are_refused(root, tmp_path, words, message):

@@ -79,6 +79,7 @@ class Settings:
 
 
 Kind = TypeVar("Kind", bound=Settings)
+OF_OPTIMISER = "optimiser."
 
 
 def load_settings(path: Path, **changes: Any) -> Settings:
@@ -89,7 +90,8 @@ def load_settings(path: Path, **changes: Any) -> Settings:
 def load_kind(kind: type[Kind], path: Path, **changes: Any) -> Kind:
     """Returns settings of a kind from a JSON file; changes that are not None replace what it says.
 
-    Of the model, fields with a default may be absent, and `layer_kinds` too: all layers are then full.
+    `optimiser.learning_rate` changes a field of the optimiser, and so on. Of the model, fields with a default may be
+    absent, and `layer_kinds` too: all layers are then full.
 
     Raises:
       ValueError: the file cannot be read, or a field is missing, unknown or out of range.
@@ -99,10 +101,15 @@ def load_kind(kind: type[Kind], path: Path, **changes: Any) -> Kind:
         given = {name: value for name, value in changes.items() if value is not None}
         model = given.pop("model", None) or _model(fields["model"])
         names = {field.name for field in dataclasses.fields(kind)} - {"model", "optimiser"}
-        if unknown := {*fields} - names - {"model", "optimiser", "corpus", PACKED}:
+        optimiser = fields.get("optimiser", {}) | {
+            name.removeprefix(OF_OPTIMISER): given.pop(name) for name in [*given] if name.startswith(OF_OPTIMISER)
+        }
+        known = {OF_OPTIMISER + field.name for field in dataclasses.fields(Optimiser)}
+        asked = {*fields} - {"model", "optimiser", "corpus", PACKED} | {*given} | {OF_OPTIMISER + x for x in optimiser}
+        if unknown := asked - names - known:
             raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
         rest = {name: fields[name] for name in names if name in fields} | given
-        return kind(model=model, optimiser=Optimiser(**fields.get("optimiser", {})), **rest)
+        return kind(model=model, optimiser=Optimiser(**optimiser), **rest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a training file: {reason(error)}") from error
 

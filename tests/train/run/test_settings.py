@@ -27,7 +27,9 @@ def tokenizer(tmp_path_factory):
 
 
 def test_what_is_given_replaces_what_the_file_says(tmp_path):
-    settings = load_settings(write(tmp_path, FIELDS), steps=9, seed=3, batch_size=None)
+    changes = {"optimiser.final": 0.5}
+    settings = load_settings(write(tmp_path, FIELDS), steps=9, seed=3, batch_size=None, **changes)
+    assert settings.optimiser.final == 0.5
     assert (settings.steps, settings.seed, settings.batch_size) == (9, 3, 8)
     assert settings.optimiser.warmup == 2
     assert settings.model.layer_kinds == ("full", "full")
