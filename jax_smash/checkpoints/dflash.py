@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
+from jaxtyping import Int
 
 from jax_smash.checkpoints.module_files import Described, ModuleFiles
 from jax_smash.config import ModelConfig
@@ -38,12 +39,14 @@ class DFlashModules:
       definition: its structure.
       params: its parameters.
       base_fingerprint: of the target's weights that it was trained for; empty where nobody told.
+      tokens: that it can say by the target's head, in rising order; None for all.
     """
 
     config: DFlashConfig
     definition: NnxModel
     params: nnx.State
     base_fingerprint: str = ""
+    tokens: Int[np.ndarray, "X"] | None = None
 
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""
@@ -57,7 +60,14 @@ def random_drafter(target: ModelConfig, *, seed: int = 0, dtype: Any = np.float3
     return DFlashModules(config=config, definition=NnxModel(structure), params=params)
 
 
-def save_dflash(folder: str | Path, config: DFlashConfig, params: nnx.State, *, base_fingerprint: str = "") -> None:
+def save_dflash(
+    folder: str | Path,
+    config: DFlashConfig,
+    params: nnx.State,
+    *,
+    base_fingerprint: str = "",
+    tokens: Int[np.ndarray, "X"] | None = None,
+) -> None:
     """Saves a drafter as `dflash.json` and `dflash.safetensors`, whole or not at all; older ones are replaced.
 
     Args:
@@ -65,12 +75,13 @@ def save_dflash(folder: str | Path, config: DFlashConfig, params: nnx.State, *, 
       config: of the drafter.
       params: its parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, it drafts for any of that shape.
+      tokens: as of `DFlashModules`.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
       OSError: the disk is full, or the folder cannot be made.
     """
-    FILES.save(folder, config, config.to_fields(), params, base_fingerprint)
+    FILES.save(folder, config, params, base_fingerprint, tokens)
 
 
 def load_dflash(folder: str | Path, *, dtype: Any = None) -> DFlashModules:
@@ -85,8 +96,8 @@ def load_dflash(folder: str | Path, *, dtype: Any = None) -> DFlashModules:
       ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
-    described, (structure, params) = FILES.load(folder, dtype)
-    return DFlashModules(described.config, NnxModel(structure), params, described.base_fingerprint)
+    found = FILES.load(folder, dtype)
+    return DFlashModules(found.config, NnxModel(found.structure), found.params, found.base_fingerprint, found.tokens)
 
 
 def read_dflash(folder: str | Path) -> Described:

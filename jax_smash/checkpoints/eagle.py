@@ -29,8 +29,9 @@ from jax_smash.checkpoints.described import (
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
-from jax_smash.models.eagle import abstract_eagle, check_tokens, random_eagle
+from jax_smash.models.eagle import abstract_eagle, random_eagle
 from jax_smash.models.eagle_config import EagleConfig
+from jax_smash.models.short_head import check_tokens
 from jax_smash.pytree import size
 from jax_smash.quantise import check_plain
 from jax_smash.sharding import on_host
@@ -187,4 +188,4 @@ def _weights(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _check_values(tensors: dict[str, np.ndarray], config: EagleConfig) -> None:
     if TOKENS in tensors:
-        check_tokens(tensors[TOKENS], config)
+        check_tokens(tensors[TOKENS], config.head_size, config.vocab_size)

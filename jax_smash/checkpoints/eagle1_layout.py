@@ -31,6 +31,7 @@ from jax_smash.checkpoints.eagle1 import Eagle1Modules, eagle1_of
 from jax_smash.checkpoints.eagle_layout import check_embedding, weights_file
 from jax_smash.checkpoints.eagle_tensors import PROJECTIONS, layer_shapes, layer_to_ours, layer_to_published
 from jax_smash.checkpoints.fit import check_fit, dotted
+from jax_smash.checkpoints.module_files import check_says_all
 from jax_smash.config import ModelConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.families import from_hf
@@ -136,6 +137,7 @@ def export_eagle1(
       OSError: the disk is full.
     """
     config = drafter.config
+    check_says_all(config)
     _check_target(config, target)
     if loader == "vllm" and config.join_bias:
         raise ValueError(

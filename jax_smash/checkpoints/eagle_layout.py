@@ -30,10 +30,11 @@ from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.shards import PICKLES, weight_files
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
-from jax_smash.models.eagle import abstract_eagle, check_tokens
+from jax_smash.models.eagle import abstract_eagle
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.families import from_hf
 from jax_smash.models.families.rope_fields import rope_to_hf
+from jax_smash.models.short_head import check_tokens
 
 CONFIG, WEIGHTS, ARCHITECTURE = "config.json", "model.safetensors", "LlamaForCausalLMEagle3"
 
@@ -245,7 +246,7 @@ def _tokens(tensors: dict[str, np.ndarray], config: EagleConfig, file: Path) -> 
     row = np.arange(config.head_size, dtype=np.int64)
     ids = row if offsets is None else row + offsets.astype(np.int64)
     try:
-        check_tokens(ids, config)
+        check_tokens(ids, config.head_size, config.vocab_size)
     except ValueError as error:
         raise ValueError(f"d2t in {file}: {error}") from error
     if known is not None and not np.array_equal(np.flatnonzero(known), ids):

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Int
 
 from jax_smash.checkpoints.fit import dotted
 from jax_smash.checkpoints.module_files import Described, ModuleFiles
@@ -36,12 +37,14 @@ class MedusaModules:
       definition: their structure.
       params: their parameters.
       base_fingerprint: of the target's weights that they were trained for; empty where nobody told.
+      tokens: that they can say by the target's head, in rising order; None for all.
     """
 
     config: MedusaConfig
     definition: NnxModel
     params: nnx.State
     base_fingerprint: str = ""
+    tokens: Int[np.ndarray, "X"] | None = None
 
     def __repr__(self) -> str:
         """Says how large they are, and prints no weights."""
@@ -55,7 +58,14 @@ def random_heads(target: ModelConfig, *, seed: int = 0, dtype: Any = np.float32)
     return MedusaModules(config=config, definition=NnxModel(graphdef), params=params)
 
 
-def save_medusa(folder: str | Path, config: MedusaConfig, params: nnx.State, *, base_fingerprint: str = "") -> None:
+def save_medusa(
+    folder: str | Path,
+    config: MedusaConfig,
+    params: nnx.State,
+    *,
+    base_fingerprint: str = "",
+    tokens: Int[np.ndarray, "X"] | None = None,
+) -> None:
     """Saves heads as `medusa.json` and `medusa.safetensors`, whole or not at all; older ones are replaced.
 
     Args:
@@ -63,12 +73,13 @@ def save_medusa(folder: str | Path, config: MedusaConfig, params: nnx.State, *, 
       config: of the heads.
       params: their parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, they draft for any of that shape.
+      tokens: as of `MedusaModules`.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
       OSError: the disk is full, or the folder cannot be made.
     """
-    FILES.save(folder, config, config.to_fields(), params, base_fingerprint)
+    FILES.save(folder, config, params, base_fingerprint, tokens)
 
 
 def load_medusa(folder: str | Path, *, dtype: Any = None) -> MedusaModules:
@@ -83,8 +94,8 @@ def load_medusa(folder: str | Path, *, dtype: Any = None) -> MedusaModules:
       ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
-    described, (structure, params) = FILES.load(folder, dtype)
-    return MedusaModules(described.config, NnxModel(structure), params, described.base_fingerprint)
+    found = FILES.load(folder, dtype)
+    return MedusaModules(found.config, NnxModel(found.structure), found.params, found.base_fingerprint, found.tokens)
 
 
 def medusa_of(config: MedusaConfig, tensors: dict[str, np.ndarray], dtype: Any, base_fingerprint: str) -> MedusaModules:

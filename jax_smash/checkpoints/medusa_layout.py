@@ -27,6 +27,7 @@ from jax_smash.checkpoints.described import check_finite, check_savable, dtype_o
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.medusa import MedusaModules, medusa_of, shapes_of
+from jax_smash.checkpoints.module_files import check_says_all
 from jax_smash.config import ModelConfig
 from jax_smash.models.medusa import MedusaConfig
 
@@ -106,6 +107,7 @@ def export_medusa(
       OSError: the disk is full.
     """
     config = heads.config
+    check_says_all(config)
     params = {dotted(path): np.asarray(v.get_value()) for path, v in nnx.to_flat_state(heads.params)}
     tensors = {theirs: params[ours].T if turned else params[ours] for ours, (theirs, turned) in _pairs(config, layout)}
     if layout == "vllm" and not config.own_rows:

@@ -1,7 +1,8 @@
 """Modules trained for a target, as two files in a folder: a description in JSON, and their tensors.
 
 The description holds `format`, `weights_sha256`, `base_fingerprint` and the fields of the modules' configuration. The
-tensors have the dotted names of the parameters.
+tensors have the dotted names of the parameters. Modules that say some of the target's tokens alone have `tokens
+[head_size]` too, int32, the ids of these in rising order.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Int
 from safetensors.numpy import save_file
 
 from jax_smash.checkpoints.described import (
@@ -25,6 +27,7 @@ from jax_smash.checkpoints.described import (
     sha256,
 )
 from jax_smash.checkpoints.fit import check_fit, dotted
+from jax_smash.models.short_head import check_tokens
 from jax_smash.quantise import check_plain
 from jax_smash.sharding import on_host
 
@@ -41,6 +44,26 @@ class Described(NamedTuple):
     config: Any
     weights_sha256: str
     base_fingerprint: str
+
+
+class Loaded(NamedTuple):
+    """What both files hold.
+
+    Attributes:
+      config, base_fingerprint: as of `Described`.
+      structure, params: of the modules; parameters are on the default device.
+      tokens: that they say; None for all.
+    """
+
+    config: Any
+    base_fingerprint: str
+    structure: nnx.GraphDef
+    params: nnx.State
+    tokens: Int[np.ndarray, "X"] | None
+
+
+TOKENS = "tokens"
+"""Name of the tensor of the ids that modules say."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,18 +84,28 @@ class ModuleFiles:
     abstract: Callable[..., tuple[nnx.GraphDef, nnx.State]]
 
     def save(
-        self, folder: str | Path, config: Any, fields: Mapping[str, Any], params: nnx.State, base_fingerprint: str
+        self,
+        folder: str | Path,
+        config: Any,
+        params: nnx.State,
+        base_fingerprint: str,
+        tokens: Int[np.ndarray, "X"] | None = None,
     ) -> None:
         """Writes both files, whole or not at all; older ones are replaced.
 
         Raises:
-          ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
+          ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's; or
+            the tokens are not.
           OSError: the disk is full, or the folder cannot be made.
         """
         check_plain(params)
         tensors = {dotted(path): on_host(variable.get_value()) for path, variable in nnx.to_flat_state(params)}
-        check_fit("memory", self._shapes(config), {name: array.shape for name, array in tensors.items()})
         check_savable(tensors)
+        if tokens is not None:
+            tensors[TOKENS] = np.asarray(tokens)
+        check_fit("memory", self._shapes(config), {name: array.shape for name, array in tensors.items()})
+        if tokens is not None:
+            check_tokens(tensors[TOKENS], config.head_size, config.vocab_size)
         folder = _whole(folder)
         folder.mkdir(parents=True, exist_ok=True)
         nbytes = sum(array.nbytes for array in tensors.values())
@@ -80,7 +113,7 @@ class ModuleFiles:
             # Contiguous: the writer takes an array's bytes as they lie in memory.
             save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
             told = {"format": self.format, "weights_sha256": sha256(weights_file), "base_fingerprint": base_fingerprint}
-            fields_file.write_text(json.dumps({**told, **fields}, indent=2) + "\n")
+            fields_file.write_text(json.dumps({**told, **config.to_fields()}, indent=2) + "\n")
 
     def read(self, folder: str | Path) -> Described:
         """Returns what the description says; weights are not read.
@@ -102,8 +135,8 @@ class ModuleFiles:
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
-    def load(self, folder: str | Path, dtype: Any = None) -> tuple[Described, tuple[nnx.GraphDef, nnx.State]]:
-        """Returns the description, and the modules' structure and parameters on the default device.
+    def load(self, folder: str | Path, dtype: Any = None) -> Loaded:
+        """Returns the modules, their parameters on the default device.
 
         Args:
           folder: that holds the two files.
@@ -120,15 +153,36 @@ class ModuleFiles:
             found = {name: tuple(stored.get_slice(name).get_shape()) for name in names}
             check_fit(file, self._shapes(described.config), found)
             tensors = {name: stored.get_tensor(name) for name in names}
+        said = tensors.pop(TOKENS, None)
+        try:
+            if said is not None:
+                check_tokens(said, described.config.head_size, described.config.vocab_size)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
         made_of = dtype_of(file, tensors, dtype)
         check_finite(file, tensors)
         structure, abstract = self.abstract(described.config, made_of)
         held = {name: jax.device_put(array.astype(made_of, copy=False)) for name, array in tensors.items()}
         leaves = [(path, v.replace(held[dotted(path)])) for path, v in nnx.to_flat_state(abstract)]
-        return described, (structure, nnx.from_flat_state(leaves))
+        params = nnx.from_flat_state(leaves)
+        return Loaded(described.config, described.base_fingerprint, structure, params, said)
 
     def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
-        return {dotted(path): tuple(v.shape) for path, v in nnx.to_flat_state(self.abstract(config)[1])}
+        said = {TOKENS: (config.head_size,)} if config.head_size else {}
+        return said | {dotted(path): tuple(v.shape) for path, v in nnx.to_flat_state(self.abstract(config)[1])}
+
+
+def check_says_all(config: Any) -> None:
+    """Refuses modules that say some tokens alone, for a layout that knows none of that.
+
+    Raises:
+      ValueError: they do.
+    """
+    if config.head_size:
+        raise ValueError(
+            f"published layouts have no list of tokens, and the drafter says {config.head_size} of "
+            f"{config.vocab_size}: train it with head_size 0"
+        )
 
 
 def _whole(folder: str | Path) -> Path:

@@ -15,6 +15,7 @@ from jax_smash.draft.trees.tree import DraftTree, Topology, grow
 from jax_smash.models.chimera import Chimera, ChimeraForward
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.grams import NONE, grams_of
+from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree
 from jax_smash.sampling import gumbel_noise, likeliest
@@ -236,4 +237,4 @@ class ChimeraDrafter:
         return self.model.bind(params["drafter"])
 
     def _target(self, params: Params) -> Any:
-        return self.target.bind(params["target"])
+        return saying(self.target, params)

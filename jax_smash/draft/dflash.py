@@ -14,6 +14,7 @@ from jax_smash.draft.trees.tree import DraftTree, Topology, grow, pack
 from jax_smash.draft.verify.children import draw_independent, draw_without_replacement
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.dflash import DFlash
+from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import Likeliest, gumbel_noise, likeliest_of, likeliest_tokens
@@ -140,7 +141,7 @@ class DFlashDrafter:
     def _logits(self, params: Params, context: Context, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Returns the processed logits of each place."""
         # Gather the vocabulary: what follows is separate for each row.
-        logits = constrain(self.target.bind(params["target"]).unembed(hidden), "batch")
+        logits = constrain(saying(self.target, params).unembed(hidden), "batch")
         # What lies between is not known.
         return context.process(logits, jnp.full((*logits.shape[:2], 1), -1, jnp.int32))
 
@@ -148,7 +149,7 @@ class DFlashDrafter:
         """Returns the likeliest tokens of each place, where rows share the noise of the target's choice after it."""
         noisy = self.sampled and self.draws is Draws.COUPLED
         if not (noisy or context.processors):
-            target = self.target.bind(params["target"])
+            target = saying(self.target, params)
             return likeliest_tokens(target, hidden, self.width, total=self.grows)
         logits = self._logits(params, context, hidden).astype(jnp.float32)
         if noisy:

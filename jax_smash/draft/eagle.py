@@ -14,6 +14,7 @@ from jax_smash.draft.trees.best_first import Found
 from jax_smash.draft.trees.tree import DraftTree, Topology
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.pairs import EagleForward, PairLayer
+from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest_of
@@ -191,7 +192,7 @@ class EagleDrafter:
         depth: Int[Array, ""],
     ) -> Found:
         """Returns the likeliest tokens behind nodes of one depth, and their probabilities."""
-        model, target = self._model(params), self.target.bind(params["target"])
+        model, target = self._model(params), saying(self.target, params)
         width, total = self.trees.width, self.trees.weighed
         if self.noisy or context.processors:
             # Gather the vocabulary: what follows is separate for each row.

@@ -13,6 +13,7 @@ from jax_smash.draft.trees.confident import Confident
 from jax_smash.draft.trees.tree import DraftTree, Topology, grow
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.medusa import Medusa
+from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest_of
@@ -75,7 +76,7 @@ class MedusaDrafter:
     ) -> tuple[DraftTree, None]:
         """Returns the tree."""
         heads: Medusa = self.model.bind(params["drafter"])
-        target = self.target.bind(params["target"])
+        target = saying(self.target, params)
         # As the heads' weights are divided: with whole vectors, these would be gathered.
         vectors = heads.vectors(constrain(own.last[:, None], "rows", None, "embed"))
         if self.noisy or context.processors or self.confident is not None:

@@ -14,6 +14,7 @@ from jax_smash.methods.trained import (
     held_as,
     ladder_of,
     room_of,
+    said_rows,
     share_of_step,
     width_and_taps,
     width_of,
@@ -38,12 +39,12 @@ def chimera(setup: Setup) -> Trained:
         random=random_drafter,
         check=check_target,
     )
-    vocabulary = modules.config.vocab_size
+    vocabulary = modules.config.head_size or modules.config.vocab_size
     reach = branching(min(RANKS, vocabulary), levels=modules.config.decoding_heads)
-    ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, modules.params, head=True))
+    ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, modules.params, head=vocabulary))
     width = width_of(ladder, reach)
     if width > vocabulary:
-        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens; got {width}")
+        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens that are said; got {width}")
     drafter = ChimeraDrafter(
         target=setup.model.definition,
         model=modules.definition,
@@ -52,7 +53,8 @@ def chimera(setup: Setup) -> Trained:
         gram_slots=setup.draft.gram_slots,
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
     )
-    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))
+    said = said_rows(setup.model, modules.tokens)
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=said)
 
 
 def check_target(config: ChimeraConfig, model: Model, where: str) -> None:

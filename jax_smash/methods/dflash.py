@@ -8,7 +8,16 @@ from jax_smash.draft.trees.tree import check_ranks
 from jax_smash.ladder import Ladder, Reach
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Setup
-from jax_smash.methods.trained import Trained, check_tapped, fitting, held_as, ladder_of, share_of_step, width_of
+from jax_smash.methods.trained import (
+    Trained,
+    check_tapped,
+    fitting,
+    held_as,
+    ladder_of,
+    said_rows,
+    share_of_step,
+    width_of,
+)
 from jax_smash.models.dflash_config import DFlashConfig
 
 NAME = "dflash"
@@ -30,16 +39,17 @@ def dflash(setup: Setup) -> Trained:
         check=check_tapped,
     )
     config: DFlashConfig = modules.config
+    vocabulary = config.head_size or config.vocab_size
     draws = DRAWS.get(setup.draft.verify, Draws.COUPLED)
     drawn = setup.sampled and draws in (Draws.DIFFERENT, Draws.INDEPENDENT)
-    tree, reach = setup.draft.tree, Reach(ranks=min(RANKS, config.vocab_size), levels=config.block_size - 1)
+    tree, reach = setup.draft.tree, Reach(ranks=min(RANKS, vocabulary), levels=config.block_size - 1)
     nodes = None if drawn else sized(tree)
     grows = nodes is not None
     if tree == "auto" and drawn:
         # Drawn children stand where they were drawn, whatever their probability.
         tree = f"chain-{reach.levels}"
     if tree == "auto":
-        once = share_of_step(setup.model, modules.params, head=True)
+        once = share_of_step(setup.model, modules.params, head=vocabulary)
         ladder, grows = ladder_of(setup, NAME, reach, once=once), True
     else:
         topology = named_tree(tree) if nodes is None else reach.tree(nodes)
@@ -47,8 +57,8 @@ def dflash(setup: Setup) -> Trained:
     if drawn and draws is Draws.DIFFERENT:
         check_ranks(ladder.trees[0])
     width = reach.ranks if grows else width_of(ladder, reach)
-    if width > config.vocab_size:
-        raise ValueError(f"a node has at most {config.vocab_size} children, as many as tokens; got {width}")
+    if width > vocabulary:
+        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens that are said; got {width}")
     drafter = DFlashDrafter(
         target=setup.model.definition,
         model=modules.definition,
@@ -58,4 +68,5 @@ def dflash(setup: Setup) -> Trained:
         draws=draws,
         sampled=setup.sampled,
     )
-    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))
+    said = said_rows(setup.model, modules.tokens)
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=said)

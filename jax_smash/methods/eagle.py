@@ -19,6 +19,7 @@ from jax_smash.methods.trained import (
     held_as,
     ladder_of,
     room_of,
+    said_rows,
     share_of_step,
     width_and_taps,
     width_of,
@@ -44,9 +45,10 @@ def eagle(setup: Setup) -> Trained:
         random=random_modules,
         check=check_target,
     )
-    tree, said = setup.draft.tree, modules.config.head_size
+    tree, config = setup.draft.tree, modules.config
+    said = config.head_size or config.vocab_size
     sizes, reach = confident(tree), branching(min(RANKS, said), levels=LEVELS)
-    each = share_of_step(setup.model, modules.params, head=said == modules.config.vocab_size)
+    each = share_of_step(setup.model, modules.params, head=said if isinstance(config, Eagle1Config) else 0)
     ladder = ladder_of(setup, NAME, reach, drafting=each)
     trees: FixedTrees | ConfidentTrees = FixedTrees(width=width_of(ladder, reach), room=room_of(ladder, reach))
     trees = trees if sizes is None else ConfidentTrees(sizes)
@@ -61,7 +63,8 @@ def eagle(setup: Setup) -> Trained:
         trees=trees,
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
     )
-    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))
+    rows = said_rows(setup.model, getattr(modules, "tokens", None))
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=rows)
 
 
 def check_target(config: EagleConfig | Eagle1Config, model: Model, where: str) -> None:

@@ -55,7 +55,7 @@ def hybrid(setup: Setup) -> Method:
     made = _maker(given)(setup)
     both = Hybrid(tree=Hybrid(tree=made.drafter, line=Suffix()), line=recycling)
     method = drafted(NAME, setup, both, ((None, None), known), ladder=made.ladder)
-    return dataclasses.replace(method, params={**method.params, "drafter": made.params})
+    return dataclasses.replace(method, params=made.added(method.params))
 
 
 def _maker(given: Any) -> Callable[[Setup], Trained]:

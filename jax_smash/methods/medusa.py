@@ -14,6 +14,7 @@ from jax_smash.methods.trained import (
     fitting,
     held_as,
     ladder_of,
+    said_rows,
     share_of_step,
     width_and_taps,
     width_of,
@@ -38,12 +39,14 @@ def medusa(setup: Setup) -> Trained:
         random=random_heads,
         check=check_target,
     )
-    tree, vocabulary = setup.draft.tree, modules.config.vocab_size
-    sizes, reach = confident(tree), Reach(ranks=min(RANKS, vocabulary), levels=modules.config.num_heads)
-    ladder = ladder_of(setup, NAME, reach, once=share_of_step(setup.model, modules.params))
+    tree, config = setup.draft.tree, modules.config
+    vocabulary = config.head_size or config.vocab_size
+    sizes, reach = confident(tree), Reach(ranks=min(RANKS, vocabulary), levels=config.num_heads)
+    once = share_of_step(setup.model, modules.params, head=0 if config.own_rows else vocabulary)
+    ladder = ladder_of(setup, NAME, reach, once=once)
     width = width_of(ladder, reach) if sizes is None else sizes.width
     if width > vocabulary:
-        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens; got {width}")
+        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens that are said; got {width}")
     drafter = MedusaDrafter(
         target=setup.model.definition,
         model=modules.definition,
@@ -51,7 +54,8 @@ def medusa(setup: Setup) -> Trained:
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
         confident=sizes,
     )
-    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params))
+    said = said_rows(setup.model, modules.tokens)
+    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=said)
 
 
 def check_target(config: MedusaConfig, model: Model, where: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jaxtyping import Int
 
 from jax_smash.cache import Block
 from jax_smash.draft.trees.confident import confident
@@ -17,6 +19,7 @@ from jax_smash.loading import Model, weights_fingerprint
 from jax_smash.methods.draft_options import RANDOM
 from jax_smash.methods.drafted import drafted
 from jax_smash.methods.method import Method, Setup
+from jax_smash.models.short_head import ROLE, said_of
 from jax_smash.platform import target_platform
 from jax_smash.protocols import LateLearner
 from jax_smash.quantise import activation_dtype, has_int8, quantise_params
@@ -152,11 +155,18 @@ class Trained:
       drafter: drafts, and learns later from steps without drafts.
       ladder: its trees.
       params: its parameters.
+      said: the rows of the target's head that it says tokens by, and these; None where it has a head of its own or says
+        all of them.
     """
 
     drafter: LateLearner
     ladder: Ladder
     params: Any
+    said: nnx.State | None = None
+
+    def added(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a method's parameters with the drafter's."""
+        return {**params, "drafter": self.params} | ({} if self.said is None else {ROLE: self.said})
 
 
 def method_of(name: str, make: Callable[[Setup], Trained]) -> Callable[[Setup], Method]:
@@ -170,7 +180,7 @@ def method_of(name: str, make: Callable[[Setup], Trained]) -> Callable[[Setup], 
     def method(setup: Setup) -> Method:
         made = make(setup)
         found = drafted(name, setup, made.drafter, None, ladder=made.ladder)
-        return dataclasses.replace(found, params={**found.params, "drafter": made.params})
+        return dataclasses.replace(found, params=made.added(found.params))
 
     return method
 
@@ -227,16 +237,31 @@ def room_of(ladder: Ladder, reach: Reach) -> int:
     return max((n for tree in ladder.trees for n in np.bincount(tree.depth)[:-1].tolist()), default=1)
 
 
-def share_of_step(model: Model, params: Any, *, head: bool = False) -> float:
+def said_rows(model: Model, tokens: Int[np.ndarray, "X"] | None) -> nnx.State | None:
+    """Returns what stands under `ROLE` for a drafter that says some tokens by the target's head; None for all.
+
+    Raises:
+      ValueError: the target is no model of this package, and its head has another form.
+    """
+    if tokens is None:
+        return None
+    bound = model.definition.bind(model.params["target"])
+    if not hasattr(bound, "rows_of"):
+        raise ValueError(f"a drafter that says some tokens alone needs a model of this package; {model.name} is none")
+    said, mesh = said_of(bound, tokens), mesh_of(model.params)
+    return said if mesh is None else place(said, mesh)
+
+
+def share_of_step(model: Model, params: Any, *, head: int = 0) -> float:
     """Returns how many plain steps a forward of a drafter takes, by the bytes of the weights that each reads.
 
     Args:
       model: the target.
       params: of the drafter.
-      head: it reads the rows of all tokens of the target's head too.
+      head: rows of the target's head that it reads too.
     """
     target = model.params["target"]
-    rows = model.vocab_size * width_and_taps(model)[0] * jnp.dtype(activation_dtype(target)).itemsize if head else 0
+    rows = head * width_and_taps(model)[0] * jnp.dtype(activation_dtype(target)).itemsize
     return (_bytes(params) + rows) / _bytes(target)
 
 

@@ -35,6 +35,7 @@ class ChimeraConfig:
       residual_heads: heads also read the target's hidden state of the last token that it has read.
       norm_epsilon: of every norm.
       rope: rotary embedding of the layer.
+      head_size: tokens that it can say by the target's head; 0 for all.
     """
 
     vocab_size: int
@@ -51,6 +52,7 @@ class ChimeraConfig:
     residual_heads: bool = True
     norm_epsilon: float = 1e-6
     rope: RopeConfig = RopeConfig()  # noqa: RUF009 - frozen
+    head_size: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_positions", "decoding_heads"):
@@ -65,6 +67,8 @@ class ChimeraConfig:
                 f"encoder_mlp_width must be above 0 with gram_encoder {TEXT_LAYER} alone, and else 0; "
                 f"got {self.encoder_mlp_width} with {self.gram_encoder}"
             )
+        if not 0 <= self.head_size <= self.vocab_size:
+            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
         _ = self.layer  # Checks the other sizes.
 
     @classmethod
@@ -94,7 +98,9 @@ class ChimeraConfig:
         Raises:
           ValueError: a field is missing, unknown, of the wrong type or out of range.
         """
-        return config_of(cls, {"encoder_mlp_width": 0, "residual_heads": True} | dict(fields), whole=True)
+        return config_of(
+            cls, {"encoder_mlp_width": 0, "residual_heads": True, "head_size": 0} | dict(fields), whole=True
+        )
 
     def to_fields(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them."""

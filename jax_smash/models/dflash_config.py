@@ -29,6 +29,7 @@ class DFlashConfig:
       window: an entry sees this many positions, its own included; 0 for all.
       norm_epsilon: of every norm.
       rope: rotary embedding of the layers.
+      head_size: tokens that it can say by the target's head; 0 for all.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class DFlashConfig:
     window: int = 0
     norm_epsilon: float = 1e-6
     rope: RopeConfig = RopeConfig()  # noqa: RUF009 - frozen
+    head_size: int = 0
 
     def __post_init__(self) -> None:
         for name in ("target_layers", "max_positions"):
@@ -66,6 +68,8 @@ class DFlashConfig:
                 f"window must be 0 or at least the block's {self.block_size} entries, which see each other; "
                 f"got {self.window}"
             )
+        if not 0 <= self.head_size <= self.vocab_size:
+            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
         _ = self.layers  # Checks the other sizes.
 
     @classmethod
@@ -94,12 +98,12 @@ class DFlashConfig:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "DFlashConfig":
-        """Returns the configuration that `to_fields` wrote.
+        """Returns the configuration that `to_fields` wrote. What is newer than some files has its default.
 
         Raises:
           ValueError: a field is missing, unknown, of the wrong type or out of range.
         """
-        declared = {field.name: field for field in dataclasses.fields(cls)}
+        declared, fields = {field.name: field for field in dataclasses.fields(cls)}, {"head_size": 0, **fields}
         if missing := sorted({*declared} - {*fields}):
             raise ValueError(f"{missing[0]} is missing")
         if unknown := sorted({*fields} - {*declared}):

@@ -14,14 +14,11 @@ from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import MLP, Attention, Keys, OneKey, RMSNorm, weight
 from jax_smash.models.pairs import PairLayer
 from jax_smash.models.projection import project, row_products
+from jax_smash.models.short_head import TokenIds, check_tokens
 from jax_smash.pytree import replace
 from jax_smash.quantise import scores
 from jax_smash.sampling.vocabulary import Likeliest
 from jax_smash.sharding import constrain
-
-
-class TokenIds(nnx.Variable):
-    """Token ids that belong to a module's weights and are not trained."""
 
 
 class Eagle(PairLayer):
@@ -123,19 +120,7 @@ def random_eagle(
     made = Eagle(config, rngs=nnx.Rngs(seed), dtype=dtype)
     if tokens is not None:
         ids = np.asarray(tokens)
-        check_tokens(ids, config)
+        check_tokens(ids, config.head_size, config.vocab_size)
         if made.tokens is not None:
             made.tokens.set_value(jnp.asarray(ids, jnp.int32))
     return nnx.split(made)
-
-
-def check_tokens(tokens: np.ndarray, config: EagleConfig) -> None:
-    """Checks the tokens that a drafter can say.
-
-    Raises:
-      ValueError: they are not as many different tokens of the vocabulary as its head has rows, in rising order.
-    """
-    if tokens.shape != (config.head_size,) or not np.issubdtype(tokens.dtype, np.integer):
-        raise ValueError(f"tokens must be {config.head_size} ids; got {tokens.dtype} {list(tokens.shape)}")
-    if (np.diff(tokens) <= 0).any() or tokens[0] < 0 or tokens[-1] >= config.vocab_size:
-        raise ValueError(f"tokens must be ids from 0 to {config.vocab_size - 1} in rising order, each once")

@@ -29,6 +29,7 @@ class Eagle1Config:
       rope: rotary embedding of the layer.
       join_bias: a bias is added where the vector and the feature are joined, as in the published drafters.
       qkv_bias: queries, keys and values have biases.
+      head_size: tokens that it can say by the target's head; 0 for all.
     """
 
     vocab_size: int
@@ -42,10 +43,13 @@ class Eagle1Config:
     rope: RopeConfig = RopeConfig()  # noqa: RUF009 - frozen
     join_bias: bool = True
     qkv_bias: bool = False
+    head_size: int = 0
 
     def __post_init__(self) -> None:
         if self.max_positions < 1:
             raise ValueError(f"max_positions must be at least 1; got {self.max_positions}")
+        if not 0 <= self.head_size <= self.vocab_size:
+            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
         _ = self.layer  # Checks the other sizes.
 
     @classmethod
@@ -86,11 +90,6 @@ class Eagle1Config:
     def taps(self) -> tuple[int, ...]:
         """Taps of the target that are read: none, for a feature is the hidden state behind the final norm."""
         return ()
-
-    @property
-    def head_size(self) -> int:
-        """Tokens that the drafter can say: all."""
-        return self.vocab_size
 
     @property
     def layer(self) -> ModelConfig:

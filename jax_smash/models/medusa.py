@@ -25,6 +25,7 @@ class MedusaConfig:
       num_heads: later tokens that are guessed, each by a head of its own.
       blocks: residual blocks of a head; 0 for plain heads, as in blockwise parallel decoding.
       own_rows: each head has a row of its own for each token; else it shares the target's.
+      head_size: tokens that heads can say by the target's head; 0 for all.
     """
 
     vocab_size: int
@@ -32,6 +33,7 @@ class MedusaConfig:
     num_heads: int = 4
     blocks: int = 1
     own_rows: bool = True
+    head_size: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("vocab_size", 1), ("d_model", 1), ("num_heads", 1), ("blocks", 0)):
@@ -39,14 +41,19 @@ class MedusaConfig:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if not self.blocks and not self.own_rows:
             raise ValueError("heads without blocks need rows of their own: with the target's all would say the same")
+        if not 0 <= self.head_size <= self.vocab_size:
+            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
+        if self.head_size and self.own_rows:
+            raise ValueError(f"head_size is of heads that share the target's rows; got {self.head_size} with own_rows")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "MedusaConfig":
-        """Returns the configuration that `to_fields` wrote.
+        """Returns the configuration that `to_fields` wrote. What is newer than some files has its default.
 
         Raises:
           ValueError: a field is missing, unknown, of the wrong type or out of range.
         """
+        fields = {"head_size": 0, **fields}
         declared = {field.name: bool if field.name == "own_rows" else int for field in dataclasses.fields(cls)}
         for name, kind in declared.items():
             if type(fields.get(name)) is not kind:

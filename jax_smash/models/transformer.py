@@ -94,7 +94,7 @@ class Transformer(nnx.Module):
     def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns float32 logits of the token after each entry."""
         # Each device makes the logits of its tokens. Told of nothing but who reads them, XLA would gather the matrix.
-        return constrain(self._logits(hidden, self._head), ..., "vocab")
+        return constrain(self.logits_of(hidden, self._head), ..., "vocab")
 
     def likeliest(
         self, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False, keep: bool = False
@@ -107,14 +107,18 @@ class Transformer(nnx.Module):
           total: also add up.
           keep: also return all logits.
         """
-        return likeliest_rows(hidden, self._head, self._logits, n, total=total, keep=keep)
+        return likeliest_rows(hidden, self._head, self.logits_of, n, total=total, keep=keep)
 
     @property
     def _head(self) -> Float[Array, "V D"] | Float[QArray, "V D"]:
         return (self.embedding if self.head is None else self.head)[...]
 
-    def _logits(self, hidden: Float[Array, "*batch D"], head: Any) -> Float[Array, "*batch X"]:
-        """Returns the logits of some rows of the head, or of all."""
+    def rows_of(self, tokens: Int[Array, "X"]) -> Float[Array, "X D"] | Float[QArray, "X D"]:
+        """Returns the head's rows of some tokens."""
+        return jax.tree.map(lambda x: x[tokens], self._head)
+
+    def logits_of(self, hidden: Float[Array, "*batch D"], head: Any) -> Float[Array, "*batch X"]:
+        """Returns float32 logits of some rows of the head, or of all."""
         logits = scores(hidden, head) if isinstance(head, QArray) else row_products(hidden, head)
         if self.config.logits_divisor != 1.0:
             logits = logits / self.config.logits_divisor

@@ -9,7 +9,6 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
 from jax_smash.platform import target_platform
-from jax_smash.protocols import CausalLM
 from jax_smash.pytree import pytree
 from jax_smash.sampling.choice import highest, likeliest
 
@@ -44,12 +43,12 @@ class Likeliest:
 
 
 def likeliest_tokens(
-    model: CausalLM, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False, keep: bool = False
+    model: Any, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False, keep: bool = False
 ) -> Likeliest:
     """Returns the n likeliest tokens after each entry, by the model's own way to find them where it has one.
 
     Args:
-      model: bound to its parameters.
+      model: bound to its parameters; or what says some of its tokens.
       hidden: its hidden states.
       n: at least 1.
       total: also add up.

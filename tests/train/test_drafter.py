@@ -23,16 +23,17 @@ from jax_smash.checkpoints.eagle import load_eagle
 from jax_smash.checkpoints.eagle1 import load_eagle1
 from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import find
-from jax_smash.methods import RANDOM, DraftOptions
+from jax_smash.methods import RANDOM, DraftOptions, make_method
 from jax_smash.sharding import make_mesh
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, write_corpus
 from tests.train.outputs import newest
-from train.drafter import changes_of, main
+from train.drafter import KINDS, changes_of, main
 from train.pack import pack_corpus
 from train.parts.drafter.chimera import ChimeraPart
 from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.medusa import MedusaPart
+from train.parts.drafter.rows import commonest
 from train.run.choice import chosen_params
 from train.run.metrics import read_metrics
 
@@ -208,6 +209,38 @@ def test_medusas_heads_begin_as_the_targets_own_and_draft_for_it_alone(root, tmp
     assert load_medusa(output / "drafter").base_fingerprint == model.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("kind", "method", "fields"),
+    [
+        ("medusa", "medusa", {"num_heads": 2, "own_head": False}),
+        *(
+            pytest.param(kind, method, fields, marks=pytest.mark.slow)
+            for kind, method, fields in [
+                ("chimera", "chimera", {"decoding_heads": 2, "mlp_width": 32}),
+                ("dflash", "dflash", {"num_layers": 1, "block_size": 4, "anchors": 2, "mlp_width": 32}),
+                ("eagle1", "eagle", {"mlp_width": 32}),
+            ]
+        ),
+    ],
+)
+def test_a_drafter_may_learn_to_say_the_commonest_tokens_alone(root, tmp_path, kind, method, fields):
+    fields |= {name: CONFIG[name] for name in ("optimiser", "batch_size", "length", "steps", "head_size")}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    files = (tmp_path / "config.json", root / "packed", str(root / "base"))
+    main(kind, *files, tmp_path / "run", **RUN)
+    lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    drafter, model = tmp_path / "run/drafter", jax_smash.load(root / "base")
+    found = make_method(model, method, draft=DraftOptions(drafter=drafter, tree="chain-2")).params["said"]
+    counts = KINDS[kind].from_files(*files).counts
+    np.testing.assert_array_equal(found["tokens"][...], commonest(counts, CONFIG["head_size"]))
+    assert "| Tokens that it can say | 200, " in (drafter / "README.md").read_text()
+    options = {"max_new_tokens": 6, "slots": 64}
+    draft = DraftOptions(drafter=drafter, tree="chain-2")
+    drafted = jax_smash.generate(model, ["Once there"], method=method, draft=draft, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+
+
 def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts_for_it_alone(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"decoding_heads": 2}))
@@ -284,7 +317,7 @@ def test_eagle_1_learns_the_targets_hidden_states_and_drafts_for_it_alone(root, 
         ({"feature_share": 0, "prediction_share": 0}, "feature_share or prediction_share must be above 0"),
         ({"test_steps": 16}, "test_steps must be from 1 to less than the row's 16; got 16"),
         ({"step_decay": 0}, "step_decay must be above 0 and at most 1; got 0"),
-        ({"head_size": 20}, "unknown field 'head_size'"),
+        ({"head_size": 999}, "head_size must be from 0 to the vocabulary's 290; got 999"),
     ],
 )
 def test_a_configuration_of_eagle_1_that_does_not_fit_is_refused(root, tmp_path, changes, message):

@@ -6,8 +6,9 @@ import pytest
 from flax import nnx
 
 from jax_smash.config import RopeConfig
-from jax_smash.models.eagle import check_tokens, random_eagle
+from jax_smash.models.eagle import random_eagle
 from jax_smash.models.eagle_config import EagleConfig
+from jax_smash.models.short_head import check_tokens
 from tests.eagle import random_drafter
 from tests.tiny import tiny_config, tiny_model
 
@@ -102,7 +103,7 @@ def test_a_missing_field_is_named():
 def test_tokens_that_no_head_can_have_are_refused(tokens, said):
     config = dataclasses.replace(CONFIG, head_size=3)
     with pytest.raises(ValueError, match=said):
-        check_tokens(np.asarray(tokens), config)
+        check_tokens(np.asarray(tokens), config.head_size, config.vocab_size)
 
 
 def test_a_random_drafter_says_the_tokens_that_are_given():

@@ -19,7 +19,7 @@ from jax_smash.models.transformer import abstract_params
 from train.data.rows import Batch, Packed
 from train.data.states import States, read_record
 from train.parts.drafter.base import target_folder
-from train.parts.drafter.rows import ReplyRows, random_batch, replies_of
+from train.parts.drafter.rows import ReplyRows, commonest, random_batch, replies_of
 from train.parts.drafter.settings import DrafterSettings
 from train.parts.drafter.states import check_states
 from train.parts.part import Part, Rows
@@ -93,6 +93,26 @@ class BesideTarget(Part):
     def counts(self) -> Int[np.ndarray, "V"]:
         """How often each token stands in the replies that are trained on."""
         return self.reply_rows.counts(self.settings.model.vocab_size)
+
+    @functools.cached_property
+    def tokens(self) -> Int[np.ndarray, "X"]:
+        """Tokens that the drafter can say: the commonest of the replies."""
+        vocab_size = self.settings.model.vocab_size
+        count = self.settings.head_size or vocab_size
+        return np.arange(count) if self.packed is None or count == vocab_size else commonest(self.counts, count)
+
+    @property
+    def said(self) -> Int[np.ndarray, "X"] | None:
+        """The same of a drafter that says some by the target's head; None where it says all."""
+        return self.tokens if self.settings.head_size else None
+
+    @property
+    def said_told(self) -> dict[str, str]:
+        """What the card tells of them; nothing where it says all."""
+        if not self.settings.head_size:
+            return {}
+        covered = self.counts[self.tokens].sum() / max(int(self.counts.sum()), 1)
+        return {"Tokens that it can say": f"{len(self.tokens):,}, {covered:.1%} of those of the replies"}
 
     @functools.cached_property
     def reply_rows(self) -> ReplyRows:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jax_smash.checkpoints.chimera import save_chimera
 from jax_smash.models.chimera import Chimera, abstract_chimera, random_chimera
@@ -29,6 +29,7 @@ from train.parts.drafter.objective import (
     cast,
     drafted,
     read_by_target,
+    said_by,
     tally,
 )
 from train.parts.drafter.settings import ChimeraSettings
@@ -65,12 +66,12 @@ class ChimeraPart(BesideTarget):
         return place({"drafter": params}, mesh)
 
     def _objective(self, settings: ChimeraSettings) -> Objective:
-        return chimera_objective(abstract_params(settings.model)[0], settings)
+        return chimera_objective(abstract_params(settings.model)[0], settings, self.tokens)
 
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method chimera --drafter FOLDER` reads, bound to the target's weights."""
         mark = frozen.fingerprints["base"]
-        save_chimera(folder, self.settings.chimera, stored["drafter"], base_fingerprint=mark)
+        save_chimera(folder, self.settings.chimera, stored["drafter"], base_fingerprint=mark, tokens=self.said)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""
@@ -81,6 +82,7 @@ class ChimeraPart(BesideTarget):
             ended,
             title="A Chimera drafter",
             about={
+                **self.said_told,
                 "Grams": _encoder_told(settings),
                 "Layer": f"{config.num_heads} heads, MLP of {config.mlp_width}",
                 "Heads": f"{config.decoding_heads}, each counting {settings.head_decay:g} of the one before it"
@@ -104,7 +106,13 @@ def _encoder_told(settings: ChimeraSettings) -> str:
     return f"none: the target's first layer, {changed}, encodes all of the text. No method drafts with it"
 
 
-def chimera_objective(target: nnx.GraphDef, settings: ChimeraSettings, *, chunk: int = CHUNK_OF_DRAFTER) -> Objective:
+def chimera_objective(
+    target: nnx.GraphDef,
+    settings: ChimeraSettings,
+    tokens: Int[np.ndarray, "X"] | None = None,
+    *,
+    chunk: int = CHUNK_OF_DRAFTER,
+) -> Objective:
     """Returns the heads' cross-entropy, in nats, and the distance of the layer's states from the target's.
 
     Equivalent formula: Σ_h decay^h Σ_t w_t (−Σ_x p_t(x) log q_h,t(x) + distillation · mean((full_h,t − hidden_t)²)),
@@ -117,11 +125,12 @@ def chimera_objective(target: nnx.GraphDef, settings: ChimeraSettings, *, chunk:
     Args:
       target: structure of the target.
       settings: of the run.
+      tokens: that the drafter can say, in rising order; None for all.
       chunk: entries whose logits are in memory at once.
     """
     heads = settings.decoding_heads
     decay = np.power(np.float32(settings.head_decay), np.arange(heads, dtype=np.float32))
-    vocabulary = Vocabulary(np.arange(settings.model.vocab_size), settings.model.vocab_size)
+    vocabulary = Vocabulary(tokens, settings.model.vocab_size)
     structure, _ = abstract_chimera(settings.chimera)
 
     def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
@@ -133,10 +142,6 @@ def chimera_objective(target: nnx.GraphDef, settings: ChimeraSettings, *, chunk:
         full = lagged(drafter, hidden, codes, batch.positions, batch.segments)
         made = [drafter.vectors(moved(hidden, h + 1), full[h], h) for h in range(heads)]
 
-        def unembed(vectors: Float[Array, "B C S D"]) -> Float[Array, "B C S V"]:
-            flat = vectors.reshape(len(vectors), -1, vectors.shape[-1])
-            return model.unembed(flat).reshape(*vectors.shape[:3], -1)
-
         guesses = Guesses(
             hidden=hidden,
             made=jnp.stack(made, axis=2),
@@ -144,7 +149,7 @@ def chimera_objective(target: nnx.GraphDef, settings: ChimeraSettings, *, chunk:
             weights=batch.weights,
             labels=batch.targets if settings.labels == "text" else None,
         )
-        found = drafted(model, guesses, unembed, vocabulary, chunk=chunk)
+        found = drafted(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)
         away = jnp.mean(jnp.square(full.astype(jnp.float32) - hidden.astype(jnp.float32)[None]), axis=-1)
         counted = batch.weights[None] * jnp.moveaxis(guesses.seen, 2, 0).astype(jnp.float32)
         distance = jnp.sum(counted * away, axis=(1, 2))

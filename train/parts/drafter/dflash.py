@@ -30,6 +30,7 @@ from train.parts.drafter.objective import (
     cast,
     drafted,
     read_by_target,
+    said_by,
     tally,
 )
 from train.parts.drafter.settings import DFlashSettings
@@ -64,12 +65,12 @@ class DFlashPart(BesideTarget):
         return place({"drafter": params}, mesh)
 
     def _objective(self, settings: DFlashSettings) -> Objective:
-        return dflash_objective(abstract_params(settings.model)[0], settings)
+        return dflash_objective(abstract_params(settings.model)[0], settings, self.tokens)
 
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method dflash --drafter FOLDER` reads, bound to the target's weights."""
         mark = frozen.fingerprints["base"]
-        save_dflash(folder, self.settings.dflash, stored["drafter"], base_fingerprint=mark)
+        save_dflash(folder, self.settings.dflash, stored["drafter"], base_fingerprint=mark, tokens=self.said)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""
@@ -80,6 +81,7 @@ class DFlashPart(BesideTarget):
             ended,
             title="A DFlash drafter",
             about={
+                **self.said_told,
                 "Taps": f"{', '.join(map(str, config.taps))}: what enters these layers of the target (from 0)",
                 "Layers": f"{config.num_layers} of {config.num_heads} heads, MLP of {config.mlp_width}",
                 "Blocks": f"{config.block_size} entries, place k counting exp(−k / {settings.decay_places:g}); "
@@ -96,7 +98,13 @@ class DFlashPart(BesideTarget):
         )
 
 
-def dflash_objective(target: nnx.GraphDef, settings: DFlashSettings, *, chunk: int = CHUNK_OF_DRAFTER) -> Objective:
+def dflash_objective(
+    target: nnx.GraphDef,
+    settings: DFlashSettings,
+    tokens: Int[np.ndarray, "X"] | None = None,
+    *,
+    chunk: int = CHUNK_OF_DRAFTER,
+) -> Objective:
     """Returns the cross-entropy of the masked tokens of random blocks, in nats, over rows of replies.
 
     Equivalent formula: Σ_a Σ_k exp(−k / decay_places) w_{a+k} (−Σ_x p_{a+k}(x) log q_{a,k}(x)) over anchors a and the
@@ -109,11 +117,12 @@ def dflash_objective(target: nnx.GraphDef, settings: DFlashSettings, *, chunk: i
     Args:
       target: structure of the target.
       settings: of the run.
+      tokens: that the drafter can say, in rising order; None for all.
       chunk: entries whose logits are in memory at once.
     """
     places = settings.dflash.block_size - 1
     decay = np.exp(-np.arange(places, dtype=np.float32) / np.float32(settings.decay_places))
-    vocabulary = Vocabulary(np.arange(settings.model.vocab_size), settings.model.vocab_size)
+    vocabulary = Vocabulary(tokens, settings.model.vocab_size)
     structure, _ = abstract_dflash(settings.dflash)
 
     def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
@@ -123,9 +132,11 @@ def dflash_objective(target: nnx.GraphDef, settings: DFlashSettings, *, chunk: i
         anchors = drawn_anchors(batch, settings.anchors, settings.seed)
         made = filled_blocks(drafter, model, taps, batch, anchors)
 
+        unembed = said_by(model, vocabulary)
+
         def of_place(place: Int[Array, ""], made: Float[Array, "B A D"]) -> Drafted:
             guesses = guesses_at(place, made, hidden, batch, anchors, of_text=settings.labels == "text")
-            return drafted(model, guesses, model.unembed, vocabulary, chunk=chunk)
+            return drafted(model, guesses, unembed, vocabulary, chunk=chunk)
 
         every = (jnp.arange(places, dtype=jnp.int32), jnp.moveaxis(made, 2, 0))
         found = jax.tree.map(lambda x: x[:, 0], jax.lax.map(lambda x: of_place(*x), every))

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Int
 
 from jax_smash.checkpoints.eagle import save_eagle
-from jax_smash.models.eagle import TokenIds, abstract_eagle, random_eagle
+from jax_smash.models.eagle import abstract_eagle, random_eagle
+from jax_smash.models.short_head import TokenIds
 from jax_smash.models.transformer import abstract_params
 from jax_smash.sharding import place
 from train.parts.drafter.base import head_rows
 from train.parts.drafter.beside import BesideTarget
 from train.parts.drafter.card import drafter_card
 from train.parts.drafter.objective import CHUNK_OF_DRAFTER, eagle_objective
-from train.parts.drafter.rows import commonest
 from train.parts.drafter.settings import EagleSettings
 from train.parts.part import Ended, Shapes
 from train.run.frozen import Frozen
@@ -40,14 +37,6 @@ class EaglePart(BesideTarget):
     settings: EagleSettings
 
     kind = EagleSettings
-
-    @functools.cached_property
-    def tokens(self) -> Int[np.ndarray, "X"]:
-        """Tokens that the drafter can say: the commonest of the replies."""
-        config = self.settings.eagle
-        if self.packed is None or config.head_size == config.vocab_size:
-            return np.arange(config.head_size)
-        return commonest(self.counts, config.head_size)
 
     def shapes(self) -> Shapes:
         """Returns those of the drafter's weights and the target's; without files the target is bfloat16."""
@@ -89,14 +78,13 @@ class EaglePart(BesideTarget):
         settings, config = self.settings, self.settings.eagle
         on = {"taps normed": config.tap_norms, "normed features fed back": config.feeds_normed}
         on |= {"normed residual": config.residual_normed}
-        covered = self.counts[self.tokens].sum() / max(int(self.counts.sum()), 1)
         return drafter_card(
             settings,
             ended,
             title="An EAGLE-3 drafter",
             about={
                 "Taps": f"what enters layers {', '.join(map(str, config.taps))} of the target (from 0)",
-                "Tokens that it can say": f"{config.head_size:,}, {covered:.1%} of those of the replies",
+                **self.said_told,
                 "Norms of EAGLE-3.1": ", ".join(name for name, given in on.items() if given) or "none",
                 "Training-time test": f"{settings.test_steps} steps, each counting {settings.step_decay:g} of the last",
             },

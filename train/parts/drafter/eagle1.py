@@ -29,6 +29,7 @@ from train.parts.drafter.objective import (
     cast,
     drafted,
     read_by_target,
+    said_by,
     tally,
 )
 from train.parts.drafter.settings import Eagle1Settings
@@ -65,7 +66,7 @@ class Eagle1Part(BesideTarget):
         return place({"drafter": params}, mesh)
 
     def _objective(self, settings: Eagle1Settings) -> Objective:
-        return eagle1_objective(abstract_params(settings.model)[0], settings)
+        return eagle1_objective(abstract_params(settings.model)[0], settings, self.tokens)
 
     def evaluated(self) -> Objective:
         """Returns the objective without noise."""
@@ -74,7 +75,7 @@ class Eagle1Part(BesideTarget):
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method eagle --drafter FOLDER` reads, bound to the target's weights."""
         mark = frozen.fingerprints["base"]
-        save_eagle1(folder, self.settings.eagle1, stored["drafter"], base_fingerprint=mark)
+        save_eagle1(folder, self.settings.eagle1, stored["drafter"], base_fingerprint=mark, tokens=self.said)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""
@@ -84,6 +85,7 @@ class Eagle1Part(BesideTarget):
             ended,
             title="An EAGLE-1 drafter",
             about={
+                **self.said_told,
                 "Layer": f"{config.num_heads} heads, MLP of {config.mlp_width}",
                 "Weights": f"{sum(x.size for x in jax.tree.leaves(stored)):,}",
                 "Loss": f"{settings.feature_share:g} of the features' distance, {settings.prediction_share:g} of the "
@@ -97,7 +99,13 @@ class Eagle1Part(BesideTarget):
         )
 
 
-def eagle1_objective(target: nnx.GraphDef, settings: Eagle1Settings, *, chunk: int = CHUNK_OF_DRAFTER) -> Objective:
+def eagle1_objective(
+    target: nnx.GraphDef,
+    settings: Eagle1Settings,
+    tokens: Int[np.ndarray, "X"] | None = None,
+    *,
+    chunk: int = CHUNK_OF_DRAFTER,
+) -> Objective:
     """Returns the distance of the drafter's features from the target's, and its cross-entropy, over rows of replies.
 
     Equivalent formula: Σ_s decay^s Σ_t w_t (a · mean(smooth L1 of f_s,t − hidden_t) + b · −Σ_x p_t(x) log q_s,t(x)),
@@ -112,11 +120,12 @@ def eagle1_objective(target: nnx.GraphDef, settings: Eagle1Settings, *, chunk: i
     Args:
       target: structure of the target.
       settings: of the run.
+      tokens: that the drafter can say, in rising order; None for all.
       chunk: entries whose logits are in memory at once.
     """
     decay = np.power(np.float32(settings.step_decay), np.arange(settings.test_steps, dtype=np.float32))
     shares = np.float32(settings.feature_share), np.float32(settings.prediction_share)
-    vocabulary = Vocabulary(np.arange(settings.model.vocab_size), settings.model.vocab_size)
+    vocabulary = Vocabulary(tokens, settings.model.vocab_size)
     structure, _ = abstract_eagle1(settings.eagle1)
 
     def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
@@ -128,12 +137,8 @@ def eagle1_objective(target: nnx.GraphDef, settings: Eagle1Settings, *, chunk: i
         made = unrolled(drafter, features, vectors, batch.positions, batch.segments, settings.test_steps)
         aligned, seen = behind(made, batch.segments)
 
-        def unembed(vectors: Float[Array, "B C S D"]) -> Float[Array, "B C S V"]:
-            flat = vectors.reshape(len(vectors), -1, vectors.shape[-1])
-            return model.unembed(flat).reshape(*vectors.shape[:3], -1)
-
         guesses = Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights)
-        found = drafted(model, guesses, unembed, vocabulary, chunk=chunk)
+        found = drafted(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)
         missed = aligned.astype(jnp.float32) - hidden.astype(jnp.float32)[:, :, None]
         away = jnp.mean(optax.losses.huber_loss(missed), axis=-1)
         distance = jnp.sum(batch.weights[..., None] * seen.astype(jnp.float32) * away, axis=(0, 1))

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import Block
 from jax_smash.checkpoints.adapter import read_adapter
@@ -38,6 +38,7 @@ from train.parts.drafter.objective import (
     cast,
     drafted,
     read_by_target,
+    said_by,
     tally,
 )
 from train.parts.language_model.objective import CHUNK
@@ -91,14 +92,14 @@ class MedusaPart(BesideTarget):
 
     def _objective(self, settings: MedusaSettings) -> Objective:
         make = medusa_objective if settings.base == "frozen" else joint_objective
-        return make(abstract_params(settings.model)[0], settings)
+        return make(abstract_params(settings.model)[0], settings, self.tokens)
 
     def measured(self) -> Objective:
         """Returns what exported weights are measured by: in float32, beside the target as it was."""
         settings = self.settings.measured()
         if settings.base == "frozen":
             return self._objective(settings)
-        return joint_objective(abstract_params(settings.model)[0], settings, compared=True)
+        return joint_objective(abstract_params(settings.model)[0], settings, self.tokens, compared=True)
 
     def stored(self, trained: dict[str, Any], frozen: Frozen | None) -> dict[str, Any]:
         """Returns the heads rounded to bfloat16, and the target's changes as they are."""
@@ -114,7 +115,7 @@ class MedusaPart(BesideTarget):
             (folder / ADAPTER).mkdir()
             write_adapter(folder / ADAPTER, self.base.folder, settings.model, stored["lora"], settings.alpha)
             mark = self.base.fingerprint(read_adapter(folder / ADAPTER))
-        save_medusa(folder, settings.medusa, stored["drafter"], base_fingerprint=mark)
+        save_medusa(folder, settings.medusa, stored["drafter"], base_fingerprint=mark, tokens=self.said)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""
@@ -122,6 +123,7 @@ class MedusaPart(BesideTarget):
         about = {
             "Heads": f"{config.num_heads}, each of {config.blocks} residual blocks",
             "Rows of tokens": "each head's own" if config.own_rows else "the target's",
+            **self.said_told,
             "A head counts": f"{settings.head_decay:g} of the one before it",
         }
         model = "TARGET"
@@ -146,7 +148,13 @@ class MedusaPart(BesideTarget):
         )
 
 
-def medusa_objective(target: nnx.GraphDef, settings: MedusaSettings, *, chunk: int = CHUNK_OF_DRAFTER) -> Objective:
+def medusa_objective(
+    target: nnx.GraphDef,
+    settings: MedusaSettings,
+    tokens: Int[np.ndarray, "X"] | None = None,
+    *,
+    chunk: int = CHUNK_OF_DRAFTER,
+) -> Objective:
     """Returns the heads' cross-entropy of the text's own later tokens, in nats, over rows of replies.
 
     Equivalent formula: Σ_h decay^h Σ_t w_t · −log q_h(token t), q_h what head h says h + 2 tokens before.
@@ -157,22 +165,29 @@ def medusa_objective(target: nnx.GraphDef, settings: MedusaSettings, *, chunk: i
     Args:
       target: structure of the target.
       settings: of the run.
+      tokens: that heads can say, in rising order; None for all.
       chunk: entries whose logits are in memory at once.
     """
     decay, structure = _decay(settings), abstract_medusa(settings.medusa)[0]
+    vocabulary = Vocabulary(tokens, settings.model.vocab_size)
 
     def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
         model: Transformer = nnx.merge(target, cast(params["base"], settings))
         heads: Medusa = nnx.merge(structure, cast(params["drafter"], settings))
         hidden, _ = read_by_target(model, batch, settings)
-        found = _said_by_heads(heads, model, hidden, batch, chunk)
+        found = _said_by_heads(heads, model, hidden, batch, vocabulary, chunk)
         return jnp.sum(decay * found.loss), tally(found, decay)
 
     return objective
 
 
 def joint_objective(
-    target: nnx.GraphDef, settings: MedusaSettings, *, compared: bool = False, chunk: int = CHUNK_OF_DRAFTER
+    target: nnx.GraphDef,
+    settings: MedusaSettings,
+    tokens: Int[np.ndarray, "X"] | None = None,
+    *,
+    compared: bool = False,
+    chunk: int = CHUNK_OF_DRAFTER,
 ) -> Objective:
     """Returns the loss of the heads and of the target that learns with them, in nats, over rows of replies.
 
@@ -186,10 +201,12 @@ def joint_objective(
     Args:
       target: structure of the target.
       settings: of the run.
+      tokens: that heads can say, in rising order; None for all.
       compared: tell the loss of the target before it changed too, `base_loss_before`.
       chunk: entries whose logits are in memory at once.
     """
     decay, structure = _decay(settings), abstract_medusa(settings.medusa)[0]
+    vocabulary = Vocabulary(tokens, settings.model.vocab_size)
 
     def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
         model: Transformer = nnx.merge(target, cast(changed(params, settings), settings))
@@ -197,7 +214,7 @@ def joint_objective(
         block = Block.causal(batch.segments > 0, batch.segments)
         inputs, layers = model.embed(batch.tokens), {"remat": settings.remat, "scan": settings.scan}
         hidden = hidden_without_cache(model, inputs, batch.positions, block, **layers)
-        found = _said_by_heads(heads, model, hidden, batch, chunk)
+        found = _said_by_heads(heads, model, hidden, batch, vocabulary, chunk)
         told = tally(found, decay)
         means, counted = dict(told.means), (hidden, batch.targets, batch.weights)
         if settings.base_labels == "text":
@@ -244,14 +261,19 @@ def _decay(settings: MedusaSettings) -> Float[np.ndarray, "H"]:
 
 
 def _said_by_heads(
-    heads: Medusa, model: Transformer, hidden: Float[Array, "B T D"], batch: Batch, chunk: int
+    heads: Medusa,
+    model: Transformer,
+    hidden: Float[Array, "B T D"],
+    batch: Batch,
+    vocabulary: Vocabulary,
+    chunk: int,
 ) -> Drafted:
     """Returns what the heads' guesses of the text's own later tokens were worth."""
     made, seen = behind(heads.vectors(hidden), batch.segments)
 
-    def unembed(vectors: Float[Array, "B C S D"]) -> Float[Array, "B C S V"]:
+    def by_own_rows(vectors: Float[Array, "B C S D"]) -> Float[Array, "B C S V"]:
         return jnp.moveaxis(heads.unembed(jnp.moveaxis(vectors, 2, 0), model), 0, 2)
 
-    vocab_size = model.config.vocab_size
+    unembed = by_own_rows if heads.config.own_rows else said_by(model, vocabulary)
     guesses = Guesses(hidden=hidden, made=made, seen=seen, weights=batch.weights, labels=batch.targets)
-    return drafted(model, guesses, unembed, Vocabulary(np.arange(vocab_size), vocab_size), chunk=chunk)
+    return drafted(model, guesses, unembed, vocabulary, chunk=chunk)

@@ -110,4 +110,5 @@ class MedusaSettings(DrafterSettings):
             num_heads=self.num_heads,
             blocks=self.blocks,
             own_rows=self.own_head,
+            head_size=self.head_size,
         )

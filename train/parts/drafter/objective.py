@@ -56,11 +56,12 @@ class Vocabulary:
     """The tokens that a drafter can say.
 
     Args:
-      tokens: their ids, in rising order.
+      tokens: their ids, in rising order; None for all.
       vocab_size: V of the target.
     """
 
-    def __init__(self, tokens: Int[np.ndarray, "X"], vocab_size: int):
+    def __init__(self, tokens: Int[np.ndarray, "X"] | None, vocab_size: int):
+        tokens = np.arange(vocab_size) if tokens is None else tokens
         self.whole = len(tokens) == vocab_size
         self.tokens = tokens.astype(np.int32)
         self.row = np.zeros(vocab_size, np.int32)
@@ -215,6 +216,18 @@ def drafted(
     steps = jnp.zeros(guesses.made.shape[2], jnp.float32)
     nothing = Drafted(loss=steps, count=steps, hits=jnp.zeros((len(steps), RANKS), jnp.float32), tried=steps)
     return jax.lax.scan(add, nothing, jax.tree.map(lambda x: _pieces(x, chunk), guesses))[0]
+
+
+def said_by(model: Transformer, vocabulary: Vocabulary) -> Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]]:
+    """Returns what makes the logits of the tokens that a drafter says by the target's head."""
+    rows = None if vocabulary.whole else model.rows_of(jnp.asarray(vocabulary.tokens))
+
+    def unembed(vectors: Float[Array, "B C S D"]) -> Float[Array, "B C S X"]:
+        flat = vectors.reshape(len(vectors), -1, vectors.shape[-1])
+        logits = model.unembed(flat) if rows is None else model.logits_of(flat, rows)
+        return logits.reshape(*vectors.shape[:3], -1)
+
+    return unembed
 
 
 def tally(found: Drafted, shares: Float[np.ndarray, "S"]) -> Tally:

@@ -22,12 +22,14 @@ class DrafterSettings(Settings):
       choice_share: of the documents that are held out, how many choose the step that is exported. What is reported of
         it is measured on the others. With 0 the last step is exported, and all of them are reported on.
       states: dtype of the target's states where they were kept on disk; empty where the target reads the rows itself.
+      head_size: tokens that the drafter can say, the commonest of what is learned; 0 for all of the vocabulary.
     """
 
     reply_begins: str = "<|assistant|>"
     reply_ends: str = END
     choice_share: float = 0.5
     states: str = ""
+    head_size: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +56,6 @@ class EagleSettings(DrafterSettings):
 
     Attributes:
       taps: as of `EagleConfig`; None for those that enter layers 2, L/2 and L − 3.
-      head_size: tokens that the drafter can say, the commonest of what is learned; 0 for all of the vocabulary.
       mlp_width: F of the drafter's layer; 0 for the target's.
       tap_norms, feeds_normed, residual_normed: as of `EagleConfig`.
       test_steps: tokens that each entry drafts in training, each from what the drafter made of the one before it.
@@ -62,7 +63,6 @@ class EagleSettings(DrafterSettings):
     """
 
     taps: tuple[int, ...] | None = None
-    head_size: int = 0
     mlp_width: int = 0
     tap_norms: bool = False
     feeds_normed: bool = False
@@ -148,7 +148,10 @@ class Eagle1Settings(DrafterSettings):
     def eagle1(self) -> Eagle1Config:
         """The drafter's sizes."""
         return Eagle1Config.for_target(
-            self.model, mlp_width=self.mlp_width or self.model.mlp_width, join_bias=self.join_bias
+            self.model,
+            mlp_width=self.mlp_width or self.model.mlp_width,
+            join_bias=self.join_bias,
+            head_size=self.head_size,
         )
 
 
@@ -212,6 +215,7 @@ class ChimeraSettings(DrafterSettings):
             encoder_mlp_width=self.model.mlp_width if self.gram_encoder == TEXT_LAYER else 0,
             decoding_heads=self.decoding_heads,
             residual_heads=self.residual_heads,
+            head_size=self.head_size,
         )
 
 
@@ -270,5 +274,6 @@ class DFlashSettings(DrafterSettings):
             window=self.window,
             mlp_width=self.mlp_width or self.model.mlp_width,
             max_positions=self.max_positions or self.model.max_positions,
+            head_size=self.head_size,
             **changes,
         )

@@ -4,7 +4,7 @@ import pytest
 
 from jax_smash.models.projection import row_products
 from tests.tiny import tiny_model
-from train.parts.drafter.objective import RANKS, Guesses, Vocabulary, behind, drafted, tally
+from train.parts.drafter.objective import RANKS, Guesses, Vocabulary, behind, drafted, said_by, tally
 
 STEPS = 2
 
@@ -87,3 +87,17 @@ def test_with_labels_the_loss_is_the_cross_entropy_of_these_tokens():
             loss[step] -= np.log(guess[labels[row, place]])
     np.testing.assert_allclose(found.loss, loss, rtol=1e-4)
     np.testing.assert_array_equal(found.count, found.tried)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"logits_divisor": 3.0, "final_softcap": 2.0}])
+def test_tokens_are_said_by_the_targets_head(changes):
+    model = tiny_model(**changes)
+    target = model.definition.bind(model.params["target"])
+    vectors = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4, model.config.d_model)), jnp.float32)
+    whole = said_by(target, Vocabulary(None, model.vocab_size))(vectors)
+    assert whole.shape == (2, 3, 4, model.vocab_size)
+    np.testing.assert_allclose(whole[1, 2, 3], target.unembed(vectors[1, 2, 3]), atol=1e-5)
+    some = np.asarray([0, 7, 8, 200])
+    np.testing.assert_allclose(
+        said_by(target, Vocabulary(some, model.vocab_size))(vectors), whole[..., some], rtol=1e-5
+    )
