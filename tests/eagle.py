@@ -57,6 +57,7 @@ class PlainEagle:
         self.config, self.shift = drafter.config, shift
         self._taps = functools.partial(taps_of_text(model.definition), model.params["target"])
         self._embedding = np.asarray(model.params["target"]["embedding"][...], np.float64)
+        self._rows = np.asarray(model.params["target"]["head"][...], np.float64)
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))
 
     def tree(self, topology, text: list[int], chosen=None) -> list[int]:
@@ -108,7 +109,7 @@ class PlainEagle:
         hidden = self._normed(x, w["final_norm"])
         logits = np.full(config.vocab_size, -np.inf)
         tokens = w["tokens"].astype(int) if "tokens" in w else np.arange(config.vocab_size)
-        logits[tokens] = w["head"] @ hidden
+        logits[tokens] = (w["head"] if config.own_rows else self._rows[tokens]) @ hidden
         return hidden if config.feeds_normed else x, logits
 
     def _attended(self, read: np.ndarray) -> np.ndarray:

@@ -3,8 +3,9 @@
 The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the drafter was
 trained for some, and the fields of `EagleConfig`. The second holds a tensor for each
 parameter by its dotted name: `w_join [n·D, D]` over the n taps one behind the other, `attention.w_qkv`,
-`attention.w_o`, `mlp.w_gate_up`, `mlp.w_down`, `head [V', D]`, the norms' scales, and `tokens [V']`, int32, the
-target's id of each row of the head, which is missing where the head has the whole vocabulary.
+`attention.w_o`, `mlp.w_gate_up`, `mlp.w_down`, `head [V', D]`, which is missing where the head has the target's rows,
+the norms' scales, and `tokens [V']`, int32, the target's id of each row of the head, which is missing where the head
+has the whole vocabulary.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Int
 from safetensors.numpy import save_file
 
 from jax_smash.checkpoints.described import (
@@ -60,6 +62,14 @@ class EagleModules:
     definition: NnxModel
     params: nnx.State
     base_fingerprint: str = ""
+
+    @property
+    def said(self) -> Int[np.ndarray, "X"] | None:
+        """Tokens that it says by the target's head; None where it has a head of its own, or says all of them."""
+        if self.config.own_rows or self.config.head_size == self.config.vocab_size:
+            return None
+        tokens: Any = self.params[TOKENS]
+        return np.asarray(tokens[...])
 
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""

@@ -104,7 +104,13 @@ def import_eagle(
     )
 
 
-def export_eagle(folder: str | Path, drafter: EagleModules, *, layer_ids: Reading = "inputs") -> None:
+def export_eagle(
+    folder: str | Path,
+    drafter: EagleModules,
+    *,
+    layer_ids: Reading = "inputs",
+    rows: Callable[[], Any] | None = None,
+) -> None:
     """Writes a drafter as vLLM (`inputs`) or SGLang (`outputs`) loads it; the folder appears whole or not at all.
 
     Ids of layers and flags of norms are always written, for loaders differ in what they take where they are absent.
@@ -113,16 +119,21 @@ def export_eagle(folder: str | Path, drafter: EagleModules, *, layer_ids: Readin
       folder: absent or empty.
       drafter: with plain weights.
       layer_ids: what the ids that are written mean.
+      rows: returns the target's rows of its head, `[V, D]`, for a drafter without rows of its own.
 
     Raises:
       FileExistsError: the folder has something in it.
-      ValueError: weights are int8 or not finite, or the taps cannot be told by ids.
+      ValueError: weights are int8 or not finite, the taps cannot be told by ids, or rows are missing.
       OSError: the disk is full.
     """
     config = drafter.config
     params = {dotted(path): np.asarray(v.get_value()) for path, v in nnx.to_flat_state(drafter.params)}
     tokens = params.pop("tokens", np.arange(config.head_size, dtype=np.int32)).astype(np.int64)
     ids = _written_ids(config, layer_ids)
+    if not config.own_rows:
+        if rows is None:
+            raise ValueError("a drafter without rows of its own needs the target's; got no base")
+        params["head"] = np.asarray(rows())[tokens].astype(params["w_join"].dtype)
     tensors = to_published(params, config)
     check_savable(tensors)
     known = np.zeros(config.vocab_size, bool)

@@ -1,12 +1,16 @@
 """`jax-smash convert`: a checkpoint into another layout."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from jax_smash.cli.options import DtypeName
+
+READINGS: dict[str, Literal["inputs", "outputs"]] = {"vllm": "inputs", "sglang": "outputs"}
+"""What ids of layers mean in a published EAGLE-3 drafter, by who loads it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Convert:
     """The layout to write: of a model; of a published drafter, ours (eagle, of EAGLE-3 or EAGLE-1; medusa); of ours, a
     published one (vllm, sglang for EAGLE, authors for Medusa)."""
     base: str | None = None
-    """With --to eagle, medusa or authors, and of an EAGLE-1 drafter always: the model that the drafter is for."""
+    """With --to eagle, medusa or authors, of an EAGLE-1 drafter, and of one that says tokens by the rows of the model
+    that it is for: that model."""
     layer_ids: Literal["told", "inputs", "outputs"] = "told"
     """With --to eagle: what a published drafter's ids of layers mean, where they do not tell it themselves."""
     dtype: DtypeName = "auto"
@@ -52,10 +57,8 @@ class Convert:
         if self.to in ("vllm", "sglang") and self._of_eagle1():
             console.print(f"wrote {self._published_eagle1()}")
             return
-        if self.to in ("huggingface", "orbax", "sglang") and self.base is not None:
-            raise ValueError(
-                f"base goes with --to eagle, medusa, authors or vllm, or with an EAGLE-1 drafter; got --to {self.to}"
-            )
+        if self.to in ("huggingface", "orbax") and self.base is not None:
+            raise ValueError(f"base goes with the drafters of a model; got --to {self.to}")
         if self.to not in ("huggingface", "orbax"):
             console.print(f"wrote {self._heads() if self._of_medusa() else self._drafter()}")
             return
@@ -125,11 +128,12 @@ class Convert:
         from jax_smash.loading import checkpoint_config, find, stored_vectors
 
         dtype = None if self.dtype == "auto" else self.dtype
-        if self.base is None:
-            made = load_eagle(self.source, dtype=dtype)
-            export_eagle(self.target, made, layer_ids="inputs" if self.to == "vllm" else "outputs")
+        if self.to != "eagle":
+            made, layer_ids = load_eagle(self.source, dtype=dtype), READINGS[self.to]
+            rows = None if self.base is None else functools.partial(stored_vectors, find(self.base), "head")
+            export_eagle(self.target, made, layer_ids=layer_ids, rows=rows)
             return self.target
-        base = find(self.base)
+        base = find(str(self.base))
         if is_published_eagle1(self.source):
             if self.layer_ids != "told":
                 raise ValueError("layer-ids go with EAGLE-3; the drafter is EAGLE-1's, which reads no layers")

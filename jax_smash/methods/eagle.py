@@ -48,7 +48,8 @@ def eagle(setup: Setup) -> Trained:
     tree, config = setup.draft.tree, modules.config
     said = config.head_size or config.vocab_size
     sizes, reach = confident(tree), branching(min(RANKS, said), levels=LEVELS)
-    each = share_of_step(setup.model, modules.params, head=said if isinstance(config, Eagle1Config) else 0)
+    borrows = isinstance(config, Eagle1Config) or not config.own_rows
+    each = share_of_step(setup.model, modules.params, head=said if borrows else 0)
     ladder = ladder_of(setup, NAME, reach, drafting=each)
     trees: FixedTrees | ConfidentTrees = FixedTrees(width=width_of(ladder, reach), room=room_of(ladder, reach))
     trees = trees if sizes is None else ConfidentTrees(sizes)
@@ -63,7 +64,7 @@ def eagle(setup: Setup) -> Trained:
         trees=trees,
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
     )
-    rows = said_rows(setup.model, getattr(modules, "tokens", None))
+    rows = said_rows(setup.model, modules.said)
     return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=rows)
 
 

@@ -17,7 +17,7 @@ from jax_smash.models.projection import project, row_products
 from jax_smash.models.short_head import TokenIds, check_tokens
 from jax_smash.pytree import replace
 from jax_smash.quantise import scores
-from jax_smash.sampling.vocabulary import Likeliest
+from jax_smash.sampling.vocabulary import Likeliest, likeliest_tokens
 from jax_smash.sharding import constrain
 
 
@@ -40,7 +40,8 @@ class Eagle(PairLayer):
         self.vector_norm, self.feature_norm, self.mlp_norm, self.final_norm = norm(), norm(), norm(), norm()
         self.attention = Attention(layer, FULL, rngs=rngs, dtype=dtype, input_width=2 * d)
         self.mlp = MLP(layer, rngs=rngs, dtype=dtype)
-        self.head = weight(rngs, (config.head_size, d), ("vocab", "embed"), dtype, contracted=(1,))
+        table, axes = (config.head_size, d), ("vocab", "embed")
+        self.head = weight(rngs, table, axes, dtype, contracted=(1,)) if config.own_rows else None
         # The token of each row of the head, in rising order.
         ids = jnp.arange(config.head_size, dtype=jnp.int32)
         self.tokens = TokenIds(ids) if config.head_size < config.vocab_size else None
@@ -50,11 +51,13 @@ class Eagle(PairLayer):
         return self.join([taps[i] for i in self.config.taps], rows="rows")
 
     def logits(self, hidden: Float[Array, "B T D"], target: Any) -> Float[Array, "B T V"]:
-        """Returns those of the drafter's own head, as `unembed` does."""
-        return self.unembed(hidden)
+        """Returns those of the drafter's own head, as `unembed` does, or of the target's."""
+        return target.unembed(hidden) if self.head is None else self.unembed(hidden)
 
     def guesses(self, hidden: Float[Array, "B T D"], n: int, target: Any, *, total: bool = False) -> Likeliest:
-        """Returns the n likeliest tokens behind each entry by the drafter's own head."""
+        """Returns the n likeliest tokens behind each entry by the drafter's own head, or the target's."""
+        if self.head is None:
+            return likeliest_tokens(target, hidden, n, total=total)
         found = likeliest_rows(hidden, self.head[...], _logits, n, total=total)
         return found if self.tokens is None else replace(found, tokens=self.tokens[...][found.tokens])
 
@@ -85,8 +88,9 @@ class Eagle(PairLayer):
         return hidden, hidden if self.config.feeds_normed else x
 
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Returns float32 logits of the target's tokens; minus infinity for what the head cannot say."""
-        logits = constrain(_logits(hidden, self.head[...]), ..., "vocab")
+        """Returns float32 logits of the target's tokens by rows of its own; minus infinity for what they cannot say."""
+        rows: Any = self.head
+        logits = constrain(_logits(hidden, rows[...]), ..., "vocab")
         if self.tokens is None:
             return logits
         nothing = jnp.full((*hidden.shape[:-1], self.config.vocab_size), -jnp.inf, jnp.float32)

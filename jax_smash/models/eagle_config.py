@@ -26,6 +26,7 @@ class EagleConfig:
       tap_norms: each tap is normed before they are joined (EAGLE-3.1).
       feeds_normed: what a drafted token's children are drafted from is normed, too (EAGLE-3.1).
       residual_normed: the layer's residual begins with the normed feature, not with the feature.
+      own_rows: the head has rows of its own; else it has the target's.
     """
 
     vocab_size: int
@@ -43,6 +44,7 @@ class EagleConfig:
     tap_norms: bool = False
     feeds_normed: bool = False
     residual_normed: bool = False
+    own_rows: bool = True
 
     def __post_init__(self) -> None:
         for name in ("target_layers", "max_positions"):

@@ -219,6 +219,7 @@ def test_medusas_heads_begin_as_the_targets_own_and_draft_for_it_alone(root, tmp
                 ("chimera", "chimera", {"decoding_heads": 2, "mlp_width": 32}),
                 ("dflash", "dflash", {"num_layers": 1, "block_size": 4, "anchors": 2, "mlp_width": 32}),
                 ("eagle1", "eagle", {"mlp_width": 32}),
+                ("eagle", "eagle", {"mlp_width": 32, "test_steps": 2, "own_head": False}),
             ]
         ),
     ],

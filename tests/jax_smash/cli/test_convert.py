@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 from safetensors.numpy import load_file
 
 import jax_smash
@@ -49,6 +50,18 @@ def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_l
     assert "base and layer-ids go with --to eagle" in call("convert", "published", "other", "--to", "eagle")[2]
 
 
+def test_a_drafter_that_says_tokens_by_the_targets_rows_is_written_with_these(call, two_layers, tmp_path):
+    target, tokens = jax_smash.load(two_layers), range(30, 60)
+    made = random_drafter(target, tokens=tokens, taps=(0, 1), own_rows=False)
+    save_eagle(tmp_path / "ours", made.config, made.params, base_fingerprint="ab")
+    assert "needs the target's; got no base" in call("convert", "ours", "published", "--to", "vllm")[2]
+    assert not (tmp_path / "published").exists()
+    status, _, told = call("convert", "ours", "published", "--to", "vllm", "--base", two_layers)
+    assert status == 0, told
+    written = load_file(tmp_path / "published/model.safetensors")["lm_head.weight"]
+    np.testing.assert_array_equal(written, target.params["target"]["head"][...][30:60])
+
+
 def test_an_eagle_1_drafter_goes_to_the_published_layouts_and_back_bit_for_bit(call, two_layers, tmp_path):
     model = jax_smash.load(two_layers)
     for layout, bias in (("vllm", False), ("sglang", True)):
@@ -75,4 +88,5 @@ def test_heads_go_to_the_published_layouts_and_back_bit_for_bit(call, two_layers
         for name in ("medusa.json", "medusa.safetensors"):
             assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / f"{layout}-again" / name).read_bytes()
     assert "--to authors needs the base" in call("convert", "ours", "other", "--to", "authors")[2]
-    assert "base goes with --to" in call("convert", "ours", "other", "--to", "sglang", "--base", two_layers)[2]
+    assert "eagle.json" in call("convert", "ours", "other", "--to", "sglang", "--base", two_layers)[2]
+    assert "base goes with the drafters of a model" in call("convert", two_layers, "other", "--base", two_layers)[2]

@@ -153,6 +153,7 @@ def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
         {"tap_norms": True, "feeds_normed": True},
         {"residual_normed": True, "taps": (0, 1, 2)},
         {"tokens": SOME},
+        {"tokens": SOME, "own_rows": False},
         {"max_positions": 16},
     ],
 )

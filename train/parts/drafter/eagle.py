@@ -47,10 +47,10 @@ class EaglePart(BesideTarget):
         """Returns random weights, but for the head: its rows are those of the target's."""
         settings, config = self.settings, self.settings.eagle
         params = quick_to_learn(random_eagle(config, settings.seed)[1], config.layer, settings.seed)
-        rows = head_rows(self.base, self.tokens)
         trained, _ = _trained(params)
-        # Training consumes weights, and these lie in NumPy's memory.
-        trained["head"].set_value(jnp.array(rows, copy=True))
+        if config.own_rows:
+            # Training consumes weights, and these lie in NumPy's memory.
+            trained["head"].set_value(jnp.array(head_rows(self.base, self.tokens), copy=True))
         return place({"drafter": trained}, mesh)
 
     def _objective(self, settings: EagleSettings) -> Objective:
@@ -85,6 +85,7 @@ class EaglePart(BesideTarget):
             about={
                 "Taps": f"what enters layers {', '.join(map(str, config.taps))} of the target (from 0)",
                 **self.said_told,
+                "Rows of tokens": "the drafter's own" if config.own_rows else "the target's",
                 "Norms of EAGLE-3.1": ", ".join(name for name, given in on.items() if given) or "none",
                 "Training-time test": f"{settings.test_steps} steps, each counting {settings.step_decay:g} of the last",
             },

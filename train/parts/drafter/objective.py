@@ -102,7 +102,7 @@ def eagle_objective(
         found = drafted(
             model,
             Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights),
-            lambda x: row_products(x, drafter.head[...]),
+            said_by(model, vocabulary) if drafter.head is None else lambda x: row_products(x, drafter.head[...]),
             vocabulary,
             chunk=chunk,
         )

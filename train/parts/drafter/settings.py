@@ -58,6 +58,7 @@ class EagleSettings(DrafterSettings):
       taps: as of `EagleConfig`; None for those that enter layers 2, L/2 and L − 3.
       mlp_width: F of the drafter's layer; 0 for the target's.
       tap_norms, feeds_normed, residual_normed: as of `EagleConfig`.
+      own_head: `own_rows` of `EagleConfig`.
       test_steps: tokens that each entry drafts in training, each from what the drafter made of the one before it.
       step_decay: what a step counts beside the one before it.
     """
@@ -67,6 +68,7 @@ class EagleSettings(DrafterSettings):
     tap_norms: bool = False
     feeds_normed: bool = False
     residual_normed: bool = False
+    own_head: bool = True
     test_steps: int = 7
     step_decay: float = 0.8
 
@@ -96,6 +98,7 @@ class EagleSettings(DrafterSettings):
             tap_norms=self.tap_norms,
             feeds_normed=self.feeds_normed,
             residual_normed=self.residual_normed,
+            own_rows=self.own_head,
             **changes,
         )
 
