@@ -52,6 +52,7 @@ def test_a_report_has_a_row_a_method_tree_batch_and_task(report):
     assert {"before", "after"} == tree["host_load_average"].keys()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
     main(dataclasses.replace(given, resume=True))
     assert json.loads(given.json.read_text())["rows"] == report["rows"]

@@ -5,6 +5,7 @@ import pytest
 from eval.startup import AGAIN, FIRST, NAMED_AGAIN, NAMED_FIRST, Settings, main, measure
 
 
+@pytest.mark.slow
 def test_starts_are_timed_until_their_first_text(tmp_path):
     path = tmp_path / "startup.json"
     main(Settings(model="tiny", prompt="I would like a table for two.", repeats=1, json=path))

@@ -45,6 +45,7 @@ def test_a_model_with_copies_is_the_same_model(tmp_path, family):
         np.testing.assert_array_equal(saved[name], tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["plain", "int8"])
 def test_a_mesh_of_more_devices_than_kv_heads_decodes_the_same_text(tmp_path, weights):
     folder = write_model(tmp_path, num_key_value_heads=2, num_attention_heads=4)

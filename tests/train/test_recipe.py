@@ -125,6 +125,7 @@ def test_a_recipe_makes_all_its_stages_and_locks_what_they_were_made_of(place, w
     assert "model/model.safetensors" in names
 
 
+@pytest.mark.slow
 def test_a_recipe_that_is_killed_ends_with_the_same_weights(whole, begin, end, tmp_path):
     output = shutil.copytree(whole, tmp_path / "killed", ignore=shutil.ignore_patterns(START, ".running"))
     recipe = begin("short", output, "--from", START)

@@ -82,6 +82,7 @@ def test_every_program_of_a_second_command_comes_from_the_first_s_files(child, m
     assert len(said) == 1  # The summary alone.
 
 
+@pytest.mark.slow
 def test_programs_beside_a_checkpoint_go_with_it_and_another_shape_compiles_anew(child, model, tmp_path):
     here = shutil.copytree(model, tmp_path / "here")
     command = ("--prompt", "abc", "--max-new-tokens", "3", "--programs", "beside")

@@ -164,6 +164,7 @@ def test_trees_of_every_kind_of_drafter_are_the_plain_ones(changes, siblings):
     assert chat.differing == 0
 
 
+@pytest.mark.slow
 def test_trees_of_rows_that_sample_are_the_plain_ones_with_the_noise_of_the_choice(siblings):
     chat = Chat(drafter(tokens=SOME), sampling=CHOICES)
     chat.turn(prompts_of((4, 1, 9)))

@@ -53,12 +53,12 @@ def drafts(kind, drafter, model=None, sampling=None):
     return proposed(proposing(made.strategy)(made.params, rows.state, chain(3)))
 
 
-@pytest.mark.parametrize("kind", few("medusa", "eagle1"))
+@pytest.mark.parametrize("kind", few("medusa"))
 def test_of_all_tokens_it_proposes_what_one_without_a_list_does(kind):
     assert drafts(kind, saying_some(kind, target(), share=1)) == drafts(kind, saying_all(kind, target()))
 
 
-@pytest.mark.parametrize("kind", few("medusa", "dflash"))
+@pytest.mark.parametrize("kind", few("dflash"))
 def test_nothing_else_is_proposed(kind):
     said = {-1, *every(target(), 3).tolist()}
     drafted, free = (
@@ -87,7 +87,8 @@ def test_beside_a_target_in_int8_rows_are_its_own():
     assert {t for row in drafted for t in row[1:]} <= {-1, *every(model, 3).tolist()}
 
 
-@pytest.mark.parametrize("kind", few("medusa"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
 def test_on_a_mesh_it_proposes_what_it_does_on_one_device(kind):
     divided = dataclasses.replace(target(), params=place(target().params, make_mesh("tp=2")))
     drafter = saying_some(kind, target())
