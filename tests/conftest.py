@@ -36,7 +36,7 @@ SLOW_CASES = frozenset((pathlib.Path(__file__).parent / "slow_cases.txt").read_t
 
 def pytest_addoption(parser):
     parser.addoption("--one-case", action="store_true", help="of each parametrised test only the first case")
-    parser.addoption("--every", type=int, default=1, help="of each file only one test in so many, the first included")
+    parser.addoption("--every", type=int, default=1, help="only one test in so many, the first included")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,16 +52,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _sampled(items, *, one_case, every):
-    """Returns the first case of each test, or all, of one test of a file in so many."""
+    """Returns the first case of each test, or all, of one test in so many."""
     kept, tests = set(), {}
     for item in items:
-        file, name = item.nodeid.split("::", 1)
-        seen = tests.setdefault(file, [])
-        test = name.split("[")[0]
-        new = test not in seen
-        if new:
-            seen.append(test)
-        if seen.index(test) % every == 0 and (new or not one_case):
+        test = item.nodeid.split("[")[0]
+        new = test not in tests
+        if tests.setdefault(test, len(tests)) % every == 0 and (new or not one_case):
             kept.add(item)
     return kept
 
