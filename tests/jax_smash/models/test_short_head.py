@@ -25,13 +25,13 @@ def test_it_says_what_the_target_does_of_these_tokens_and_nothing_else(changes, 
     said = saying(model.definition, {"target": params, "said": said_of(target, SAID)})
     assert isinstance(said, ShortHead)
     logits, expected = said.unembed(hidden), target.unembed(hidden)
-    np.testing.assert_allclose(logits[..., SAID], expected[..., SAID], atol=1e-5)
+    np.testing.assert_allclose(logits[..., SAID], expected[..., SAID], rtol=1e-5, atol=1e-5)
     assert np.isneginf(np.delete(np.asarray(logits), SAID, axis=-1)).all()
     found = said.likeliest(hidden, 3, total=True, keep=True)
     order = np.argsort(-np.asarray(expected)[..., SAID], axis=-1, kind="stable")[..., :3]
     np.testing.assert_array_equal(found.tokens, SAID[order])
     np.testing.assert_allclose(found.total, jax.nn.logsumexp(logits, axis=-1), rtol=1e-5)
-    np.testing.assert_allclose(found.logits, logits, atol=1e-5)
+    np.testing.assert_allclose(found.logits, logits, rtol=1e-5, atol=1e-5)
 
 
 def test_without_such_tokens_it_is_the_target():
