@@ -22,8 +22,8 @@ layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
 `--change optimiser.learning_rate=0.001` of any kind. So one file serves all runs of a comparison.
 
 With `head_size` a drafter says so many tokens alone, the commonest of the replies, by the target's rows of these. Of a
-large vocabulary that is a fraction of the work, in training and in each draft; published layouts have it of EAGLE-3
-alone.
+large vocabulary that is a fraction of the work, in training and in each draft; `jax-smash convert` exports such a
+drafter of EAGLE-3 alone.
 
 `--states STATES` reads from disk what the target makes of the rows (`train.states`), for drafters of any kind.
 

@@ -11,7 +11,7 @@ from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
 from jax_smash.plan import tree_bytes
 from jax_smash.planning.abstract import Abstract, share, share_bytes
-from jax_smash.planning.drafting import drafter_of
+from jax_smash.planning.drafting import OWN, drafter_of
 from jax_smash.protocols import Strategy
 
 
@@ -55,7 +55,8 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
 
     A step reads every weight and every slot of the cache once, and writes the entries that it can accept. Under a
     policy it reads the budget of slots, and what they are chosen by. A drafter's weights and cache are read for each
-    of its forwards, HAMburger's modules once. Embeddings that are looked up are left out.
+    of its forwards, HAMburger's modules once. Embeddings that are looked up are left out, and what a model that drafts
+    for itself reads of its own cache to draft.
 
     Args:
       name: prefill, start or decode.
@@ -133,7 +134,8 @@ def _drafter_read(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     if name == "prefill":
         return Ideal(drafter.prompt.bytes)
     forwards = getattr(arguments.strategy, "levels", 1) if drafter.entries is None else 1
-    return Ideal(drafter.once.bytes + forwards * drafter.forward.bytes, forwards * drafter.cache)
+    cache = 0 if arguments.method == OWN else drafter.cache
+    return Ideal(drafter.once.bytes + forwards * drafter.forward.bytes, forwards * cache)
 
 
 def _elements(params: Any) -> int:

@@ -64,7 +64,7 @@ class EagleModules:
     base_fingerprint: str = ""
 
     @property
-    def said(self) -> Int[np.ndarray, "X"] | None:
+    def tokens(self) -> Int[np.ndarray, "X"] | None:
         """Tokens that it says by the target's head; None where it has a head of its own, or says all of them."""
         if self.config.own_rows or self.config.head_size == self.config.vocab_size:
             return None

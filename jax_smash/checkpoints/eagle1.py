@@ -48,11 +48,6 @@ class Eagle1Modules:
     base_fingerprint: str = ""
     tokens: Int[np.ndarray, "X"] | None = None
 
-    @property
-    def said(self) -> Int[np.ndarray, "X"] | None:
-        """The same tokens."""
-        return self.tokens
-
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""
         return f"Eagle1Modules({size(self.params)})"

@@ -173,14 +173,14 @@ class ModuleFiles:
 
 
 def check_says_all(config: Any) -> None:
-    """Refuses modules that say some tokens alone, for a layout that knows none of that.
+    """Refuses modules that say some tokens alone, for an export that writes no list of these.
 
     Raises:
       ValueError: they do.
     """
     if config.head_size:
         raise ValueError(
-            f"published layouts have no list of tokens, and the drafter says {config.head_size} of "
+            f"an export writes heads of all tokens, and the drafter says {config.head_size} of "
             f"{config.vocab_size}: train it with head_size 0"
         )
 

@@ -64,7 +64,7 @@ def eagle(setup: Setup) -> Trained:
         trees=trees,
         noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
     )
-    rows = said_rows(setup.model, modules.said)
+    rows = said_rows(setup.model, modules.tokens)
     return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=rows)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_smash.config import AttentionKind, ModelConfig, RopeConfig
-from jax_smash.models.config_fields import config_of
+from jax_smash.models.config_fields import check_head_size, config_of
 
 FULL: AttentionKind = "full"
 
@@ -67,8 +67,7 @@ class ChimeraConfig:
                 f"encoder_mlp_width must be above 0 with gram_encoder {TEXT_LAYER} alone, and else 0; "
                 f"got {self.encoder_mlp_width} with {self.gram_encoder}"
             )
-        if not 0 <= self.head_size <= self.vocab_size:
-            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
+        check_head_size(self.head_size, self.vocab_size)
         _ = self.layer  # Checks the other sizes.
 
     @classmethod

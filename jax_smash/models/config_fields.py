@@ -33,6 +33,16 @@ def config_of(kind: type[Config], fields: Mapping[str, Any], *, whole: bool = Fa
         raise ValueError(str(error)) from error
 
 
+def check_head_size(head_size: int, vocab_size: int) -> None:
+    """Checks how many tokens a drafter says by the target's head, 0 for all.
+
+    Raises:
+      ValueError: it is out of range.
+    """
+    if not 0 <= head_size <= vocab_size:
+        raise ValueError(f"head_size must be from 0 to the vocabulary's {vocab_size}; got {head_size}")
+
+
 def _checked(name: str, kind: Any, value: Any) -> Any:
     """Returns a field's value in its type."""
     if kind is RopeConfig:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_smash.config import AttentionKind, ModelConfig, RopeConfig
+from jax_smash.models.config_fields import check_head_size
 
 FULL: AttentionKind = "full"
 SLIDING: AttentionKind = "sliding"
@@ -68,8 +69,7 @@ class DFlashConfig:
                 f"window must be 0 or at least the block's {self.block_size} entries, which see each other; "
                 f"got {self.window}"
             )
-        if not 0 <= self.head_size <= self.vocab_size:
-            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
+        check_head_size(self.head_size, self.vocab_size)
         _ = self.layers  # Checks the other sizes.
 
     @classmethod

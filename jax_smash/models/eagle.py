@@ -14,7 +14,7 @@ from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import MLP, Attention, Keys, OneKey, RMSNorm, weight
 from jax_smash.models.pairs import PairLayer
 from jax_smash.models.projection import project, row_products
-from jax_smash.models.short_head import TokenIds, check_tokens
+from jax_smash.models.short_head import TokenIds, among_all, check_tokens
 from jax_smash.pytree import replace
 from jax_smash.quantise import scores
 from jax_smash.sampling.vocabulary import Likeliest, likeliest_tokens
@@ -91,10 +91,7 @@ class Eagle(PairLayer):
         """Returns float32 logits of the target's tokens by rows of its own; minus infinity for what they cannot say."""
         rows: Any = self.head
         logits = constrain(_logits(hidden, rows[...]), ..., "vocab")
-        if self.tokens is None:
-            return logits
-        nothing = jnp.full((*hidden.shape[:-1], self.config.vocab_size), -jnp.inf, jnp.float32)
-        return nothing.at[..., self.tokens[...]].set(logits)
+        return logits if self.tokens is None else among_all(logits, self.tokens[...], self.config.vocab_size)
 
 
 def _logits(hidden: Float[Array, "*batch D"], head: Any) -> Float[Array, "*batch X"]:

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jax_smash.config import ModelConfig, RopeConfig
-from jax_smash.models.config_fields import config_of
+from jax_smash.models.config_fields import check_head_size, config_of
 from jax_smash.models.layers import MLP, Attention, Keys, OneKey, RMSNorm, weight
 from jax_smash.models.pairs import FULL, PairLayer
 from jax_smash.models.projection import project
@@ -48,8 +48,7 @@ class Eagle1Config:
     def __post_init__(self) -> None:
         if self.max_positions < 1:
             raise ValueError(f"max_positions must be at least 1; got {self.max_positions}")
-        if not 0 <= self.head_size <= self.vocab_size:
-            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
+        check_head_size(self.head_size, self.vocab_size)
         _ = self.layer  # Checks the other sizes.
 
     @classmethod

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
+from jax_smash.models.config_fields import check_head_size
 from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, OneKey, weight
 from jax_smash.models.projection import project, row_products
@@ -41,8 +42,7 @@ class MedusaConfig:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if not self.blocks and not self.own_rows:
             raise ValueError("heads without blocks need rows of their own: with the target's all would say the same")
-        if not 0 <= self.head_size <= self.vocab_size:
-            raise ValueError(f"head_size must be from 0 to the vocabulary's {self.vocab_size}; got {self.head_size}")
+        check_head_size(self.head_size, self.vocab_size)
         if self.head_size and self.own_rows:
             raise ValueError(f"head_size is of heads that share the target's rows; got {self.head_size} with own_rows")
 

@@ -43,19 +43,22 @@ class ShortHead:
 
     def unembed(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns float32 logits of the target's tokens; minus infinity for what is not said."""
-        return self._among_all(constrain(self.target.logits_of(hidden, self.rows), ..., "vocab"))
+        logits = constrain(self.target.logits_of(hidden, self.rows), ..., "vocab")
+        return among_all(logits, self.tokens, self.vocab_size)
 
     def likeliest(
         self, hidden: Float[Array, "*batch D"], n: int, *, total: bool = False, keep: bool = False
     ) -> Likeliest:
         """Returns the n likeliest tokens behind each vector; arguments as of the target's own."""
         found = likeliest_rows(hidden, self.rows, self.target.logits_of, n, total=total, keep=keep)
-        logits = None if found.logits is None else self._among_all(found.logits)
+        logits = None if found.logits is None else among_all(found.logits, self.tokens, self.vocab_size)
         return replace(found, tokens=self.tokens[found.tokens], logits=logits)
 
-    def _among_all(self, logits: Float[Array, "*batch X"]) -> Float[Array, "*batch V"]:
-        nothing = jnp.full((*logits.shape[:-1], self.vocab_size), -jnp.inf, jnp.float32)
-        return nothing.at[..., self.tokens].set(logits)
+
+def among_all(logits: Float[Array, "*batch X"], tokens: Int[Array, "X"], vocab_size: int) -> Float[Array, "*batch V"]:
+    """Returns logits of all tokens, of those of some: minus infinity for the others."""
+    nothing = jnp.full((*logits.shape[:-1], vocab_size), -jnp.inf, jnp.float32)
+    return nothing.at[..., tokens].set(logits)
 
 
 def saying(target: ModelDef, params: Params) -> Any:

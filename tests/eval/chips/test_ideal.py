@@ -83,6 +83,13 @@ def test_a_drafter_that_fills_all_levels_at_once_is_read_once_and_others_for_eac
     assert (few["cache"] > plain["cache"]) is (method != "medusa")
 
 
+def test_the_part_of_its_own_cache_that_a_model_drafts_by_is_left_out():
+    config = tiny_config(layer_kinds=("full", "full"), window=0)
+    plain, drafted = (ideal("decode", config, arguments(config, *x)) for x in ((), ("self-sparse", "chain-2")))
+    assert drafted.cache == plain.cache
+    assert drafted.weights - plain.weights == pytest.approx(2 * plain.weights, rel=0.01)
+
+
 def test_a_prompt_needs_the_head_where_the_drafter_learns_from_it():
     config = tiny_config()
     head = 4 * config.vocab_size * config.d_model

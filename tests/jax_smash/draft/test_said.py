@@ -125,8 +125,8 @@ def test_more_tokens_than_there_are_are_refused(kind):
         dataclasses.replace(saying_all(kind, target()).config, head_size=260)
 
 
-def test_published_layouts_take_none_of_them(tmp_path):
-    message = "published layouts have no list of tokens, and the drafter says 87 of 259: train it with head_size 0"
+def test_none_of_them_is_exported(tmp_path):
+    message = "an export writes heads of all tokens, and the drafter says 87 of 259: train it with head_size 0"
     with pytest.raises(ValueError, match=message):
         export_medusa(tmp_path / "a", saying_some("medusa", target()), "vllm")
     with pytest.raises(ValueError, match=message):
