@@ -1,4 +1,4 @@
-"""How many tokens a forward of the target gives under methods that draft, by tree, depth, category and study.
+r"""How many tokens a forward of the target gives under methods that draft, by tree, depth, category and study.
 
     python -m eval.acceptance --model tiny --methods recycling --trees recycling-80 --json acceptance.json
     python -m eval.acceptance --study official --json official.json
@@ -6,10 +6,15 @@
     python -m eval.acceptance --study width-depth --json shapes.json --plot shapes.png
     python -m eval.acceptance --study temperature --temperatures 0,0.4,0.8,1.2 --json heat.json --plot heat.png
     python -m eval.acceptance --study spec-bench --spec-bench question.jsonl --chat --json tasks.json --plot tasks.png
+    python -m eval.acceptance --model smollm2 --drafters runs/eagle/drafter --methods eagle,hybrid+eagle \
+      --trees chain-8,tree-16 --json trained.json
 
 Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers: the prefill's token is left out,
 and nothing is counted past a stop. Answers that go in circles (fewer than 0.7 of their 4-grams distinct) are left out
 and counted. Beside each tree stands the chain of the same drafter with as many nodes, and plain decoding.
+
+A drafter in a folder of `--drafters` is named by it, or by its run where that is called `drafter`. Its name stands for
+the method that drafts with it; `hybrid+` before the name is method hybrid with it.
 """
 
 import dataclasses
@@ -21,11 +26,12 @@ import jax.numpy as jnp
 
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.studies import TEMPLATE, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
+from eval.drafting.trained import Named, named_method, trained_for
 from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
 from eval.reports.options import Decimals, Names, Numbers, Paths
 from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from jax_smash.loading import load
-from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method
+from jax_smash.methods import OPTIONS, DraftOptions, check_draft
 from jax_smash.shapes import bucket
 from jax_smash.sharding import mesh_of_hosts
 
@@ -66,6 +72,7 @@ class Settings:
       warm_start: a file that `jax-smash generate --save-warm-start` wrote, for methods that take it.
       lookup_corpus: texts that methods which take it look up in, as of `jax-smash generate`.
       draft_model: what draft-model drafts with, a model's name or int8.
+      drafters: folders of trained drafters, as `jax-smash generate --drafter` takes them; methods name them.
       stored_probabilities: recycling grows its trees by stored probabilities.
       verify: how sampled drafts are checked, as in `jax-smash generate --verify`.
       seen: questions that come before the measured ones in cold-start, at most half of all.
@@ -92,6 +99,7 @@ class Settings:
     warm_start: Path | None = None
     lookup_corpus: Path | None = None
     draft_model: str | None = None
+    drafters: Paths = ()
     stored_probabilities: bool = False
     verify: str = "coupling"
     seen: Numbers = (0, 1, 2, 4, 8, 16, 32, 64)
@@ -137,12 +145,10 @@ class Settings:
     def _check_methods(self) -> None:
         if not self.methods or not self.trees:
             raise ValueError(f"methods and trees must each name at least one; got {self.methods} and {self.trees}")
-        for method in self.methods:
-            check_method(method)
-            if method not in OPTIONS:
-                raise ValueError(f"methods must be ones that draft, {', '.join(OPTIONS)}; got {method!r}")
+        methods = self.named()
+        for named in methods:
             for tree in self.trees:
-                check_draft(method, DraftOptions(tree=tree))
+                check_draft(named.method, named.options(DraftOptions(tree=tree)))
         if self.study in STUDIES and self.methods != ("recycling",):
             raise ValueError(f"the study {self.study} is of recycling; got methods {', '.join(self.methods)}")
         if self.study in ("official", "width-depth") and self.trees != (TEMPLATE,):
@@ -153,10 +159,20 @@ class Settings:
             raise ValueError(f"warm_start does not go with the study {self.study}")
         given = [f.name for f in dataclasses.fields(DraftOptions) if getattr(self.draft, f.name) != f.default]
         for name in given:
-            takers = [method for method in self.methods if name in OPTIONS[method]]
+            takers = [named.method for named in methods if name in OPTIONS[named.method]]
             if not takers:
                 raise ValueError(f"{name} does not go with {', '.join(self.methods)}")
             check_draft(takers[0], DraftOptions(**{name: getattr(self.draft, name)}))
+
+    def named(self) -> list[Named]:
+        """Returns the methods, after checking that each drafter is the model's own.
+
+        Raises:
+          ValueError: a method is unknown or lacks a drafter, or one is damaged or for another model.
+          FileNotFoundError: there is no such drafter or model.
+        """
+        trained = trained_for(self.model, self.drafters)
+        return [named_method(name, trained) for name in self.methods]
 
     def questions(self) -> list[Question]:
         """Reads the questions.
@@ -200,7 +216,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     plan = Plan(
         asking=asking,
         questions=questions,
-        methods=settings.methods,
+        methods=settings.named(),
         trees=settings.trees,
         temperatures=settings.temperatures or default,
         draft=settings.draft,

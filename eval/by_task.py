@@ -16,6 +16,12 @@ same batch a moment before.
 `METHOD:auto` has its trees sized while it decodes, once for each of `--curves` that it may begin with. The curves are
 measured first. What was learned of costs is forgotten with everything else before each repeat, but for `--keep-costs`:
 a process that decodes for long pays for a wrong curve once.
+
+    python -m eval.by_task --model smollm2 --drafters runs/eagle/drafter,runs/medusa/drafter \
+      --methods eagle:chain-8,eagle:tree-16,hybrid+eagle:tree-16,medusa:auto --chat --json trained.json
+
+A drafter in a folder of `--drafters` is named by it, or by its run where that is called `drafter`. Its name stands for
+the method that drafts with it; `hybrid+` before the name is method hybrid with it.
 """
 
 import dataclasses
@@ -30,18 +36,19 @@ import jax.numpy as jnp
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
 from eval.drafting.task_rows import below_chains, rows_of
+from eval.drafting.trained import Named, Trained, named_method, trained_for
 from eval.exact.exactness_report import earlier_rows, say
 from eval.exact.reference import require_torch
 from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
 from eval.prompts.task_prompts import Task, task_prompts
-from eval.reports.options import ONE_ROW, Names, Numbers, Peers
+from eval.reports.options import ONE_ROW, Names, Numbers, Paths, Peers
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from eval.timing.curves import FACTORS, beginning_with, cost_curves
 from eval.timing.measure import Contender, Ours
 from jax_smash.costs import Follower
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
-from jax_smash.methods import OPTIONS, REACH, DraftOptions, check_draft, check_method, make_method
+from jax_smash.methods import REACH, DraftOptions, check_draft, make_method
 from jax_smash.plan import tree_bytes
 
 PROMPTS = Path(__file__).parent / "prompts" / "mixed.jsonl"
@@ -71,6 +78,7 @@ class Settings:
         or three times as dear (dear) as measured.
       chains: measure the chain of as many nodes beside each tree of a method that drafts by ranks.
       draft_model: what draft-model drafts with, a model's name or int8.
+      drafters: folders of trained drafters, as `jax-smash generate --drafter` takes them; methods name them.
       prompts: file of {"prompt": …} or {"turns": […]} a line, with a "category", its task.
       spec_bench: Spec-Bench's question.jsonl, in place of prompts. It does not come with the program.
       chat: turns are put into the model's chat template.
@@ -97,6 +105,7 @@ class Settings:
     curves: Names = ("none",)
     chains: bool = True
     draft_model: str = "int8"
+    drafters: Paths = ()
     prompts: Path = PROMPTS
     spec_bench: Path | None = None
     chat: bool = False
@@ -127,29 +136,37 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be one or more, each at least 1; got {self.batch_sizes}")
-        for name in self.methods:
-            if name in REACH:
-                raise ValueError(f"{name} must have a tree, as in {name}:tree-15 or {name}:auto; got none")
+        trained = self.trained()
         if not self.curves or not set(self.curves) <= {*FACTORS}:
             raise ValueError(f"curves must be of {', '.join(FACTORS)}; got {', '.join(self.curves) or 'none at all'}")
-        for method, tree in self.pairs():
-            check_method(method)
-            if method not in OPTIONS:
-                raise ValueError(f"methods must be ones that draft, {', '.join(OPTIONS)}; got {method!r}")
-            check_draft(method, self.draft(method, tree))
+        for name in self.methods:
+            named, tree = named_method(name.partition(":")[0], trained), name.partition(":")[2]
+            if not tree and named.method in REACH:
+                raise ValueError(f"{name} must have a tree, as in {name}:tree-15 or {name}:auto; got none")
+            check_draft(named.method, self.draft(named, tree or "auto"))
         if self.resume and self.json is None:
             raise ValueError("resume needs the file to go on with; give --json")
         if self.peers:
             require_torch()
         check_output(self.json, overwrite=self.overwrite or self.resume)
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """Returns the methods that draft, each with a tree's name, chains of as many nodes left out."""
-        return list(dict.fromkeys((m.partition(":")[0], m.partition(":")[2] or "auto") for m in self.methods))
+    def trained(self) -> list[Trained]:
+        """Returns the trained drafters, after checking that each is the model's own.
 
-    def draft(self, method: str, tree: str) -> DraftOptions:
+        Raises:
+          ValueError: one is damaged or for another model, which the message names.
+          FileNotFoundError: there is no such drafter or model.
+        """
+        return trained_for(self.model, self.drafters)
+
+    def pairs(self, trained: Sequence[Trained]) -> list[tuple[Named, str]]:
+        """Returns the methods that draft, each with a tree's name, chains of as many nodes left out."""
+        given = dict.fromkeys((m.partition(":")[0], m.partition(":")[2] or "auto") for m in self.methods)
+        return [(named_method(name, trained), tree) for name, tree in given]
+
+    def draft(self, named: Named, tree: str) -> DraftOptions:
         """Returns the options of drafting of a method and a tree."""
-        return DraftOptions(tree=tree, draft_model=self.draft_model if "draft_model" in OPTIONS[method] else None)
+        return named.options(DraftOptions(tree=tree, draft_model=self.draft_model))
 
 
 def measure(
@@ -234,43 +251,44 @@ def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -
     context = model.config.max_positions if model.config else 2**30
     capacities = capacities_for(tasks, settings.max_new_tokens, context)
 
-    def learner(method: str, tree: str | None, curve: str = "none") -> Learner:
+    def learner(named: Named, tree: str | None, curve: str = "none") -> Learner:
         learned: dict[Hashable, dict[Hashable, Follower]] = {}
 
         def make(slots: int) -> Ours:
             with beginning_with(curves[curve], model, learned):
                 return Ours(
-                    method,
+                    named.method,
                     model,
                     slots=slots,
                     max_new_tokens=settings.max_new_tokens,
                     batch_size=size,
-                    draft=DraftOptions() if tree is None else settings.draft(method, tree),
+                    draft=DraftOptions() if tree is None else settings.draft(named, tree),
                     carries=tree is not None,
                 )
 
         told = tree if curve == "none" else f"{tree} {curve}"
-        return Learner(method, told, make, capacities, settings.max_new_tokens)
+        return Learner(named.name, told, make, capacities, settings.max_new_tokens, named.facts())
 
-    found, curves = [], dict.fromkeys(FACTORS)
-    if any(tree == "auto" and method in REACH for method, tree in settings.pairs()):
+    found, curves, plain = [], dict.fromkeys(FACTORS), Named(BASELINE, BASELINE)
+    pairs = settings.pairs(settings.trained())
+    if any(tree == "auto" and named.method in REACH for named, tree in pairs):
         curves |= cost_curves(model, settings.curves, batch=size, slots=capacities[0])
-    for method, tree in settings.pairs():
-        if tree == "auto" and method in REACH:
-            sized = [learner(BASELINE, None), *(learner(method, tree, curve) for curve in settings.curves)]
+    for named, tree in pairs:
+        if tree == "auto" and named.method in REACH:
+            sized = [learner(plain, None), *(learner(named, tree, curve) for curve in settings.curves)]
             names = frozenset((learner.method, learner.tree) for learner in sized[1:])
             found.append(Heat(functools.partial(list, sized), names, {}))
             continue
-        mine, chains = [learner(BASELINE, None), learner(method, tree)], {}
+        mine, chains = [learner(plain, None), learner(named, tree)], {}
         nodes = mine[1].facts()["nodes"]
         # Lookahead lays out its own window whatever the tree; the chain of a chain is itself.
-        if settings.chains and method in REACH and tree != f"chain-{nodes}":
-            mine.append(learner(method, f"chain-{nodes}"))
+        if settings.chains and named.method in REACH and tree != f"chain-{nodes}":
+            mine.append(learner(named, f"chain-{nodes}"))
             chains[mine[1].name] = mine[2].name
         names = frozenset((learner.method, learner.tree) for learner in mine[1:])
         found.append(Heat(functools.partial(list, mine), names, chains))
     if names := [name for name in settings.peers if size == 1 or name not in ONE_ROW]:
-        peers = functools.partial(_with_peers, learner(BASELINE, None), names, settings, model)
+        peers = functools.partial(_with_peers, learner(plain, None), names, settings, model)
         found.append(Heat(peers, frozenset((name, None) for name in names), {}))
     return found
 

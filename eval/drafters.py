@@ -29,7 +29,7 @@ from eval.drafting.drafting_cost import Timed, cost_of, taken
 from eval.drafting.forced import forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Replies, Text, answered_texts, chosen, packed_texts, read_index
-from eval.drafting.trained import Trained, check_base, read_trained
+from eval.drafting.trained import Trained, trained_for
 from eval.reports.options import Numbers, Paths
 from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from jax_smash.loading import Model, load
@@ -105,6 +105,8 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
         if not 0 <= self.choice_share < 1:
             raise ValueError(f"choice_share must be from 0 to below 1; got {self.choice_share}")
+        if not self.drafters:
+            raise ValueError("drafters must name one folder at least; got none")
         if (self.packed is None) == (self.answers is None):
             raise ValueError("drafters are judged on packed or on answers; got both or neither")
         if self.reply_begins and self.packed is None:
@@ -130,9 +132,7 @@ class Settings:
           ValueError: one is damaged or for another base, which the message names.
           FileNotFoundError: there is no such drafter or base.
         """
-        found = read_trained(self.drafters)
-        check_base(found, self.model)
-        return found
+        return trained_for(self.model, self.drafters)
 
     def texts(self, model: Model) -> list[Text]:
         """Returns the texts that drafters are judged on.

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.drafting.trained import Trained, check_base, read_trained
+from eval.drafting.trained import Trained, trained_for
 from eval.exact.conditions import REGEX, STOP, Condition
 from eval.exact.divergence import ROUNDING
 from eval.exact.exactness_report import Clock, earlier_rows, totals
@@ -192,7 +192,7 @@ class Settings:
           ValueError: a method lacks one, one is of no method that is asked for, or one is damaged or for another base.
           FileNotFoundError: there is no such folder.
         """
-        found = read_trained(self.drafter) if self.drafter else []
+        found = trained_for(self.model, self.drafter)
         taken = {method for method in self.methods if method in READERS}
         if lacking := sorted(taken - {drafter.method for drafter in found}):
             raise ValueError(f"method {lacking[0]} needs a drafter: give --drafter FOLDER")
@@ -200,7 +200,6 @@ class Settings:
             raise ValueError(
                 f"{odd[0].folder} holds a drafter of method {odd[0].method}; got methods {', '.join(self.methods)}"
             )
-        check_base(found, self.model)
         return found
 
     def folder(self) -> str | None:

@@ -6,16 +6,17 @@ from typing import Any
 
 from eval.drafting.acceptance_runs import Answer, Asking, by_category, cut, figures, with_drafter, with_tree
 from eval.drafting.recycling_reference import ReferenceRecycling
+from eval.drafting.trained import Named
 from eval.prompts.question_sets import Question, turn_tokens
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import chain
-from jax_smash.methods import OPTIONS, DraftOptions, Method, make_method
+from jax_smash.methods import DraftOptions, Method, make_method
 
 Row = dict[str, Any]
 Advance = Callable[[], None]
 
 TEMPLATE = "recycling-80"
-BASELINE = "ar"
+BASELINE, RECYCLING = Named("ar", "ar"), Named("recycling", "recycling")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Plan:
     Attributes:
       asking: the model, and how it is asked.
       questions: that fit.
-      methods: names of drafting methods.
+      methods: that draft.
       trees: names of trees.
       temperatures: of sampling; 0 takes the likeliest token.
       draft: options of drafting beside the tree; each method is given those that it takes.
@@ -35,7 +36,7 @@ class Plan:
 
     asking: Asking
     questions: Sequence[Question]
-    methods: Sequence[str]
+    methods: Sequence[Named]
     trees: Sequence[str]
     temperatures: Sequence[float]
     draft: DraftOptions
@@ -43,15 +44,13 @@ class Plan:
     widths: Sequence[int]
     depths: Sequence[int]
 
-    def method(self, name: str, tree: str = "auto", *, sampled: bool = False) -> Method:
+    def method(self, named: Named, tree: str = "auto", *, sampled: bool = False) -> Method:
         """Makes a method with those options that it takes."""
-        given = {f.name: getattr(self.draft, f.name) for f in dataclasses.fields(DraftOptions)} | {"tree": tree}
-        taken = {option: value for option, value in given.items() if option in OPTIONS.get(name, ())}
         return make_method(
             self.asking.model,
-            name,
+            named.method,
             sampled=sampled,
-            draft=DraftOptions(**taken),
+            draft=named.options(dataclasses.replace(self.draft, tree=tree)),
             batch=self.asking.batch_size,
             slots=self.asking.slots,
         )
@@ -68,19 +67,19 @@ def trees_and_chains(plan: Plan, advance: Advance) -> list[Row]:
         plain, _ = plan.asking.answers(plan.method(BASELINE, sampled=sampled), plan.questions, temperature=temperature)
         advance()
         for group, answers in by_category(plain).items():
-            rows.append(_row(BASELINE, None, temperature, group, answers))
-        for name in plan.methods:
+            rows.append(_row(BASELINE.name, None, temperature, group, answers))
+        for named in plan.methods:
             for tree in plan.trees:
-                method = plan.method(name, tree, sampled=sampled)
+                method = plan.method(named, tree, sampled=sampled)
                 answers, _ = plan.asking.answers(method, plan.questions, temperature=temperature)
                 nodes = max((a.nodes for a in answers), default=0)
                 beside = None
                 if nodes and tree != f"chain-{nodes}":
-                    alone = plan.method(name, f"chain-{nodes}", sampled=sampled)
+                    alone = plan.method(named, f"chain-{nodes}", sampled=sampled)
                     beside, _ = plan.asking.answers(alone, plan.questions, temperature=temperature)
                 advance()
                 for group, mine in by_category(answers).items():
-                    row = _row(name, tree, temperature, group, mine) | {"nodes": nodes}
+                    row = _row(named.name, tree, temperature, group, mine) | {"nodes": nodes, **named.facts()}
                     rows.append(row | _beside(row, beside, group) | _differing(mine, by_category(plain)[group]))
     return rows
 
@@ -94,13 +93,13 @@ def cold_start(plan: Plan, advance: Advance) -> list[Row]:
     half = len(plan.questions) // 2
     lesson, measured = plan.questions[:half], plan.questions[half:]
     fresh = dataclasses.replace(plan, draft=dataclasses.replace(plan.draft, warm_start=None))
-    method = fresh.method("recycling", plan.trees[0])
+    method = fresh.method(RECYCLING, plan.trees[0])
     learners = {
         "prompt and text": method,
         "text alone": with_drafter(method, learn_prompt=False),
     }
     if plan.draft.warm_start is not None:
-        learners["warm start"] = plan.method("recycling", plan.trees[0])
+        learners["warm start"] = plan.method(RECYCLING, plan.trees[0])
     rows = []
     for learner, chosen in learners.items():
         memory, taken, tokens = chosen.memory, 0, 0
@@ -119,7 +118,7 @@ def width_and_depth(plan: Plan, advance: Advance) -> list[Row]:
     template = named_tree(TEMPLATE)
     sizes = [cut(template, width=width, depth=depth)[1] for width in plan.widths for depth in plan.depths]
     line = chain(max(sizes))
-    method = plan.method("recycling", TEMPLATE)
+    method = plan.method(RECYCLING, TEMPLATE)
     chains: dict[int, list[Answer]] = {}
     rows = []
     for width in plan.widths:
@@ -143,7 +142,7 @@ def official(plan: Plan, advance: Advance) -> list[Row]:
     is compared with the first one's.
     """
     asking = dataclasses.replace(plan.asking, batch_size=1)
-    method = plan.method("recycling", TEMPLATE)
+    method = plan.method(RECYCLING, TEMPLATE)
     reference = ReferenceRecycling(asking.model, slots=asking.slots)
     authors: list[Answer] = []
     for question in plan.questions:

@@ -1,7 +1,8 @@
 """Contenders that continue the prompts of several tasks in turn, each knowing what the batches before have taught."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from eval.prompts.task_prompts import Task
@@ -40,7 +41,13 @@ class Learner:
     is_peer = False
 
     def __init__(
-        self, method: str, tree: str | None, make: Callable[[int], Ours], capacities: Sequence[int], max_new_tokens: int
+        self,
+        method: str,
+        tree: str | None,
+        make: Callable[[int], Ours],
+        capacities: Sequence[int],
+        max_new_tokens: int,
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ):
         """Takes what is needed to make the method; makes nothing.
 
@@ -49,12 +56,13 @@ class Learner:
           make: from a capacity, in slots a row, to the method; it carries what it learns.
           capacities: the smallest first.
           max_new_tokens: of each row.
+          facts: that rows tell of it beside its tree.
         """
         self.name = method if tree is None else f"{method} {tree}"
         self.method, self.tree, self.memory = method, tree, None
         self._make: Callable[[int], Ours] = make
         self._made: dict[int, Ours] = {}
-        self._capacities, self._new = capacities, max_new_tokens
+        self._capacities, self._new, self._facts = capacities, max_new_tokens, facts
 
     def start_over(self, *, keep_costs: bool = False) -> None:
         """Forgets what was learned, of what steps take too unless that is to be kept."""
@@ -80,7 +88,7 @@ class Learner:
     def facts(self) -> dict[str, Any]:
         """Returns what it drafts."""
         ours = self._ours(self._capacities[0])
-        return {"nodes": ours.method.nodes - 1, "tree_source": ours.method.source}
+        return {**self._facts, "nodes": ours.method.nodes - 1, "tree_source": ours.method.source}
 
     def _ours(self, capacity: int) -> Ours:
         if capacity not in self._made:

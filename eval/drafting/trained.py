@@ -11,7 +11,7 @@ from jax_smash.checkpoints.dflash import load_dflash
 from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter
 from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import stored_base
-from jax_smash.methods.draft_options import READERS
+from jax_smash.methods.draft_options import OPTIONS, READERS, DraftOptions
 
 LOADERS: dict[str, Callable[..., Any]] = {
     "eagle": load_eagle_drafter,
@@ -23,6 +23,9 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 FOLDER = "drafter"
 """Of a training run's export; then the run's own name tells more."""
+
+BESIDE = "hybrid+"
+"""Before a drafter's name where method hybrid drafts with it too."""
 
 SHOWN = 16
 """Digits of a fingerprint in a message."""
@@ -86,7 +89,7 @@ def read_trained(folders: Sequence[Path]) -> list[Trained]:
 
     Raises:
       FileNotFoundError: one holds none.
-      ValueError: there is no folder, a description is damaged, or two drafters would have one name.
+      ValueError: a description is damaged, or two drafters would have one name.
     """
     found = []
     for folder in folders:
@@ -98,10 +101,70 @@ def read_trained(folders: Sequence[Path]) -> list[Trained]:
         name = whole.parent.name if whole.name == FOLDER else whole.name
         marks = described.weights_sha256, described.base_fingerprint
         found.append(Trained(name, folder, kinds[0], described.config, *marks))
-    if not found:
-        raise ValueError("drafters must name one folder at least; got none")
     if twice := [drafter.name for drafter in found if sum(drafter.name == other.name for other in found) > 1]:
         raise ValueError(f"drafters must have different names; got {twice[0]} twice")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A method under the name that a report's rows have.
+
+    Attributes:
+      name: of its rows.
+      method: as `jax-smash generate --method` takes it.
+      drafter: that it drafts with; None for none.
+    """
+
+    name: str
+    method: str
+    drafter: Trained | None = None
+
+    def options(self, draft: DraftOptions) -> DraftOptions:
+        """Returns what the method takes of some options, with its drafter."""
+        given = {field.name: getattr(draft, field.name) for field in dataclasses.fields(draft)}
+        given |= {"drafter": None if self.drafter is None else self.drafter.folder}
+        return DraftOptions(**{name: value for name, value in given.items() if name in OPTIONS.get(self.method, ())})
+
+    def facts(self) -> Mapping[str, Any]:
+        """Returns what a row says of it: the drafter's label, where it has one."""
+        return {} if self.drafter is None else {"drafter": self.drafter.label}
+
+
+def named_method(name: str, drafters: Sequence[Trained]) -> Named:
+    """Returns a method that drafts, by its name, by its drafter's name, or by `hybrid+` before a drafter's name.
+
+    Args:
+      name: a drafter's name stands for the method that drafts with it, also where a method is called so.
+      drafters: that there are.
+
+    Raises:
+      ValueError: there is neither a method nor a drafter of this name, or the method needs a drafter.
+    """
+    by_name = {drafter.name: drafter for drafter in drafters}
+    if found := by_name.get(name):
+        return Named(name, found.method, found)
+    if found := by_name.get(name.removeprefix(BESIDE)):
+        return Named(name, "hybrid", found)
+    known = ", ".join((*OPTIONS, *by_name, *(BESIDE + given for given in by_name)))
+    if name not in OPTIONS:
+        raise ValueError(f"methods must be ones that draft, {known}; got {name!r}")
+    if name in READERS:
+        raise ValueError(f"method {name} needs a drafter: give --drafters FOLDER, and its name as the method")
+    return Named(name, name)
+
+
+def trained_for(base: str, folders: Sequence[Path]) -> list[Trained]:
+    """Returns what folders say of their drafters, each a base's own; nothing without folders.
+
+    Raises:
+      FileNotFoundError: there is no such base, or a folder holds no drafter.
+      ValueError: a description is damaged, two drafters would have one name, or one is for another base.
+    """
+    if not folders:
+        return []
+    found = read_trained(folders)
+    check_base(found, base)
     return found
 
 

@@ -85,7 +85,8 @@ def test_a_row_is_what_generate_makes(model, tmp_path):
     ("changes", "said"),
     [
         ({"methods": ("ar",)}, "methods must be ones that draft"),
-        ({"methods": ("guessing",)}, "method must be one of"),
+        ({"methods": ("guessing",)}, "methods must be ones that draft, .*; got 'guessing'"),
+        ({"methods": ("medusa",)}, "method medusa needs a drafter: give --drafters FOLDER, and its name"),
         ({"methods": ()}, "at least one"),
         ({"trees": ("oak",)}, "tree must be auto"),
         ({"study": "spec-bench"}, "needs --spec-bench"),

@@ -5,7 +5,10 @@ import pytest
 
 from eval.by_task import Settings, main
 from eval.timing.curves import scaled
+from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.costs import CostCurve
+from jax_smash.loading import load
+from tests.medusa import random_heads
 from tests.model_directory import write_model
 
 
@@ -69,7 +72,8 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
     ("changes", "said"),
     [
         ({"methods": ("ar",)}, "methods must be ones that draft"),
-        ({"methods": ("guessing:chain-2",)}, "method must be one of"),
+        ({"methods": ("guessing:chain-2",)}, "methods must be ones that draft, .*; got 'guessing'"),
+        ({"methods": ("eagle:chain-2",)}, "method eagle needs a drafter: give --drafters FOLDER, and its name"),
         (
             {"methods": ("recycling",)},
             "recycling must have a tree, as in recycling:tree-15 or recycling:auto",
@@ -85,6 +89,27 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
 def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(changes, said):
     with pytest.raises(ValueError, match=said):
         main(dataclasses.replace(Settings(model="absent"), **changes))
+
+
+def test_a_trained_drafter_is_named_by_its_run_and_drafts_beside_lookup_too(given, tmp_path):
+    model = load(given.model)
+    heads = random_heads(model, num_heads=2)
+    save_medusa(tmp_path / "run/drafter", heads.config, heads.params, base_fingerprint=model.fingerprint)
+    named = {"drafters": (tmp_path / "run/drafter",), "methods": ("run:chain-2", "hybrid+run:chain-2")}
+    main(dataclasses.replace(given, **named, json=tmp_path / "named.json"))
+    rows = json.loads((tmp_path / "named.json").read_text())["rows"]
+    assert [(row["method"], row["tree"]) for row in rows if row["task"] == "all"] == [
+        ("ar", None),
+        ("run", "chain-2"),
+        ("hybrid+run", "chain-2"),
+    ]
+    assert all(row["differing"] == 0 for row in rows)
+    assert all(row["drafter"].startswith("run@") for row in rows if row["method"] != "ar")
+    with pytest.raises(ValueError, match=r"methods must be ones that draft, .*run, hybrid\+run; got 'walk'"):
+        main(dataclasses.replace(given, **named | {"methods": ("walk:chain-2",)}, overwrite=True))
+    other = write_model(tmp_path / "other", num_hidden_layers=2)
+    with pytest.raises(ValueError, match="run was trained for a base whose weights have fingerprint"):
+        main(dataclasses.replace(given, **named, model=str(other), overwrite=True))
 
 
 @pytest.mark.slow

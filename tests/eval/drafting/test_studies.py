@@ -4,7 +4,7 @@ import pytest
 
 from eval.drafting.acceptance_plots import plot_study
 from eval.drafting.acceptance_runs import Asking
-from eval.drafting.studies import Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
+from eval.drafting.studies import RECYCLING, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
 from eval.prompts.question_sets import Question
 from jax_smash import generate
 from jax_smash.methods import DraftOptions
@@ -18,7 +18,7 @@ def plan_of(model, questions, **changes):
     plan = Plan(
         asking=Asking(model=model, slots=128, max_new_tokens=24),
         questions=questions,
-        methods=("recycling",),
+        methods=(RECYCLING,),
         trees=("chain-3",),
         temperatures=(0.0,),
         draft=DraftOptions(),

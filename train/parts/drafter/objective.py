@@ -185,9 +185,9 @@ def drafted(
       chunk: entries at once, at least one of each row.
     """
 
-    def of_piece(piece: Guesses) -> Drafted:
-        all_logits = jax.lax.stop_gradient(model.unembed(piece.hidden).astype(jnp.float32))
-        best = jnp.argmax(all_logits, axis=-1)
+    say = said_by(model, vocabulary)
+
+    def of_piece(piece: Guesses, best: Int[Array, "B C"]) -> Drafted:
         known = jnp.asarray(vocabulary.known)[best]
         logits = unembed(piece.made)
 
@@ -196,8 +196,8 @@ def drafted(
             return jnp.take_along_axis(logits, jnp.broadcast_to(row, (*logits.shape[:3], 1)), axis=-1)
 
         if piece.labels is None:
-            p = jax.nn.softmax(all_logits if vocabulary.whole else all_logits[..., vocabulary.tokens], axis=-1)
-            expected = jnp.einsum("BTX,BTSX->BTS", p, logits)
+            target_logits = jax.lax.stop_gradient(say(piece.hidden[:, :, None])[:, :, 0].astype(jnp.float32))
+            expected = jnp.einsum("BTX,BTSX->BTS", jax.nn.softmax(target_logits, axis=-1), logits)
         else:
             expected = logit_of(piece.labels)[..., 0]
         loss = jax.nn.logsumexp(logits, axis=-1) - expected
@@ -210,12 +210,18 @@ def drafted(
         return Drafted(loss=loss, count=count, hits=hits, tried=tried)
 
     @jax.checkpoint
-    def add(sums: Drafted, piece: Guesses) -> tuple[Drafted, None]:
-        return jax.tree.map(jnp.add, sums, of_piece(piece)), None
+    def add(sums: Drafted, piece: tuple[Guesses, Int[Array, "B C"]]) -> tuple[Drafted, None]:
+        return jax.tree.map(jnp.add, sums, of_piece(*piece)), None
 
+    pieces = jax.tree.map(lambda x: _pieces(x, chunk), guesses)
     steps = jnp.zeros(guesses.made.shape[2], jnp.float32)
     nothing = Drafted(loss=steps, count=steps, hits=jnp.zeros((len(steps), RANKS), jnp.float32), tried=steps)
-    return jax.lax.scan(add, nothing, jax.tree.map(lambda x: _pieces(x, chunk), guesses))[0]
+    return jax.lax.scan(add, nothing, (pieces, _likeliest(model, pieces.hidden)))[0]
+
+
+def _likeliest(model: Transformer, pieces: Float[Array, "pieces B C D"]) -> Int[Array, "pieces B C"]:
+    """Returns the tokens that the target predicts: once, where a loss that is checkpointed would make them twice."""
+    return jax.lax.map(lambda hidden: jnp.argmax(model.unembed(hidden), axis=-1), jax.lax.stop_gradient(pieces))
 
 
 def said_by(model: Transformer, vocabulary: Vocabulary) -> Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]]:
