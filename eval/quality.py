@@ -74,7 +74,7 @@ class Settings:
         file.
       counts: of some tasks' sets, as TASK=N, in place of `count`.
       seed: of drawn examples.
-      shots: solved questions before each in babi and gsm8k; by default 2 and 5.
+      shots: solved questions before each in babi and gsm8k, by default 2 and 5, and of multiple choice, by default 0.
       chat: ask in the model's chat template, where the model writes the answer.
       max_new_tokens: of a gsm8k answer or a continuation of variety; by default 256 and 128.
       context: tokens that a text may have, new ones included; by default the model's own. What does not fit is cut

@@ -54,6 +54,7 @@ class Settings:
       length: tokens of a text of perplexity, recall and locations.
       ruler_length: of one of RULER, new tokens included; by default the same.
       new_tokens: that the model writes of RULER and path; by default the task's own number.
+      shots: solved questions before each of multiple choice, which alone are too short for most budgets.
       page_size: consecutive slots that are chosen together; by default each policy's own.
       protocol: dense reads prompts and contexts at once, alike under all policies; stepwise reads them by steps of the
         policy. Texts of perplexity and locations are always read by steps, and a policy that keeps its own cache reads
@@ -75,6 +76,7 @@ class Settings:
     length: int = 512
     ruler_length: int | None = None
     new_tokens: int | None = None
+    shots: int = 0
     page_size: int | None = None
     protocol: Literal["dense", "stepwise"] = DENSE
     equal: Literal["bytes", "slots"] = BYTES
@@ -96,7 +98,7 @@ class Settings:
         for name in ("policies", "budgets", "tasks"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one; got none")
-        least = {"num": 1, "length": 2, "ruler_length": 2, "new_tokens": 1, "page_size": 1, "batch_size": 1}
+        least = {"num": 1, "length": 2, "ruler_length": 2, "new_tokens": 1, "page_size": 1, "batch_size": 1, "shots": 0}
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
@@ -161,6 +163,7 @@ class Settings:
             ruler_length=self.ruler_length or self.length,
             new_tokens=self.new_tokens,
             seed=self.seed,
+            shots=self.shots,
         )
 
     def outcomes(self) -> Path | None:

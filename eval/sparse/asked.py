@@ -41,6 +41,7 @@ class Drawn:
       ruler_length: of one of RULER, new tokens included.
       new_tokens: that the model writes; None takes the task's own number.
       seed: of drawn examples.
+      shots: solved questions before each of multiple choice.
     """
 
     size: Callable[[str], int]
@@ -49,6 +50,7 @@ class Drawn:
     ruler_length: int
     new_tokens: int | None
     seed: int
+    shots: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,9 @@ def read_task(name: str, drawn: Drawn) -> Task:
             return Task(name, lambda share: RecallSet(*told, drawn.length, share), lambda engine: drawn.length)
         texts = TextSet(*told, drawn.length)
         return Task(name, lambda share: texts, lambda engine: _longest(texts, engine))
-    options = TaskOptions(size=drawn.size, lengths=(length or drawn.length,), count=drawn.count, seed=drawn.seed)
+    options = TaskOptions(
+        size=drawn.size, lengths=(length or drawn.length,), count=drawn.count, seed=drawn.seed, shots=drawn.shots
+    )
     (made,) = TASKS[_known(task)].sets(source or TASKS[_known(task)].shipped or "", options)
     if isinstance(made, RulerSet) and drawn.new_tokens is not None:
         made = dataclasses.replace(made, new_tokens=drawn.new_tokens)

@@ -118,7 +118,7 @@ def _locations(source: str, options: TaskOptions) -> Sequence[TaskSet]:
 
 def _choices(name: str, description: str) -> Task:
     def sets(source: str, options: TaskOptions) -> Sequence[TaskSet]:
-        return [choice_set(name, source, count=options.count)]
+        return [choice_set(name, source, count=options.count, shots=options.shots or 0)]
 
     return Task(description=description, sets=sets, shipped=_shipped(f"{name}.jsonl"))
 

@@ -4,6 +4,7 @@ Every format also takes the plain shape {"query", "choices", "gold"}, or {"conte
 where contexts differ and the continuation does not.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable
 
@@ -13,20 +14,32 @@ from eval.tasks.records import Record, front, read_records
 _BRACKETS = re.compile(r"\[.*?\]")
 
 
-def choice_set(task: str, source: str, *, count: int | None) -> ChoiceSet:
+def choice_set(task: str, source: str, *, count: int | None, shots: int = 0) -> ChoiceSet:
     """Returns the questions of a data set.
 
     Args:
       task: a name in `FORMATS`.
       source: a file or a hub data set.
       count: questions, from the front; None takes all.
+      shots: solved questions before each, from the front of the data set, which are then not asked.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: an entry is malformed, which the message names, or there are fewer than `count`.
     """
-    read = FORMATS[task]
-    return ChoiceSet(task=task, choices=tuple(read(record) for record in front(read_records(source), count, source)))
+    read, records = FORMATS[task], read_records(source)
+    if len(records) <= shots:
+        raise ValueError(f"{source} must have questions beside {shots} solved ones; got {len(records)}")
+    solved = "".join(_solved(read(record)) for record in records[:shots])
+    choices = [read(record) for record in front(records[shots:], count, source)]
+    if solved:
+        choices = [dataclasses.replace(c, contexts=tuple(solved + text for text in c.contexts)) for c in choices]
+    return ChoiceSet(task=task, choices=tuple(choices), settings={"shots": shots} if shots else {})
+
+
+def _solved(choice: Choice) -> str:
+    """Returns a question with its right answer, and an empty line."""
+    return f"{choice.contexts[choice.right]}{choice.continuations[choice.right]}\n\n"
 
 
 def piqa(record: Record) -> Choice:

@@ -127,3 +127,15 @@ def test_a_malformed_entry_is_named(tmp_path, task, fields, message):
     path.write_text(json.dumps(fields))
     with pytest.raises(ValueError, match=f"a.jsonl, line 1: .*{message}"):
         choice_set(task, str(path), count=None)
+
+
+def test_solved_questions_stand_before_those_asked_and_are_not_asked(tmp_path):
+    path = tmp_path / "a.jsonl"
+    asked = [{"goal": f"Goal {i}.", "sol1": "Sing.", "sol2": "Twist.", "label": i % 2} for i in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in asked))
+    found = choice_set("piqa", str(path), count=1, shots=2)
+    solved = "Question: Goal 0.\nAnswer: Sing.\n\nQuestion: Goal 1.\nAnswer: Twist.\n\n"
+    assert [choice.contexts for choice in found.choices] == [(solved + "Question: Goal 2.\nAnswer:",) * 2]
+    assert found.settings == {"shots": 2}
+    with pytest.raises(ValueError, match="must have questions beside 4 solved ones; got 4"):
+        choice_set("piqa", str(path), count=None, shots=4)
