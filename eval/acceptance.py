@@ -11,22 +11,24 @@ r"""How many tokens a forward of the target gives under methods that draft, by t
 
 Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers: the prefill's token is left out,
 and nothing is counted past a stop. Answers that go in circles (fewer than 0.7 of their 4-grams distinct) are left out
-and counted. Beside each tree stands the chain of the same drafter with as many nodes, and plain decoding.
+and counted. Beside each tree stands the chain of the same drafter with as many nodes, and plain decoding. The report is
+written after each tree; with `--resume` a run goes on with the trees that it lacks.
 
 A drafter in a folder of `--drafters` is named by it, or by its run where that is called `drafter`. Its name stands for
 the method that drafts with it; `hybrid+` before the name is method hybrid with it.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from eval.drafting.acceptance_runs import Asking
-from eval.drafting.studies import TEMPLATE, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
-from eval.drafting.trained import Named, named_method, trained_for
+from eval.drafting.studies import TEMPLATE, Plan, Row, cold_start, official, rounds, trees_and_chains, width_and_depth
+from eval.drafting.trained import Named, check_rows, named_method, trained_for
+from eval.exact.exactness_report import earlier_rows
 from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
 from eval.reports.options import Decimals, Names, Numbers, Paths
 from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
@@ -37,6 +39,9 @@ from jax_smash.sharding import mesh_of_hosts
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
 StudyName = Literal["trees", "official", "cold-start", "width-depth", "temperature", "spec-bench"]
+FREE_TO_CHANGE = ("json", "plot", "resume", "overwrite", "methods", "trees", "drafters", "temperatures")
+"""Settings that choose rows, or do not bear on them."""
+
 STUDIES = {"official": official, "cold-start": cold_start, "width-depth": width_and_depth}
 """Functions of the studies; what is not named compares trees with chains."""
 
@@ -78,9 +83,11 @@ class Settings:
       seen: questions that come before the measured ones in cold-start, at most half of all.
       widths: children of a node in width-depth.
       depths: levels in width-depth.
+      chains: measure the chain of as many nodes beside each tree.
       dtype: of the weights.
-      json: file to write.
+      json: file to write, after each tree where trees are compared.
       plot: picture to draw, a PNG file.
+      resume: go on with the methods, trees and temperatures that the file lacks.
       overwrite: replace files that exist.
     """
 
@@ -105,9 +112,11 @@ class Settings:
     seen: Numbers = (0, 1, 2, 4, 8, 16, 32, 64)
     widths: Numbers = (1, 2, 4, 8)
     depths: Numbers = (1, 2, 3, 4, 6)
+    chains: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     json: Path | None = None
     plot: Path | None = None
+    resume: bool = False
     overwrite: bool = False
 
     @property
@@ -140,7 +149,9 @@ class Settings:
         self._check_methods()
         if self.study == "spec-bench" and self.spec_bench is None:
             raise ValueError("the study spec-bench needs --spec-bench question.jsonl, which does not come with us")
-        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
+        if self.resume and (self.json is None or self.study in STUDIES):
+            raise ValueError("resume needs the file to go on with, of a study that compares trees; give --json")
+        check_outputs(self.json, plot=self.plot, overwrite=self.overwrite or self.resume)
 
     def _check_methods(self) -> None:
         if not self.methods or not self.trees:
@@ -192,8 +203,15 @@ class Settings:
         return found[: self.num_prompts]
 
 
-def measure(settings: Settings) -> dict[str, Any]:
+def measure(
+    settings: Settings, done: Sequence[Row] = (), on_rows: Callable[[dict[str, Any]], None] = lambda found: None
+) -> dict[str, Any]:
     """Measures; returns the report without its heading.
+
+    Args:
+      settings: what to measure.
+      done: rows of an earlier run, which are not made again.
+      on_rows: called with the report so far after each tree.
 
     Raises:
       ValueError: an option or a question is wrong, or none fits the model.
@@ -212,6 +230,12 @@ def measure(settings: Settings) -> dict[str, Any]:
         batch_size=settings.batch_size,
         seed=settings.seed,
     )
+    facts = {
+        "model": settings.model,
+        "questions": len(questions),
+        "too_long": len(asked) - len(questions),
+        "cache_slots": asking.slots,
+    }
     default = tuple(0.25 * i for i in range(6)) if settings.study == "temperature" else (0.0,)
     plan = Plan(
         asking=asking,
@@ -223,22 +247,29 @@ def measure(settings: Settings) -> dict[str, Any]:
         seen=settings.seen,
         widths=settings.widths,
         depths=settings.depths,
+        chains=settings.chains,
+        done=done,
+        on_rows=lambda rows: on_rows(facts | {"rows": rows}),
     )
     with progress(settings.study, rounds(settings.study, plan)) as advance:
         rows = STUDIES.get(settings.study, trees_and_chains)(plan, advance)
-    return {
-        "model": settings.model,
-        "questions": len(questions),
-        "too_long": len(asked) - len(questions),
-        "cache_slots": asking.slots,
-        "rows": rows,
-    }
+    return facts | {"rows": rows}
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     """Measures, prints tables, writes report and picture; returns 1 where the official algorithm is the better one."""
     shown = dataclasses.asdict(settings) | {"prompts": [str(path) for path in settings.prompts]}
-    report = heading("eval.acceptance", arguments, shown) | measure(settings)
+    headed = heading("eval.acceptance", arguments, shown)
+    done: list[Row] = []
+    if settings.resume and settings.json is not None:
+        done = earlier_rows(settings.json, headed["settings"], free=FREE_TO_CHANGE)
+        check_rows(done, [named.drafter for named in settings.named() if named.drafter])
+
+    def write(found: dict[str, Any]) -> None:
+        if settings.json is not None:
+            write_json(settings.json, headed | found)
+
+    report = headed | measure(settings, done, write)
     rows = report["rows"]
     title = f"{settings.model}, {settings.study}: {report['questions']} questions, {report['too_long']} too long"
     print_table(title, rows, COLUMNS.get(settings.study, TREES))

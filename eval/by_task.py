@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
 from eval.drafting.task_rows import below_chains, rows_of
-from eval.drafting.trained import Named, Trained, named_method, trained_for
+from eval.drafting.trained import Named, Trained, check_rows, named_method, trained_for
 from eval.exact.exactness_report import earlier_rows, say
 from eval.exact.reference import require_torch
 from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
@@ -60,7 +60,7 @@ COLUMNS = (
     *("method", "tree", "task", "batch_size", "answers", "mean_accepted_tokens", "chain_mean_accepted_tokens"),
     *("tokens_per_second", "speedup", "speed_over_chain", "ms_per_step", "time_to_first_token_ms", "differing"),
 )
-FREE_TO_CHANGE = ("json", "resume", "overwrite", "batch_sizes", "methods", "peers")
+FREE_TO_CHANGE = ("json", "resume", "overwrite", "batch_sizes", "methods", "drafters", "peers")
 """Settings that choose rows, or do not bear on them."""
 
 Row = dict[str, Any]
@@ -342,6 +342,7 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     done = []
     if settings.resume and settings.json:
         done = earlier_rows(settings.json, report["settings"], free=FREE_TO_CHANGE)
+        check_rows(done, settings.trained())
 
     def write(found: Row) -> None:
         if settings.json is not None:

@@ -34,10 +34,13 @@ from jax_smash.sharding import mesh_of_hosts
 from train.data.documents import read_documents
 from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
 from train.run.options import JoinOptions
-from train.run.program import make_devices, run_program
+from train.run.program import make_devices, run_program, tell_in_log
 
 GROUP = 64
 """Batches of a call of `generate`, whose completions are in memory at once."""
+
+TOLD = 100
+"""Answers between lines of a log."""
 
 ASKED = ("turns", "question", "instruction")
 """Fields of a line that `train.pack` reads as a chat, beside those of `messages`."""
@@ -213,6 +216,8 @@ def _write(
                 records.write(document(base, answer, chat=chat) | ({} if number else {MADE_WITH: made}))
             number, cut = number + 1, cut + (answer.finish_reason == "length")
             progress.update(task, advance=1)
+            if number % TOLD == 0:
+                tell_in_log(progress, f"{number:,} of {len(asked) * num_samples:,} answers")
 
         def count(tokens: int) -> None:
             progress.update(task, tokens=progress.tasks[task].fields["tokens"] + tokens)

@@ -46,7 +46,7 @@ from train.parts.drafter.base import target_folder
 from train.parts.drafter.kept import every_batch, reader
 from train.run.batches import Share
 from train.run.options import JoinOptions
-from train.run.program import make_devices, run_program
+from train.run.program import make_devices, run_program, tell_in_log
 from train.run.settings import load_kind
 from train.run.start import Stored, stored_weights
 from train.run.step import check_rows, place_rows
@@ -255,6 +255,7 @@ def _write(
                 if number % save_every == 0:
                     writer.flush()
                     _save_progress(work, number, batch_size)
+                    tell_in_log(progress, f"{number:,} batches kept, {progress.tasks[task].percentage:.0f}% of all")
             writer.flush()
     except OSError as error:
         raise OSError(error.errno, f"states could not be written: {error.strerror}", str(work)) from error

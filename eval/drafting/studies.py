@@ -8,6 +8,7 @@ from eval.drafting.acceptance_runs import Answer, Asking, by_category, cut, figu
 from eval.drafting.recycling_reference import ReferenceRecycling
 from eval.drafting.trained import Named
 from eval.prompts.question_sets import Question, turn_tokens
+from jax_smash.decode.programs import PROGRAMS
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, Method, make_method
@@ -32,6 +33,9 @@ class Plan:
       draft: options of drafting beside the tree; each method is given those that it takes.
       seen: questions that are answered before the measured ones, in the cold-start study.
       widths, depths: of the cuts of the template.
+      chains: trees have the chain of as many nodes beside them.
+      done: rows of an earlier run, which are not made again.
+      on_rows: called with the rows so far after each tree.
     """
 
     asking: Asking
@@ -43,6 +47,9 @@ class Plan:
     seen: Sequence[int]
     widths: Sequence[int]
     depths: Sequence[int]
+    chains: bool = True
+    done: Sequence[Row] = ()
+    on_rows: Callable[[list[Row]], None] = lambda rows: None
 
     def method(self, named: Named, tree: str = "auto", *, sampled: bool = False) -> Method:
         """Makes a method with those options that it takes."""
@@ -61,26 +68,33 @@ def trees_and_chains(plan: Plan, advance: Advance) -> list[Row]:
 
     The chain has as many nodes as the tree, and the same drafter.
     """
-    rows = []
+    rows = list(plan.done)
+    there = {(row["temperature"], row["method"], row["tree"]) for row in rows}
     for temperature in plan.temperatures:
         sampled = temperature > 0
         plain, _ = plan.asking.answers(plan.method(BASELINE, sampled=sampled), plan.questions, temperature=temperature)
         advance()
-        for group, answers in by_category(plain).items():
-            rows.append(_row(BASELINE.name, None, temperature, group, answers))
+        if (temperature, BASELINE.name, None) not in there:
+            for group, answers in by_category(plain).items():
+                rows.append(_row(BASELINE.name, None, temperature, group, answers))
         for named in plan.methods:
             for tree in plan.trees:
+                if (temperature, named.name, tree) in there:
+                    advance()
+                    continue
                 method = plan.method(named, tree, sampled=sampled)
                 answers, _ = plan.asking.answers(method, plan.questions, temperature=temperature)
                 nodes = max((a.nodes for a in answers), default=0)
                 beside = None
-                if nodes and tree != f"chain-{nodes}":
+                if plan.chains and nodes and tree != f"chain-{nodes}":
                     alone = plan.method(named, f"chain-{nodes}", sampled=sampled)
                     beside, _ = plan.asking.answers(alone, plan.questions, temperature=temperature)
                 advance()
                 for group, mine in by_category(answers).items():
                     row = _row(named.name, tree, temperature, group, mine) | {"nodes": nodes, **named.facts()}
                     rows.append(row | _beside(row, beside, group) | _differing(mine, by_category(plain)[group]))
+                plan.on_rows(rows)
+                PROGRAMS.forget()  # Of another tree nothing is called again.
     return rows
 
 

@@ -154,6 +154,20 @@ def named_method(name: str, drafters: Sequence[Trained]) -> Named:
     return Named(name, name)
 
 
+def check_rows(rows: Sequence[Mapping[str, Any]], drafters: Sequence[Trained]) -> None:
+    """Refuses to go on with rows that an earlier run made with other weights under a drafter's name.
+
+    Raises:
+      ValueError: there is such a row.
+    """
+    labels = {drafter.name: drafter.label for drafter in drafters}
+    for row in rows:
+        was = row.get("drafter", "")
+        name = was.rpartition("@")[0]
+        if labels.get(name, was) != was:
+            raise ValueError(f"the report's rows of {name} were made with {was}; got {labels[name]}")
+
+
 def trained_for(base: str, folders: Sequence[Path]) -> list[Trained]:
     """Returns what folders say of their drafters, each a base's own; nothing without folders.
 

@@ -72,6 +72,19 @@ def test_the_picture_is_one(written):
     assert (written / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_goes_on_with_the_trees_that_are_missing(written, model, prompts, tmp_path):
+    first = Settings(model=model, prompts=(prompts,), **SMALL, json=tmp_path / "a.json")
+    main(first)
+    rows = json.loads(first.json.read_text())["rows"]
+    more = {"trees": ("chain-2", "tree-3"), "chains": False, "resume": True}
+    with pytest.raises(ValueError, match="was made with chains True; got False"):
+        main(dataclasses.replace(first, **more))
+    main(dataclasses.replace(first, **more | {"chains": True}))
+    found = json.loads(first.json.read_text())["rows"]
+    assert found[: len(rows)] == rows
+    assert {row["tree"] for row in found[len(rows) :]} == {"tree-3"}
+
+
 def test_a_row_is_what_generate_makes(model, tmp_path):
     path = tmp_path / "p.jsonl"
     texts = ["the cat sat on the mat", "to be or not to be"]
@@ -95,6 +108,7 @@ def test_a_row_is_what_generate_makes(model, tmp_path):
         ({"study": "cold-start", "temperatures": (0.5,)}, "is greedy"),
         ({"temperatures": (-1.0,)}, "temperatures must be at least 0"),
         ({"widths": (0,)}, "widths must be at least 1"),
+        ({"resume": True}, "resume needs the file to go on with"),
         ({"max_new_tokens": 1}, "max_new_tokens must be at least 2"),
     ],
 )

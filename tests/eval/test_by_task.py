@@ -107,6 +107,11 @@ def test_a_trained_drafter_is_named_by_its_run_and_drafts_beside_lookup_too(give
     assert all(row["drafter"].startswith("run@") for row in rows if row["method"] != "ar")
     with pytest.raises(ValueError, match=r"methods must be ones that draft, .*run, hybrid\+run; got 'walk'"):
         main(dataclasses.replace(given, **named | {"methods": ("walk:chain-2",)}, overwrite=True))
+    heads = random_heads(model, num_heads=1)
+    save_medusa(tmp_path / "new/run", heads.config, heads.params, base_fingerprint=model.fingerprint)
+    again = {"drafters": (tmp_path / "new/run",), "json": tmp_path / "named.json", "resume": True}
+    with pytest.raises(ValueError, match=r"the report's rows of run were made with run@.*; got run@"):
+        main(dataclasses.replace(given, **named | again))
     other = write_model(tmp_path / "other", num_hidden_layers=2)
     with pytest.raises(ValueError, match="run was trained for a base whose weights have fingerprint"):
         main(dataclasses.replace(given, **named, model=str(other), overwrite=True))

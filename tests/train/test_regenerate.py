@@ -101,12 +101,13 @@ def test_what_is_wrong_is_named_and_nothing_written(root, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_prompts_that_an_evaluation_asks_are_left_out_and_counted_in_the_record(root, tmp_path, capsys):
+def test_prompts_that_an_evaluation_asks_are_left_out_and_counted_in_the_record(root, tmp_path, capsys, monkeypatch):
     asked = "Count the foxes that came out of the wood last night and say it."
     write_lines(tmp_path / "prompts.jsonl", *PROMPTS[:2], {"prompt": f"Hello. {asked}"})
     write_lines(tmp_path / "questions.jsonl", {"turns": [asked.upper()]})
     given = (str(root / "model"), tmp_path / "prompts.jsonl", tmp_path / "answers")
     options = {"avoid": (tmp_path / "questions.jsonl",), "max_new_tokens": 2}
+    monkeypatch.setattr("train.regenerate.TOLD", 1)
     main(*given, **options)
     found = lines(tmp_path / "answers/answers.jsonl")
     assert [line["text"][: len(row["prompt"])] for line, row in zip(found, PROMPTS[:2], strict=True)] == [
@@ -115,7 +116,9 @@ def test_prompts_that_an_evaluation_asks_are_left_out_and_counted_in_the_record(
     record = found[0]["made_with"]["options"]["avoid"]
     assert {name: record[name] for name in ("words", "left_out", "of")} == {"words": 13, "left_out": 1, "of": 3}
     assert [file.split()[0] for file in record["sha256"]] == ["questions.jsonl"]
-    assert "1 of 3 prompts left out: they share 13 words in a row with what is avoided" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "1 of 3 prompts left out: they share 13 words in a row with what is avoided" in said.out
+    assert "2 of 2 answers" in said.err
     main(*given, resume=True, **options)
     write_lines(tmp_path / "questions.jsonl", {"turns": [asked, "And now?"]})
     with pytest.raises(ValueError, match="was made with --avoid"):

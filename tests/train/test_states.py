@@ -119,8 +119,9 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stood(root, tmp_path, capsys):
         main(*given, taps=(1,), **KEPT)
     with pytest.raises(ValueError, match=r"was made with taps \(0, 1, 2\); got \(0, 2\)"):
         main(*given, resume=True, **KEPT)
-    main(*given, taps=(1,), resume=True, **KEPT)
+    main(*given, taps=(1,), resume=True, save_every=2, **KEPT)
     assert not work.exists()
+    assert "4 batches kept, " in capsys.readouterr().err
     main(*given, taps=(1,), resume=True, **KEPT)
     assert "kept is whole: all its states were there before" in capsys.readouterr().out
     whole, found = files(root / "kept"), files(tmp_path / "kept")

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import tyro
+from rich.progress import Progress
 
 from jax_smash.cli.compilation_cache import use_compilation_cache
 from jax_smash.cli.errors import debugging, describe, platform_problem
-from jax_smash.hosts import fail, joined
+from jax_smash.hosts import fail, is_first, joined
 from jax_smash.platform import skip_absent_tpu
 from jax_smash.sharding import add_virtual_devices
 from train.run.memory import use_large_pages
@@ -89,6 +90,12 @@ def make_devices(devices: int | None, mesh: str | None, *, processes: int = 1) -
         jax.config.update("jax_num_cpu_devices", devices)
     else:
         add_virtual_devices(mesh, processes=processes)
+
+
+def tell_in_log(progress: Progress, line: str) -> None:
+    """Prints a line on the first host's standard error where that is a file, in which no bar moves."""
+    if is_first() and not progress.console.is_terminal:
+        print(line, file=sys.stderr, flush=True)
 
 
 def check_sources(path: Path | None) -> None:
