@@ -98,6 +98,7 @@ class Settings:
     prompts: Paths = (PROMPTS,)
     spec_bench: Path | None = None
     num_prompts: int | None = None
+    prompt_tokens: int | None = None
     chat: bool = False
     batch_size: int = 1
     max_new_tokens: int = 128
@@ -137,7 +138,7 @@ class Settings:
           ValueError: an option is out of range, or does not go with the study or the methods.
           OSError: a file cannot be read or written.
         """
-        least = {"batch_size": 1, "max_new_tokens": 2, "num_prompts": 1, "seed": 0}
+        least = {"batch_size": 1, "max_new_tokens": 2, "num_prompts": 1, "prompt_tokens": 1, "seed": 0}
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
@@ -220,7 +221,8 @@ def measure(
     settings.check()
     asked = settings.questions()
     model = load(settings.model, mesh=mesh_of_hosts(), dtype=jnp.dtype(settings.dtype))
-    questions, need = fitting(model, asked, max_new_tokens=settings.max_new_tokens, chat=settings.chat)
+    limits = {"max_new_tokens": settings.max_new_tokens, "longest": settings.prompt_tokens}
+    questions, need = fitting(model, asked, chat=settings.chat, **limits)
     context = model.config.max_positions if model.config else need
     asking = Asking(
         model=model,

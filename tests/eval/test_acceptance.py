@@ -73,9 +73,11 @@ def test_the_picture_is_one(written):
 
 
 def test_a_run_goes_on_with_the_trees_that_are_missing(written, model, prompts, tmp_path):
-    first = Settings(model=model, prompts=(prompts,), **SMALL, json=tmp_path / "a.json")
+    first = Settings(model=model, prompts=(prompts,), **SMALL, prompt_tokens=48, json=tmp_path / "a.json")
     main(first)
-    rows = json.loads(first.json.read_text())["rows"]
+    report = json.loads(first.json.read_text())
+    assert (report["questions"], report["too_long"]) == (3, 1)
+    rows = report["rows"]
     more = {"trees": ("chain-2", "tree-3"), "chains": False, "resume": True}
     with pytest.raises(ValueError, match="was made with chains True; got False"):
         main(dataclasses.replace(first, **more))
