@@ -76,6 +76,43 @@ def _automatic(batch: int) -> Claim:
     )
 
 
+def _trained() -> tuple[Claim, ...]:
+    """Returns what is shown of trained drafters beside drafters that need no training."""
+    accepted: dict[str, Any] = {"reports": ("smollm2-drafters", "smollm2-drafters-*")}
+    return (
+        Claim(
+            name="smollm2-drafters",
+            title=f"{SMOLLM2}: tokens a forward with trained drafters",
+            text="Mean accepted tokens of answers to Spec-Bench's questions. Drafters were trained on equally many "
+            "tokens of the model's own answers; `hybrid+NAME` is method hybrid with a drafter.",
+            **accepted,
+            table=layouts.accepted_by_tree,
+        ),
+        Claim(
+            name="smollm2-drafters-by-task",
+            title=f"{SMOLLM2}: tokens a forward with trained drafters, by task",
+            text="The greedy ones of the same answers by Spec-Bench's tasks.",
+            **accepted,
+            table=layouts.accepted_by_task,
+        ),
+        Claim(
+            name="smollm2-drafters-by-depth",
+            title=f"{SMOLLM2}: drafts of chains that are kept, by depth",
+            text="Of the tokens that were drafted at a depth behind kept ones, how many were kept too.",
+            **accepted,
+            table=layouts.kept_by_depth,
+        ),
+        Claim(
+            name="smollm2-heads",
+            title=f"{SMOLLM2}: accuracy of trained drafters",
+            text="How often the token that the model says is among a drafter's likeliest, at each depth behind a "
+            "prefix of held-out answers.",
+            reports=("smollm2-heads", "smollm2-heads-*"),
+            table=layouts.accuracies,
+        ),
+    )
+
+
 def _curve(rows: Rows) -> bytes:
     """Draws right answers over tokens a slot, with the line of plain decoding."""
     plain = [row["score"] for row in rows if row["method"] == "ar"]
@@ -103,6 +140,7 @@ CLAIMS = (
         reports=("smollm2-official", "smollm2-official-*"),
         table=layouts.published,
     ),
+    *_trained(),
     Claim(
         name="smollm2-exactness",
         title=f"{SMOLLM2}: drafted text is plain decoding's",

@@ -37,6 +37,14 @@ def by_category(name: str, interval: str = "interval") -> Cell:
     return written
 
 
+def verification(row: Row) -> str:
+    """Writes how drafts were checked, and the temperature where one is drawn at."""
+    heat = row.get("temperature")
+    if not heat:
+        return "greedy"
+    return f"{row['verify'].replace('-', ', ')} at {heat:g}"
+
+
 def category(row: Row) -> str:
     """Writes the kind of questions that a row is of; `all` where it is of all kinds."""
     return str(row.get("category") or row.get("task") or ALL)

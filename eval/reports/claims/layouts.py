@@ -13,6 +13,29 @@ def accepted_by_task(rows: Rows) -> Table:
     return crossed(with_chains(_greedy(rows)), BY_TREE, cells.category, cells.by_category("mean_accepted_tokens"))
 
 
+def accepted_by_tree(rows: Rows) -> Table:
+    """A line a method and way of verifying, a column a tree; all kinds of questions together."""
+    whole = [row for row in rows if row.get("tree") and cells.category(row) == cells.ALL]
+    down = {"Method": cells.method, "Verification": cells.verification}
+    return crossed(whole, down, cells.tree, cells.by_category("mean_accepted_tokens"))
+
+
+def kept_by_depth(rows: Rows) -> Table:
+    """A line a method of chains, a column a depth; all kinds of questions together, greedy."""
+    found = []
+    for row in _greedy(rows):
+        if cells.category(row) == cells.ALL and str(row.get("tree")).startswith("chain-"):
+            found += [row | {"depth": d, "kept": x} for d, x in enumerate(row["acceptance_by_depth"], 1) if x]
+    return crossed(found, BY_TREE, lambda row: f"depth {row['depth']}", cells.percent("kept"))
+
+
+def accuracies(rows: Rows) -> Table:
+    """A line a drafter and depth: how often the target's token is among so many."""
+    ranks = sorted({int(name[3:]) for row in rows for name in row if name.startswith("top")})
+    columns = {"Drafter": text("drafter"), "Depth": count("depth"), "Tokens": count("tokens")}
+    return listed(rows, columns | {f"Top {rank}": cells.percent(f"top{rank}") for rank in ranks})
+
+
 def speed_by_task(rows: Rows) -> Table:
     """A line a method and tree, a column a task."""
     cell = cells.by_category("tokens_per_second", "range")

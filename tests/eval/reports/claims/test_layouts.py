@@ -19,6 +19,36 @@ def test_accepted_by_task_has_a_line_a_tree_and_its_chain_and_all_tasks_first():
     ]
 
 
+def test_trained_drafters_have_a_line_a_verification_and_a_column_a_tree():
+    rows = [
+        accepted_row("ar", "all", 1.0, tree=None),
+        accepted_row("eagle", "all", 2.0, tree="chain-8"),
+        accepted_row("eagle", "qa", 1.9, tree="chain-8"),
+        accepted_row("eagle", "all", 2.5, tree="tree-16"),
+        accepted_row("eagle", "all", 2.6, tree="tree-16") | {"temperature": 0.7},
+    ]
+    made = report(program="eval.acceptance", rows=rows, settings={"verify": "typical-lossy"})
+    table = layouts.accepted_by_tree(made.rows)
+    assert table.header == ["Method", "Verification", "chain-8", "tree-16"]
+    assert table.lines == [["eagle", "greedy", "2.00", "2.50"], ["eagle", "typical, lossy at 0.7", "–", "2.60"]]
+
+
+def test_drafts_of_chains_are_told_by_depth_as_far_as_any_were_tried():
+    row = accepted_row("eagle", "all", 2.0, tree="chain-3") | {"acceptance_by_depth": [0.5, 0.25, None]}
+    table = layouts.kept_by_depth([row, row | {"tree": "tree-16"}, row | {"category": "qa"}])
+    assert (table.header, table.lines) == (
+        ["Method", "Tree", "depth 1", "depth 2"],
+        [["eagle", "chain-3", "50.0%", "25.0%"]],
+    )
+
+
+def test_accuracies_have_a_line_a_depth_and_a_column_a_rank():
+    rows = [{"drafter": "medusa", "depth": depth, "tokens": 1200, "top1": 0.4, "top2": 0.625} for depth in (1, 2)]
+    table = layouts.accuracies(rows)
+    assert table.header == ["Drafter", "Depth", "Tokens", "Top 1", "Top 2"]
+    assert table.lines == [["medusa", "1", "1,200", "40.0%", "62.5%"], ["medusa", "2", "1,200", "40.0%", "62.5%"]]
+
+
 def test_a_picture_leaves_out_plain_decoding_and_chains_where_there_are_trees():
     rows = [
         accepted_row("ar", "all", 1.0, tree=None),
