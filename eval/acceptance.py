@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.studies import TEMPLATE, Plan, Row, cold_start, official, rounds, trees_and_chains, width_and_depth
-from eval.drafting.trained import Named, check_rows, named_method, trained_for
+from eval.drafting.trained import Named, check_rows, named_method, read_trained, trained_for
 from eval.exact.exactness_report import earlier_rows
 from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
 from eval.reports.options import Decimals, Names, Numbers, Paths
@@ -69,6 +69,8 @@ class Settings:
         come with the program (prompts/mixed.jsonl has more categories).
       spec_bench: Spec-Bench's question.jsonl, in place of prompts. It does not come with the program.
       num_prompts: to take, of each category in turn; by default all.
+      prompt_tokens: of a question's turns at most; longer ones are left out and counted. By default the context is the
+        limit.
       chat: turns are put into the model's chat template.
       batch_size: questions that decode together.
       max_new_tokens: of an answer.
@@ -157,6 +159,7 @@ class Settings:
     def _check_methods(self) -> None:
         if not self.methods or not self.trees:
             raise ValueError(f"methods and trees must each name at least one; got {self.methods} and {self.trees}")
+        trained_for(self.model, self.drafters)
         methods = self.named()
         for named in methods:
             for tree in self.trees:
@@ -177,13 +180,13 @@ class Settings:
             check_draft(takers[0], DraftOptions(**{name: getattr(self.draft, name)}))
 
     def named(self) -> list[Named]:
-        """Returns the methods, after checking that each drafter is the model's own.
+        """Returns the methods; `check` has seen that each drafter is the model's own.
 
         Raises:
-          ValueError: a method is unknown or lacks a drafter, or one is damaged or for another model.
-          FileNotFoundError: there is no such drafter or model.
+          ValueError: a method is unknown or lacks a drafter, or one is damaged.
+          FileNotFoundError: there is no such drafter.
         """
-        trained = trained_for(self.model, self.drafters)
+        trained = read_trained(self.drafters)
         return [named_method(name, trained) for name in self.methods]
 
     def questions(self) -> list[Question]:

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
 from eval.drafting.task_rows import below_chains, rows_of
-from eval.drafting.trained import Named, Trained, check_rows, named_method, trained_for
+from eval.drafting.trained import Named, Trained, check_rows, named_method, read_trained, trained_for
 from eval.exact.exactness_report import earlier_rows, say
 from eval.exact.reference import require_torch
 from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
@@ -136,7 +136,7 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be one or more, each at least 1; got {self.batch_sizes}")
-        trained = self.trained()
+        trained = trained_for(self.model, self.drafters)
         if not self.curves or not set(self.curves) <= {*FACTORS}:
             raise ValueError(f"curves must be of {', '.join(FACTORS)}; got {', '.join(self.curves) or 'none at all'}")
         for name in self.methods:
@@ -151,13 +151,13 @@ class Settings:
         check_output(self.json, overwrite=self.overwrite or self.resume)
 
     def trained(self) -> list[Trained]:
-        """Returns the trained drafters, after checking that each is the model's own.
+        """Returns the trained drafters; `check` has seen that each is the model's own.
 
         Raises:
-          ValueError: one is damaged or for another model, which the message names.
-          FileNotFoundError: there is no such drafter or model.
+          ValueError: one is damaged.
+          FileNotFoundError: there is no such drafter.
         """
-        return trained_for(self.model, self.drafters)
+        return read_trained(self.drafters)
 
     def pairs(self, trained: Sequence[Trained]) -> list[tuple[Named, str]]:
         """Returns the methods that draft, each with a tree's name, chains of as many nodes left out."""

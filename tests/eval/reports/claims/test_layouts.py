@@ -34,11 +34,11 @@ def test_trained_drafters_have_a_line_a_verification_and_a_column_a_tree():
 
 
 def test_drafts_of_chains_are_told_by_depth_as_far_as_any_were_tried():
-    row = accepted_row("eagle", "all", 2.0, tree="chain-3") | {"acceptance_by_depth": [0.5, 0.25, None]}
+    row = accepted_row("eagle", "all", 2.0, tree="chain-3") | {"acceptance_by_depth": [0.5, 0.0, None]}
     table = layouts.kept_by_depth([row, row | {"tree": "tree-16"}, row | {"category": "qa"}])
     assert (table.header, table.lines) == (
         ["Method", "Tree", "depth 1", "depth 2"],
-        [["eagle", "chain-3", "50.0%", "25.0%"]],
+        [["eagle", "chain-3", "50.0%", "0.0%"]],
     )
 
 
