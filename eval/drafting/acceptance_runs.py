@@ -85,6 +85,8 @@ class Asking:
     ) -> tuple[list[Answer], Any]:
         """Asks all questions; returns every turn's answer, and what the drafter knows then.
 
+        Questions of several turns come first: a batch has as many turns as its longest question.
+
         Args:
           method: how to decode.
           questions: in order.
@@ -94,8 +96,9 @@ class Asking:
             `memory`, and that is what is returned.
         """
         found = []
-        for first in range(0, len(questions), self.batch_size):
-            answers, learned = self._batch(method, questions[first : first + self.batch_size], temperature, memory)
+        ordered = sorted(questions, key=lambda question: -len(question.turns))
+        for first in range(0, len(ordered), self.batch_size):
+            answers, learned = self._batch(method, ordered[first : first + self.batch_size], temperature, memory)
             memory = learned if carry else memory
             found += answers
         return found, memory

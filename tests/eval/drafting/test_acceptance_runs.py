@@ -102,6 +102,14 @@ def test_a_second_turn_reads_the_first_answer():
     assert [(a.category, a.text) for a in found] == [("two", "cde"), ("two", "ghi"), ("one", "efg")]
 
 
+def test_questions_of_several_turns_share_batches():
+    model = ring(9)
+    one, two = Question("one", ("d",)), Question("two", ("ab", "f"))
+    asking = Asking(model=model, slots=64, max_new_tokens=3, batch_size=2)
+    found, _ = asking.answers(make_method(model, "ar"), [one, two, one, two])
+    assert [(a.category, a.text) for a in found] == [("two", "cde")] * 2 + [("two", "ghi")] * 2 + [("one", "efg")] * 2
+
+
 def test_rows_of_a_batch_are_answered_as_alone():
     model = ring(9)
     questions = [Question("two", ("ab", "f")), Question("one", ("d",)), Question("one", ("c",))]
