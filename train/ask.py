@@ -15,7 +15,7 @@ from pathlib import Path
 
 from train.data.askings import Section, askings, sections
 from train.data.documents import read_documents
-from train.run.program import check_new_file, run_program
+from train.run.program import check_new_file, file_in, run_program
 
 
 def main(texts: Path, count: int, output: Path, letters: int = 1000, seed: int = 0) -> None:
@@ -24,17 +24,20 @@ def main(texts: Path, count: int, output: Path, letters: int = 1000, seed: int =
     Args:
       texts: a .txt, .json or .jsonl file of texts, or a folder of them.
       count: of prompts.
-      output: file to write.
+      output: file to write; a name without an ending is a folder, which gets `prompts.jsonl`.
       letters: characters of a passage in a prompt, at most.
       seed: of what is asked, and about what.
     """
     for name, value, least in (("count", count, 1), ("letters", letters, 40), ("seed", seed, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}; got {value}")
+    file = file_in(output, "prompts.jsonl")
     check_new_file(output)
     made = askings(read_sections(texts), count, letters=letters, seed=seed)
-    output.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in made), encoding="utf-8")
-    print(f"{len(made):,} prompts written to {output}")
+    if file != output:
+        output.mkdir()
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in made), encoding="utf-8")
+    print(f"{len(made):,} prompts written to {file}")
 
 
 def read_sections(texts: Path) -> list[Section]:

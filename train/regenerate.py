@@ -34,7 +34,7 @@ from jax_smash.sharding import mesh_of_hosts
 from train.data.documents import read_documents
 from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
 from train.run.options import JoinOptions
-from train.run.program import make_devices, run_program, tell_in_log
+from train.run.program import file_in, make_devices, run_program, tell_in_log
 
 GROUP = 64
 """Batches of a call of `generate`, whose completions are in memory at once."""
@@ -51,7 +51,7 @@ ANSWERS = "answers.jsonl"
 
 def main(
     model: str,
-    prompts: Path,
+    prompts: Paths,
     output: Path,
     avoid: Paths = (),
     chat: bool = False,
@@ -73,8 +73,8 @@ def main(
 
     Args:
       model: a model's name, a directory, a .gguf file, or owner/model on the Hugging Face hub.
-      prompts: `.jsonl` file of prompts, as `jax-smash generate` reads it, or of chats, questions or instructions, as
-        `train.pack` reads them; or a folder of such files. A reply at the end of a chat is written anew.
+      prompts: `.jsonl` files of prompts, as `jax-smash generate` reads them, or of chats, questions or instructions, as
+        `train.pack` reads them; or folders of such files. A reply at the end of a chat is written anew.
       output: `.jsonl` file of the answers; a name without an ending is a folder, which gets `answers.jsonl`.
       avoid: `.jsonl` files of evaluations' questions, as texts or with a field such as `turns` or `question`; prompts
         that share thirteen words in a row with one are left out.
@@ -94,8 +94,10 @@ def main(
     """
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise ValueError(f"dtype must be float32, bfloat16 or float16; got {dtype!r}")
+    if not prompts:
+        raise ValueError("prompts must be at least one file; got none")
     processes = join_hosts(HostOptions(**hosts))
-    asked = read_questions(prompts)
+    asked = [question for path in prompts for question in read_questions(path)]
     asked, left_out = without_overlap(asked, avoid)
     records = RecordFile(answers_file(output), overwrite=overwrite, resume=resume) if is_first() else None
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -118,11 +120,9 @@ def main(
 
 def answers_file(output: Path) -> Path:
     """Returns the file of the answers: what was given, or one in a folder, which is made."""
-    if output.suffix:
-        return output
-    if is_first():
+    if not output.suffix and is_first():
         output.mkdir(exist_ok=True)
-    return output / ANSWERS
+    return file_in(output, ANSWERS)
 
 
 def without_overlap(asked: list[FilePrompt], avoid: Sequence[Path]) -> tuple[list[FilePrompt], dict[str, Any]]:

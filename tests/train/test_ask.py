@@ -61,6 +61,14 @@ def test_the_program_writes_what_regenerate_reads(tmp_path):
     assert any("Red deer" in prompt for prompt in asked)
 
 
+def test_an_output_without_an_ending_is_a_folder_as_of_a_stage(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    main(tmp_path / "a.txt", 3, tmp_path / "asked", letters=200)
+    assert len((tmp_path / "asked/prompts.jsonl").read_text().splitlines()) == 3
+    with pytest.raises(FileExistsError, match="asked exists; choose another file"):
+        main(tmp_path / "a.txt", 3, tmp_path / "asked", letters=200)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -226,13 +226,16 @@ def small_recipe(root, name, changes):
 @pytest.fixture
 def drafters(tmp_path):
     """The recipe of drafters for a small base, and its inputs."""
-    changes = {"answers": {"max_new_tokens": 12, "method": "ar"}, "states": {"taps": [0, 2]}}
+    changes = {"answers": {"max_new_tokens": 12, "method": "ar"}, "states": {"taps": [0, 2]}, "asked": {"count": 2}}
     small_recipe(tmp_path, "smollm2-drafters", changes)
     write_lines(tmp_path / "prompts/a.jsonl", *({"question": f"What is {i}?", "answer": "It is."} for i in range(40)))
     asked = "Say in thirteen words or more why it is that you ask me this?"
     write_lines(tmp_path / "prompts/b.jsonl", {"prompt": asked}, {"prompt": "Why?"})
     write_lines(tmp_path / "questions.jsonl", {"turns": [asked]})
-    inputs = {name: tmp_path / name for name in ("base", "prompts")} | {"questions": tmp_path / "questions.jsonl"}
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("# Foxes\n\nThey sleep in a den that they dig in a dry slope of the wood.\n")
+    inputs = {name: tmp_path / name for name in ("base", "texts", "prompts")}
+    inputs |= {"questions": tmp_path / "questions.jsonl"}
     return tmp_path, tuple(f"{name}={path}" for name, path in inputs.items())
 
 
@@ -240,7 +243,7 @@ def test_the_plan_of_drafters_names_each_program_in_its_turn(drafters, capsys):
     root, inputs = drafters
     make_recipe(root / "recipes/smollm2-drafters.json", root / "out", input=inputs, dry_run=True)
     commands = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
-    assert commands == ["train.regenerate", "train.pack", "train.states", *["train.drafter"] * len(DRAFTERS)]
+    assert commands == ["train.ask", "train.regenerate", "train.pack", "train.states", *["train.drafter"] * len(DRAFTERS)]
 
 
 @pytest.mark.slow

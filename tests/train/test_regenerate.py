@@ -27,7 +27,7 @@ def root(tmp_path_factory):
     turns = [("user", "Is 1 odd?"), ("assistant", "Yes."), ("user", "And 2?"), ("assistant", "No.")]
     chat = [{"role": role, "content": content} for role, content in turns]
     write_lines(folder / "chats.jsonl", {"messages": chat}, {"messages": chat[:1]})
-    main(str(folder / "model"), folder / "prompts.jsonl", folder / "whole.jsonl", **OPTIONS)
+    main(str(folder / "model"), (folder / "prompts.jsonl",), folder / "whole.jsonl", **OPTIONS)
     return folder
 
 
@@ -61,7 +61,7 @@ def test_sampled_answers_are_those_of_generate(root):
 def test_a_run_that_was_killed_leaves_nothing_out_and_writes_nothing_twice(root, tmp_path, share):
     whole = (root / "whole.jsonl").read_bytes()
     (tmp_path / "out.jsonl.partial").write_bytes(whole[: int(share * len(whole))])
-    main(str(root / "model"), root / "prompts.jsonl", tmp_path / "out.jsonl", resume=True, **OPTIONS)
+    main(str(root / "model"), (root / "prompts.jsonl",), tmp_path / "out.jsonl", resume=True, **OPTIONS)
     assert (tmp_path / "out.jsonl").read_bytes() == whole
     assert not (tmp_path / "out.jsonl.partial").exists()
 
@@ -69,7 +69,7 @@ def test_a_run_that_was_killed_leaves_nothing_out_and_writes_nothing_twice(root,
 def test_a_run_goes_on_with_its_own_options_alone_and_is_not_written_over(root, tmp_path):
     half = b"".join((root / "whole.jsonl").read_bytes().splitlines(keepends=True)[:4])
     (tmp_path / "out.jsonl.partial").write_bytes(half)
-    given = (str(root / "model"), root / "prompts.jsonl", tmp_path / "out.jsonl")
+    given = (str(root / "model"), (root / "prompts.jsonl",), tmp_path / "out.jsonl")
     with pytest.raises(ValueError, match=r"was made with --temperature 0\.9; got 0\.5"):
         main(*given, resume=True, **OPTIONS | {"temperature": 0.5})
     with pytest.raises(ValueError, match="exists; --resume continues it"):
@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_its_own_options_alone_and_is_not_written_over(root, 
 
 
 def test_a_reply_at_the_end_of_a_chat_is_written_anew_under_a_mesh(root, tmp_path):
-    main(str(root / "model"), root / "chats.jsonl", tmp_path / "out.jsonl", max_new_tokens=4, mesh="fsdp=2")
+    main(str(root / "model"), (root / "chats.jsonl",), tmp_path / "out.jsonl", max_new_tokens=4, mesh="fsdp=2")
     first, second = lines(tmp_path / "out.jsonl")
     assert [m["role"] for m in first["messages"]] == ["user", "assistant", "user", "assistant"]
     assert [m["content"] for m in first["messages"][:3]] == ["Is 1 odd?", "Yes.", "And 2?"]
@@ -91,13 +91,13 @@ def test_what_is_wrong_is_named_and_nothing_written(root, tmp_path):
     model = str(root / "model")
     write_lines(tmp_path / "alone.jsonl", {"messages": [{"role": "assistant", "content": "No."}]})
     with pytest.raises(ValueError, match=r"alone\.jsonl, line 1 must have a message before the reply"):
-        main(model, tmp_path / "alone.jsonl", tmp_path / "out.jsonl")
+        main(model, (tmp_path / "alone.jsonl",), tmp_path / "out.jsonl")
     with pytest.raises(ValueError, match=r"stories\.jsonl, line 1"):
-        main(model, tmp_path / "stories.jsonl", tmp_path / "out.jsonl")
+        main(model, (tmp_path / "stories.jsonl",), tmp_path / "out.jsonl")
     with pytest.raises(ValueError, match=r"prompt 1 has \d+ tokens and may get 4 new ones: \d+ are more than"):
-        main(model, tmp_path / "long.jsonl", tmp_path / "out.jsonl", max_new_tokens=4)
+        main(model, (tmp_path / "long.jsonl",), tmp_path / "out.jsonl", max_new_tokens=4)
     with pytest.raises(ValueError, match="no-folder"):
-        main(model, root / "prompts.jsonl", tmp_path / "no-folder/out.jsonl")
+        main(model, (root / "prompts.jsonl",), tmp_path / "no-folder/out.jsonl")
     assert not list(tmp_path.glob("out*"))
 
 
@@ -105,7 +105,7 @@ def test_prompts_that_an_evaluation_asks_are_left_out_and_counted_in_the_record(
     asked = "Count the foxes that came out of the wood last night and say it."
     write_lines(tmp_path / "prompts.jsonl", *PROMPTS[:2], {"prompt": f"Hello. {asked}"})
     write_lines(tmp_path / "questions.jsonl", {"turns": [asked.upper()]})
-    given = (str(root / "model"), tmp_path / "prompts.jsonl", tmp_path / "answers")
+    given = (str(root / "model"), (tmp_path / "prompts.jsonl",), tmp_path / "answers")
     options = {"avoid": (tmp_path / "questions.jsonl",), "max_new_tokens": 2}
     monkeypatch.setattr("train.regenerate.TOLD", 1)
     main(*given, **options)
@@ -143,6 +143,15 @@ def test_prompts_of_a_folder_are_all_read_and_questions_are_asked_as_chats(tmp_p
     (tmp_path / "b.json").write_text(json.dumps([{"text": "A story."}]))
     with pytest.raises(ValueError, match="must hold at least one chat, question or instruction; got none"):
         read_questions(tmp_path / "b.json")
+
+
+def test_prompts_of_several_files_are_asked_one_after_another(root, tmp_path):
+    write_lines(tmp_path / "first.jsonl", *PROMPTS[:2])
+    write_lines(tmp_path / "second.jsonl", *PROMPTS[2:])
+    main(str(root / "model"), (tmp_path / "first.jsonl", tmp_path / "second.jsonl"), tmp_path / "out.jsonl", **OPTIONS)
+    assert (tmp_path / "out.jsonl").read_bytes() == (root / "whole.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="prompts must be at least one file; got none"):
+        main(str(root / "model"), (), tmp_path / "none.jsonl", **OPTIONS)
 
 
 @pytest.mark.slow

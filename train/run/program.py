@@ -121,6 +121,11 @@ def check_new_file(path: Path | None) -> None:
         raise FileNotFoundError(f"{path} needs a folder {path.parent}; there is none")
 
 
+def file_in(output: Path, name: str) -> Path:
+    """Returns the file of an output: itself, or, where its name has no ending, the file of that name in a folder."""
+    return output if output.suffix else output / name
+
+
 def reason(error: Exception) -> str:
     """Returns why a file could not be read, in a few words to stand behind its name."""
     if isinstance(error, KeyError):
