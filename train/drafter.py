@@ -2,8 +2,8 @@
 
     python -m train.drafter --kind eagle --config CONFIG --packed PACKED --base MODEL --output RUN
 
-`--kind` is `eagle` (EAGLE-3), `eagle1`, `medusa`, `chimera` or `dflash`. `PACKED` was made by `train.pack` with the
-tokenizer of `MODEL`.
+`--kind` is `eagle` (EAGLE-3), `eagle1`, `medusa`, `chimera`, `dflash` or `micro`. `PACKED` was made by `train.pack`
+with the tokenizer of `MODEL`.
 `RUN/drafter` holds the drafter in the end, which `jax-smash generate --method eagle --drafter RUN/drafter` (of both
 kinds of EAGLE), or the method of the other kind, reads beside the same weights of the target and no others.
 The drafter is that of the step which drafted most tokens in a row on documents that are kept for this choice.
@@ -17,6 +17,9 @@ layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
 `"base": "lora"` in a training file of `medusa` trains low-rank changes of the target too (Medusa-2,
 `train/configs/medusa-2-paper.json`). `RUN/drafter/adapter` then holds the changes as PEFT saves them, and is given as
 `--model RUN/drafter/adapter`. It says other text than the target, and the heads are for it alone.
+
+`--kind micro` trains HAMburger's micro-step decoder and stop head, whose groups are drafts and share no slot:
+`jax-smash generate --method hamburger --smash-mode exact --modules RUN/drafter` reads them.
 
 `--change NAME=VALUE` takes another value of a field of the training file, as `--change gram=1` does of `chimera` and
 `--change optimiser.learning_rate=0.001` of any kind. So one file serves all runs of a comparison.
@@ -43,6 +46,7 @@ from train.parts.drafter.dflash import DFlashPart
 from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.eagle1 import Eagle1Part
 from train.parts.drafter.medusa import MedusaPart
+from train.parts.drafter.micro import MicroPart
 from train.run.flow import run
 from train.run.options import RunOptions
 from train.run.program import run_program
@@ -53,6 +57,7 @@ KINDS: dict[str, Any] = {
     "medusa": MedusaPart,
     "chimera": ChimeraPart,
     "dflash": DFlashPart,
+    "micro": MicroPart,
 }
 """Parts by the kind of drafter."""
 
@@ -76,7 +81,7 @@ def main(
     """Trains a drafter.
 
     Args:
-      kind: of drafter: eagle, eagle1, medusa, chimera or dflash.
+      kind: of drafter: eagle, eagle1, medusa, chimera, dflash or micro.
       config: JSON file with the drafter's sizes, the optimiser's settings, the batch size, the rows' length in tokens
         and the number of steps.
       packed: folder of shards, made by `train.pack` with the target's tokenizer.

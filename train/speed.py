@@ -35,7 +35,14 @@ from train.parts.drafter.eagle import EaglePart
 from train.parts.drafter.eagle1 import Eagle1Part
 from train.parts.drafter.medusa import MedusaPart
 from train.parts.drafter.medusa_settings import MedusaSettings
-from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings
+from train.parts.drafter.micro import MicroPart
+from train.parts.drafter.settings import (
+    ChimeraSettings,
+    DFlashSettings,
+    Eagle1Settings,
+    EagleSettings,
+    MicroSettings,
+)
 from train.parts.hamburger.part import Hamburger
 from train.parts.hamburger.settings import SmashSettings
 from train.parts.language_model.part import LanguageModel
@@ -142,6 +149,7 @@ PARTS: dict[str, Callable[[Path | None, str | None, dict[str, Any]], Any]] = {
     "medusa": _beside(MedusaPart, MedusaSettings),
     "chimera": _beside(ChimeraPart, ChimeraSettings),
     "dflash": _beside(DFlashPart, DFlashSettings),
+    "micro": _beside(MicroPart, MicroSettings),
     "butler": _beside(Butler, ButlerSettings),
 }
 """What can be measured: of a training file, a named shape and changes of the file's fields."""

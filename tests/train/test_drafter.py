@@ -25,6 +25,7 @@ from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.loading import find
 from jax_smash.methods import RANDOM, DraftOptions, make_method
 from jax_smash.sharding import make_mesh
+from jax_smash.smash.options import SmashOptions
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.train.corpus_files import make_packed, write_corpus
 from tests.train.outputs import newest
@@ -267,6 +268,26 @@ def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts
     assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
     assert load_chimera(drafter).base_fingerprint == model.fingerprint
     assert "| Grams | 3 tokens, encoder mlp |" in (drafter / "README.md").read_text()
+
+
+def test_the_micro_step_decoder_learns_beside_a_base_that_reads_tokens_alone_and_drafts_for_it(root, tmp_path):
+    fields = {name: CONFIG[name] for name in ("optimiser", "batch_size", "length", "steps", "head_size")}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"micro_steps": 3}))
+    main("micro", tmp_path / "config.json", root / "packed", str(root / "base"), tmp_path / "run", **RUN)
+    lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]
+    for name in ("loss", "loss_1", "loss_2", "stop_loss"):
+        assert lines[-1][name] < lines[0][name]
+    drafter, options = tmp_path / "run/drafter", {"max_new_tokens": 6, "slots": 64}
+    model = jax_smash.load(root / "base", modules=drafter)
+    own = model.modules.options
+    assert (own.mode, own.token_confidence, own.micro_head) == ("exact", 0.0, "200")
+    eager = SmashOptions(confidence=0.01)
+    drafted = jax_smash.generate(model, ["Once there"], method="hamburger", smash=eager, **options)
+    assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
+    assert drafted[0].drafted.tried[0] > 0
+    card = (drafter / "README.md").read_text()
+    assert "| Tokens of a draft | at most 2 |" in card
+    assert "| Tokens that it can say | 200, " in card
 
 
 def test_dflash_learns_beside_its_target_and_drafts_for_it_alone(root, tmp_path):

@@ -42,6 +42,7 @@ CASES = {
     "medusa/lora": {"num_heads": 2, "base": "lora", "rank": 4},
     "chimera": {"mlp_width": 32, "decoding_heads": 2},
     "dflash": {"mlp_width": 32, "num_layers": 1, "taps": (1, 2), "block_size": 4, "anchors": 4},
+    "micro": {"micro_steps": 3, "head_size": 200},
 }
 """Settings of each part, by its name; behind a stroke stands what is special."""
 

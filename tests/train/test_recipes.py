@@ -14,6 +14,7 @@ from jax_smash.checkpoints.huggingface import read_config
 from jax_smash.loading import ASSETS
 from jax_smash.methods import DraftOptions
 from jax_smash.models.families.presets import preset
+from jax_smash.smash.options import SmashOptions
 from tests.checkpoints import LLAMA, write_checkpoint
 from tests.tiny import tiny_config
 from tests.train.corpus_files import make_tokenizer, write_lines
@@ -202,7 +203,7 @@ def small_recipe(root, name, changes):
     (root / "configs").mkdir()
     fields = json.loads((RECIPES / f"{name}.json").read_text())
     small = {"steps": 2, "batch_size": 2, "length": 24, "mlp_width": 32, "head_size": 100, "test_steps": 2}
-    small |= {"taps": [0, 2], "num_layers": 1, "block_size": 4}
+    small |= {"taps": [0, 2], "num_layers": 1, "block_size": 4, "tapped_layers": [1], "micro_steps": 3}
     for stage in fields["stages"]:
         options = stage["options"]
         options |= changes.get(stage["name"], {})
@@ -243,7 +244,13 @@ def test_the_plan_of_drafters_names_each_program_in_its_turn(drafters, capsys):
     root, inputs = drafters
     make_recipe(root / "recipes/smollm2-drafters.json", root / "out", input=inputs, dry_run=True)
     commands = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
-    assert commands == ["train.ask", "train.regenerate", "train.pack", "train.states", *["train.drafter"] * len(DRAFTERS)]
+    assert commands == [
+        "train.ask",
+        "train.regenerate",
+        "train.pack",
+        "train.states",
+        *["train.drafter"] * len(DRAFTERS),
+    ]
 
 
 @pytest.mark.slow
@@ -254,7 +261,11 @@ def test_drafters_of_each_kind_are_made_by_their_recipe_and_draft(drafters):
     assert first["made_with"]["options"]["avoid"]["left_out"] == 1
     model, options = jax_smash.load(root / "base"), {"max_new_tokens": 6, "slots": 64}
     plain = jax_smash.generate(model, ["What is 3?"], **options)[0].token_ids
-    for kind in DRAFTERS:
+    beside = jax_smash.load(root / "base", modules=root / "out/micro/drafter")
+    eager = SmashOptions(confidence=0.01)  # The mode is the modules' own.
+    drafted = jax_smash.generate(beside, ["What is 3?"], method="hamburger", smash=eager, **options)
+    assert drafted[0].token_ids == plain
+    for kind in DRAFTERS.keys() - {"micro"}:
         draft, method = DraftOptions(drafter=root / "out" / kind / "drafter"), kind.removesuffix("1")
         assert jax_smash.generate(model, ["What is 3?"], method=method, draft=draft, **options)[0].token_ids == plain
 

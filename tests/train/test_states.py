@@ -31,6 +31,7 @@ CONFIGS = {
     "medusa": RUN | {"num_heads": 2},
     "chimera": RUN | {"mlp_width": 32, "decoding_heads": 2},
     "dflash": RUN | {"mlp_width": 32, "num_layers": 1, "taps": [0, 2], "block_size": 3, "anchors": 4},
+    "micro": RUN | {"micro_steps": 3, "tapped_layers": [1]},
 }
 """Of each kind; a kind that is new needs one here."""
 

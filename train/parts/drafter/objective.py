@@ -224,6 +224,31 @@ def _likeliest(model: Transformer, pieces: Float[Array, "pieces B C D"]) -> Int[
     return jax.lax.map(lambda hidden: jnp.argmax(model.unembed(hidden), axis=-1), jax.lax.stop_gradient(pieces))
 
 
+def likeliest_by(
+    model: Transformer,
+    guesses: Guesses,
+    unembed: Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]],
+    vocabulary: Vocabulary,
+    *,
+    chunk: int,
+) -> tuple[Int[Array, "B T S"], Int[Array, "B T 1"]]:
+    """Returns the likeliest token of each guess, and what the target predicts there. No gradient passes.
+
+    Args:
+      model: the target.
+      guesses, unembed, vocabulary, chunk: as of `drafted`.
+    """
+    tokens, length = jnp.asarray(vocabulary.tokens), guesses.hidden.shape[1]
+
+    def of_piece(piece: tuple[Array, Array]) -> tuple[Array, Array]:
+        made, hidden = piece
+        return tokens[jnp.argmax(unembed(made), axis=-1)], jnp.argmax(model.unembed(hidden), axis=-1)[..., None]
+
+    pieces = jax.lax.stop_gradient((_pieces(guesses.made, chunk), _pieces(guesses.hidden, chunk)))
+    found = jax.lax.map(of_piece, pieces)
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[3])[:, :length], found)
+
+
 def said_by(model: Transformer, vocabulary: Vocabulary) -> Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]]:
     """Returns what makes the logits of the tokens that a drafter says by the target's head."""
     rows = None if vocabulary.whole else model.rows_of(jnp.asarray(vocabulary.tokens))

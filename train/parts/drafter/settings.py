@@ -8,6 +8,7 @@ from jax_smash.models.chimera_config import TEXT_LAYER, ChimeraConfig
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
+from jax_smash.smash.config import SmashConfig
 from train.run.settings import Settings
 from train.tokenizer import END
 
@@ -279,4 +280,59 @@ class DFlashSettings(DrafterSettings):
             max_positions=self.max_positions or self.model.max_positions,
             head_size=self.head_size,
             **changes,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroSettings(DrafterSettings):
+    """What decides the weights of HAMburger's micro-step decoder beside a base that reads tokens one by one.
+
+    Attributes:
+      tapped_layers, micro_layers, micro_steps: as of `SmashConfig`; a draft has micro_steps − 1 tokens at most.
+      step_decay: what a token of a draft counts beside the one before it.
+      stop_weight: what the stop head's loss counts.
+    """
+
+    tapped_layers: tuple[int, ...] | None = None
+    micro_layers: int = 1
+    micro_steps: int = 5
+    step_decay: float = 1.0
+    stop_weight: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tapped_layers is not None:
+            object.__setattr__(self, "tapped_layers", tuple(self.tapped_layers))
+        if not 2 <= self.micro_steps <= self.length:
+            raise ValueError(f"micro_steps must be from 2 to the row's {self.length}; got {self.micro_steps}")
+        if not 0 < self.step_decay <= 1:
+            raise ValueError(f"step_decay must be above 0 and at most 1; got {self.step_decay}")
+        if not 0 <= self.stop_weight < float("inf"):
+            raise ValueError(f"stop_weight must be at least 0 and finite; got {self.stop_weight}")
+        _ = self.smash  # Refuses what does not fit the base.
+
+    def measured(self) -> MicroSettings:
+        """Returns the settings under which exported weights are measured: in float32, by the cross-entropy alone."""
+        return dataclasses.replace(self, dtype="float32", stop_weight=0.0)
+
+    @property
+    def tap_of_layers(self) -> tuple[int | None, ...]:
+        """The tap that holds the output of each tapped layer; None where the hidden state does, behind the last."""
+        last = self.model.num_layers - 1
+        return tuple(None if layer == last else layer + 1 for layer in self.smash.tapped_layers)
+
+    @property
+    def read_taps(self) -> tuple[int, ...]:
+        """Those that hold the outputs of the tapped layers."""
+        return tuple(tap for tap in self.tap_of_layers if tap is not None)
+
+    @property
+    def smash(self) -> SmashConfig:
+        """The modules' sizes. No group shares a slot, so the embedder is the one without weights."""
+        return SmashConfig.for_base(
+            self.model,
+            tapped_layers=self.tapped_layers,
+            micro_layers=self.micro_layers,
+            micro_steps=self.micro_steps,
+            embedder="mean",
         )
