@@ -15,7 +15,8 @@ and counted. Beside each tree stands the chain of the same drafter with as many 
 written after each tree; with `--resume` a run goes on with the trees that it lacks.
 
 A drafter in a folder of `--drafters` is named by it, or by its run where that is called `drafter`. Its name stands for
-the method that drafts with it; `hybrid+` before the name is method hybrid with it.
+the method that drafts with it; `hybrid+` before the name is method hybrid with it. HAMburger's modules draft in mode
+exact, and have a chain of their own.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.studies import TEMPLATE, Plan, Row, cold_start, official, rounds, trees_and_chains, width_and_depth
-from eval.drafting.trained import Named, check_rows, named_method, read_trained, trained_for
+from eval.drafting.trained import Named, check_rows, modules_of, named_method, read_trained, trained_for
 from eval.exact.exactness_report import earlier_rows
 from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
 from eval.reports.options import Decimals, Names, Numbers, Paths
@@ -159,7 +160,7 @@ class Settings:
     def _check_methods(self) -> None:
         if not self.methods or not self.trees:
             raise ValueError(f"methods and trees must each name at least one; got {self.methods} and {self.trees}")
-        trained_for(self.model, self.drafters)
+        trained_for(self.model, self.drafters, modules=True)
         methods = self.named()
         for named in methods:
             for tree in self.trees:
@@ -174,7 +175,7 @@ class Settings:
             raise ValueError(f"warm_start does not go with the study {self.study}")
         given = [f.name for f in dataclasses.fields(DraftOptions) if getattr(self.draft, f.name) != f.default]
         for name in given:
-            takers = [named.method for named in methods if name in OPTIONS[named.method]]
+            takers = [named.method for named in methods if name in OPTIONS.get(named.method, ())]
             if not takers:
                 raise ValueError(f"{name} does not go with {', '.join(self.methods)}")
             check_draft(takers[0], DraftOptions(**{name: getattr(self.draft, name)}))
@@ -186,7 +187,7 @@ class Settings:
           ValueError: a method is unknown or lacks a drafter, or one is damaged.
           FileNotFoundError: there is no such drafter.
         """
-        trained = read_trained(self.drafters)
+        trained = read_trained(self.drafters, modules=True)
         return [named_method(name, trained) for name in self.methods]
 
     def questions(self) -> list[Question]:
@@ -223,7 +224,9 @@ def measure(
     """
     settings.check()
     asked = settings.questions()
-    model = load(settings.model, mesh=mesh_of_hosts(), dtype=jnp.dtype(settings.dtype))
+    methods = settings.named()
+    modules = modules_of([named.drafter for named in methods if named.drafter])
+    model = load(settings.model, mesh=mesh_of_hosts(), dtype=jnp.dtype(settings.dtype), modules=modules)
     limits = {"max_new_tokens": settings.max_new_tokens, "longest": settings.prompt_tokens}
     questions, need = fitting(model, asked, chat=settings.chat, **limits)
     context = model.config.max_positions if model.config else need
@@ -245,7 +248,7 @@ def measure(
     plan = Plan(
         asking=asking,
         questions=questions,
-        methods=settings.named(),
+        methods=methods,
         trees=settings.trees,
         temperatures=settings.temperatures or default,
         draft=settings.draft,

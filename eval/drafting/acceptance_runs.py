@@ -83,9 +83,9 @@ class Asking:
         memory: Any = None,
         carry: bool = True,
     ) -> tuple[list[Answer], Any]:
-        """Asks all questions; returns every turn's answer, and what the drafter knows then.
+        """Asks all questions; returns every turn's answer in their order, and what the drafter knows then.
 
-        Questions of several turns come first: a batch has as many turns as its longest question.
+        Questions of several turns are asked first: a batch has as many turns as its longest question.
 
         Args:
           method: how to decode.
@@ -95,20 +95,21 @@ class Asking:
           carry: what is learned from a batch is known to the next, as `generate` has it; else each begins with
             `memory`, and that is what is returned.
         """
-        found = []
-        ordered = sorted(questions, key=lambda question: -len(question.turns))
-        for first in range(0, len(ordered), self.batch_size):
-            answers, learned = self._batch(method, ordered[first : first + self.batch_size], temperature, memory)
+        found: dict[int, list[Answer]] = {}
+        order = sorted(range(len(questions)), key=lambda i: -len(questions[i].turns))
+        for first in range(0, len(order), self.batch_size):
+            some = order[first : first + self.batch_size]
+            answers, learned = self._batch(method, [questions[i] for i in some], temperature, memory)
             memory = learned if carry else memory
-            found += answers
-        return found, memory
+            found |= dict(zip(some, answers, strict=True))
+        return [answer for i in range(len(questions)) for answer in found[i]], memory
 
     def _batch(
         self, method: Method, questions: Sequence[Question], temperature: float, memory: Any
-    ) -> tuple[list[Answer], Any]:
-        said: list[list[str]] = [[] for _ in questions]
-        found: list[Answer] = []
+    ) -> tuple[list[list[Answer]], Any]:
+        found: list[list[Answer]] = [[] for _ in questions]
         for turn in range(max(len(q.turns) for q in questions)):
+            said = [[answer.text for answer in answers] for answers in found]
             prompts = [
                 turn_tokens(self.model, q.turns[: turn + 1], said[i], chat=self.chat) if turn < len(q.turns) else []
                 for i, q in enumerate(questions)
@@ -120,8 +121,7 @@ class Asking:
             memory = session.state.shared.memory
             for i, answer in self._read(session, questions):
                 if prompts[i]:
-                    said[i].append(answer.text)
-                    found.append(dataclasses.replace(answer, prompt=prompts[i]))
+                    found[i].append(dataclasses.replace(answer, prompt=prompts[i]))
         return found, memory
 
     def _session(self, method: Method, temperature: float, memory: Any) -> Session:

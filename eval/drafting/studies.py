@@ -58,6 +58,7 @@ class Plan:
             named.method,
             sampled=sampled,
             draft=named.options(dataclasses.replace(self.draft, tree=tree)),
+            smash=named.smash,
             batch=self.asking.batch_size,
             slots=self.asking.slots,
         )
@@ -78,7 +79,7 @@ def trees_and_chains(plan: Plan, advance: Advance) -> list[Row]:
             for group, answers in by_category(plain).items():
                 rows.append(_row(BASELINE.name, None, temperature, group, answers))
         for named in plan.methods:
-            for tree in plan.trees:
+            for tree in named.trees(plan.trees):
                 if (temperature, named.name, tree) in there:
                     advance()
                     continue
@@ -183,7 +184,7 @@ def official(plan: Plan, advance: Advance) -> list[Row]:
 
 def rounds(study: str, plan: Plan) -> int:
     """Returns how often a study advances."""
-    pairs = len(plan.methods) * len(plan.trees)
+    pairs = sum(len(named.trees(plan.trees)) for named in plan.methods)
     learners = 2 + (plan.draft.warm_start is not None)
     points = len({n for n in plan.seen if n <= len(plan.questions) // 2})
     counts = {"cold-start": learners * points, "width-depth": len(plan.widths) * len(plan.depths), "official": 3}

@@ -10,8 +10,10 @@ from jax_smash.checkpoints.contents import DRAFTERS
 from jax_smash.checkpoints.dflash import load_dflash
 from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter
 from jax_smash.checkpoints.medusa import load_medusa
-from jax_smash.loading import stored_base
+from jax_smash.checkpoints.smasher import is_smasher, read_smasher
+from jax_smash.loading import check_modules, stored_base
 from jax_smash.methods.draft_options import OPTIONS, READERS, DraftOptions
+from jax_smash.smash.options import SmashOptions
 
 LOADERS: dict[str, Callable[..., Any]] = {
     "eagle": load_eagle_drafter,
@@ -27,6 +29,9 @@ FOLDER = "drafter"
 BESIDE = "hybrid+"
 """Before a drafter's name where method hybrid drafts with it too."""
 
+MICRO, HAMBURGER = "micro", "hamburger"
+"""The kind of HAMburger's modules, and the method that drafts with them in mode exact."""
+
 SHOWN = 16
 """Digits of a fingerprint in a message."""
 
@@ -38,7 +43,7 @@ class Trained:
     Attributes:
       name: that tells it from others.
       folder: that holds it.
-      kind: eagle, eagle1, medusa, chimera or dflash.
+      kind: eagle, eagle1, medusa, chimera, dflash, or micro of HAMburger's modules.
       config: of its modules.
       weights_sha256: of its weights' file.
       base_fingerprint: of the weights that it was trained for; empty where nobody told.
@@ -54,7 +59,7 @@ class Trained:
     @property
     def method(self) -> str:
         """The method that drafts with it."""
-        return self.kind.removesuffix("1")
+        return HAMBURGER if self.kind == MICRO else self.kind.removesuffix("1")
 
     @property
     def depths(self) -> int | None:
@@ -62,6 +67,8 @@ class Trained:
         sizes = {"medusa": "num_heads", "chimera": "decoding_heads"}
         if self.kind == "dflash":
             return self.config.block_size - 1
+        if self.kind == MICRO:
+            return self.config.micro_steps - 1
         return getattr(self.config, sizes[self.kind]) if self.kind in sizes else None
 
     @property
@@ -84,26 +91,40 @@ class Trained:
         }
 
 
-def read_trained(folders: Sequence[Path]) -> list[Trained]:
+def read_trained(folders: Sequence[Path], *, modules: bool = False) -> list[Trained]:
     """Returns what folders say of their drafters.
+
+    Args:
+      folders: of the drafters.
+      modules: HAMburger's modules, of one folder, are a drafter too.
 
     Raises:
       FileNotFoundError: one holds none.
-      ValueError: a description is damaged, or two drafters would have one name.
+      ValueError: a description is damaged, two drafters would have one name, or there are modules of two folders.
     """
-    found = []
+    found: list[Trained] = []
     for folder in folders:
         kinds = [file.removesuffix(".json") for file in DRAFTERS if (folder.expanduser() / file).is_file()]
-        if not kinds:
-            raise FileNotFoundError(f"{folder} must hold a drafter, one of {', '.join(DRAFTERS)}; there is none")
-        described = READERS[kinds[0].removesuffix("1")](folder)
         whole = folder.expanduser().resolve()
+        if modules and is_smasher(whole):
+            kinds, described = [MICRO], read_smasher(whole)
+        elif kinds:
+            described = READERS[kinds[0].removesuffix("1")](folder)
+        else:
+            raise FileNotFoundError(f"{folder} must hold a drafter, one of {', '.join(DRAFTERS)}; there is none")
         name = whole.parent.name if whole.name == FOLDER else whole.name
         marks = described.weights_sha256, described.base_fingerprint
         found.append(Trained(name, folder, kinds[0], described.config, *marks))
     if twice := [drafter.name for drafter in found if sum(drafter.name == other.name for other in found) > 1]:
         raise ValueError(f"drafters must have different names; got {twice[0]} twice")
+    if len(micro := [drafter.name for drafter in found if drafter.kind == MICRO]) > 1:
+        raise ValueError(f"drafters must hold HAMburger's modules once, for the model is loaded with them; got {micro}")
     return found
+
+
+def modules_of(drafters: Sequence[Trained]) -> Path | None:
+    """Returns the folder of HAMburger's modules, which a model is loaded with; None where there are none."""
+    return next((drafter.folder for drafter in drafters if drafter.kind == MICRO), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +147,17 @@ class Named:
         given |= {"drafter": None if self.drafter is None else self.drafter.folder}
         return DraftOptions(**{name: value for name, value in given.items() if name in OPTIONS.get(self.method, ())})
 
+    @property
+    def smash(self) -> SmashOptions:
+        """The options of decoding with HAMburger: by its modules drafts are made, and checked."""
+        return SmashOptions(mode="exact") if self.method == HAMBURGER else SmashOptions()
+
+    def trees(self, given: Sequence[str]) -> Sequence[str]:
+        """Returns the trees that it drafts of some: of HAMburger's modules there is one, a chain."""
+        if self.method == HAMBURGER and self.drafter is not None:
+            return [f"chain-{self.drafter.depths}"]
+        return given
+
     def facts(self) -> Mapping[str, Any]:
         """Returns what a row says of it: the drafter's label, where it has one."""
         return {} if self.drafter is None else {"drafter": self.drafter.label}
@@ -144,7 +176,7 @@ def named_method(name: str, drafters: Sequence[Trained]) -> Named:
     by_name = {drafter.name: drafter for drafter in drafters}
     if found := by_name.get(name):
         return Named(name, found.method, found)
-    if found := by_name.get(name.removeprefix(BESIDE)):
+    if (found := by_name.get(name.removeprefix(BESIDE))) and found.kind != MICRO:
         return Named(name, "hybrid", found)
     known = ", ".join((*OPTIONS, *by_name, *(BESIDE + given for given in by_name)))
     if name not in OPTIONS:
@@ -168,8 +200,12 @@ def check_rows(rows: Sequence[Mapping[str, Any]], drafters: Sequence[Trained]) -
             raise ValueError(f"the report's rows of {name} were made with {was}; got {labels[name]}")
 
 
-def trained_for(base: str, folders: Sequence[Path]) -> list[Trained]:
+def trained_for(base: str, folders: Sequence[Path], *, modules: bool = False) -> list[Trained]:
     """Returns what folders say of their drafters, each a base's own; nothing without folders.
+
+    Args:
+      base: name, directory or hub id.
+      folders, modules: as of `read_trained`.
 
     Raises:
       FileNotFoundError: there is no such base, or a folder holds no drafter.
@@ -177,7 +213,7 @@ def trained_for(base: str, folders: Sequence[Path]) -> list[Trained]:
     """
     if not folders:
         return []
-    found = read_trained(folders)
+    found = read_trained(folders, modules=modules)
     check_base(found, base)
     return found
 
@@ -194,6 +230,9 @@ def check_base(drafters: Sequence[Trained], base: str) -> None:
     """
     config, fingerprint = stored_base(base)
     for drafter in drafters:
+        if drafter.kind == MICRO:
+            check_modules(base, drafter.folder)
+            continue
         for what, wanted, has in (
             ("vocabulary", drafter.config.vocab_size, config.vocab_size),
             ("width", drafter.config.d_model, config.d_model),

@@ -1,13 +1,17 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from eval.acceptance import Settings, main, measure
 from eval.reports.report import run_program
 from jax_smash import generate, load
+from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.smash.options import SmashOptions
 from tests.model_directory import write_model
+from tests.smashed import modules_for
 
 SMALL = {"max_new_tokens": 12, "trees": ("chain-2",)}
 
@@ -85,6 +89,27 @@ def test_a_run_goes_on_with_the_trees_that_are_missing(written, model, prompts, 
     found = json.loads(first.json.read_text())["rows"]
     assert found[: len(rows)] == rows
     assert {row["tree"] for row in found[len(rows) :]} == {"tree-3"}
+
+
+def test_modules_of_hamburger_draft_a_chain_of_their_own_in_mode_exact(model, prompts, tmp_path):
+    base = load(model)
+    for name in ("first", "second"):
+        modules = modules_for(base, micro_steps=3)
+        eager = SmashOptions(mode="blind", confidence=0.01, token_confidence=0.0)
+        config = dataclasses.replace(modules.config, tokenizer_sha256=tokenizer_sha256(Path(model)))
+        save_smasher(tmp_path / name / "drafter", config, modules.params, options=eager)
+    given = {"model": model, "prompts": (prompts,), "max_new_tokens": 12, "methods": ("first",)}
+    settings = Settings(drafters=(tmp_path / "first/drafter",), trees=("chain-8", "chain-5"), **given)
+    rows = [row for row in measure(settings)["rows"] if row["category"] == "all" and row["method"] != "ar"]
+    assert [(row["method"], row["tree"], row["nodes"], row["differing"]) for row in rows] == [
+        ("first", "chain-2", 2, 0)
+    ]
+    assert rows[0]["drafter"].startswith("first@")
+    assert rows[0]["tried_by_depth"][0] > 0
+    with pytest.raises(ValueError, match="drafters must hold HAMburger's modules once"):
+        Settings(drafters=(tmp_path / "first/drafter", tmp_path / "second/drafter"), **given).check()
+    with pytest.raises(ValueError, match="methods must be ones that draft"):
+        Settings(drafters=(tmp_path / "first/drafter",), **given | {"methods": ("hybrid+first",)}).check()
 
 
 def test_a_row_is_what_generate_makes(model, tmp_path):

@@ -15,6 +15,7 @@ from eval.prompts.question_sets import Question
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
+from jax_smash.serve.session import Session
 from tests.eval.markov import ring
 
 START = [Question("letters", ("a",))]
@@ -103,11 +104,15 @@ def test_a_second_turn_reads_the_first_answer():
 
 
 def test_questions_of_several_turns_share_batches():
-    model = ring(9)
+    model, read, reads = ring(9), Session.read, []
     one, two = Question("one", ("d",)), Question("two", ("ab", "f"))
     asking = Asking(model=model, slots=64, max_new_tokens=3, batch_size=2)
-    found, _ = asking.answers(make_method(model, "ar"), [one, two, one, two])
-    assert [(a.category, a.text) for a in found] == [("two", "cde")] * 2 + [("two", "ghi")] * 2 + [("one", "efg")] * 2
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Session, "read", lambda session, prompts: reads.append(prompts) or read(session, prompts))
+        found, _ = asking.answers(make_method(model, "ar"), [one, two, one, two])
+    assert len(reads) == 3
+    both = [("two", "cde"), ("two", "ghi")]
+    assert [(a.category, a.text) for a in found] == [("one", "efg"), *both, ("one", "efg"), *both]
 
 
 def test_rows_of_a_batch_are_answered_as_alone():
