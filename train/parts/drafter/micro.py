@@ -28,8 +28,7 @@ from train.parts.drafter.objective import (
     Vocabulary,
     behind,
     cast,
-    drafted,
-    likeliest_by,
+    drafted_and_right,
     read_by_target,
     said_by,
     tally,
@@ -144,15 +143,14 @@ def micro_objective(
         made = jnp.moveaxis(modules.micro_decoder.taught(jnp.stack(read, axis=2), given), 2, 0)
         aligned, seen = behind(made, batch.segments)
         guesses = Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights)
-        unembed = said_by(model, vocabulary)
-        found = drafted(model, guesses, unembed, vocabulary, chunk=chunk)
+        found, right = drafted_and_right(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)
         told = tally(found, decay)
         loss, means = jnp.sum(decay * found.loss), dict(told.means)
         if settings.stop_weight:
             before = jnp.concatenate([hidden[None].astype(made.dtype), made[:-1]])
             logits = modules.stop_logits(before)[..., None]
             logits, _ = behind(logits, batch.segments)
-            wrong = jnp.not_equal(*likeliest_by(model, guesses, unembed, vocabulary, chunk=chunk)).astype(jnp.float32)
+            wrong = (~right).astype(jnp.float32)
             counted = batch.weights[..., None] * seen.astype(jnp.float32)
             lost = jnp.sum(counted * (jax.nn.softplus(logits[..., 0]) - wrong * logits[..., 0]))
             means["stop_loss"] = (lost, jnp.sum(counted))

@@ -184,10 +184,25 @@ def drafted(
       vocabulary: these tokens.
       chunk: entries at once, at least one of each row.
     """
+    return drafted_and_right(model, guesses, unembed, vocabulary, chunk=chunk)[0]
 
+
+def drafted_and_right(
+    model: Transformer,
+    guesses: Guesses,
+    unembed: Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]],
+    vocabulary: Vocabulary,
+    *,
+    chunk: int,
+) -> tuple[Drafted, Bool[Array, "B T S"]]:
+    """Returns what `drafted` does, and which guesses are right: those whose likeliest token is the target's.
+
+    Args:
+      model, guesses, unembed, vocabulary, chunk: as of `drafted`.
+    """
     say = said_by(model, vocabulary)
 
-    def of_piece(piece: Guesses, best: Int[Array, "B C"]) -> Drafted:
+    def of_piece(piece: Guesses, best: Int[Array, "B C"]) -> tuple[Drafted, Bool[Array, "B C S"]]:
         known = jnp.asarray(vocabulary.known)[best]
         logits = unembed(piece.made)
 
@@ -207,46 +222,23 @@ def drafted(
         within = rank[..., None] < jnp.arange(1, RANKS + 1, dtype=jnp.int32)[None, None, None]
         hits = within.astype(jnp.float32) * counted[..., None]
         loss, count, hits, tried = (jnp.sum(x, axis=(0, 1)) for x in (loss * counted, counted, hits, tried))
-        return Drafted(loss=loss, count=count, hits=hits, tried=tried)
+        return Drafted(loss=loss, count=count, hits=hits, tried=tried), within[..., 0] & known[..., None]
 
     @jax.checkpoint
-    def add(sums: Drafted, piece: tuple[Guesses, Int[Array, "B C"]]) -> tuple[Drafted, None]:
-        return jax.tree.map(jnp.add, sums, of_piece(*piece)), None
+    def add(sums: Drafted, piece: tuple[Guesses, Int[Array, "B C"]]) -> tuple[Drafted, Bool[Array, "B C S"]]:
+        found, right = of_piece(*piece)
+        return jax.tree.map(jnp.add, sums, found), right
 
     pieces = jax.tree.map(lambda x: _pieces(x, chunk), guesses)
     steps = jnp.zeros(guesses.made.shape[2], jnp.float32)
     nothing = Drafted(loss=steps, count=steps, hits=jnp.zeros((len(steps), RANKS), jnp.float32), tried=steps)
-    return jax.lax.scan(add, nothing, (pieces, _likeliest(model, pieces.hidden)))[0]
+    found, right = jax.lax.scan(add, nothing, (pieces, _likeliest(model, pieces.hidden)))
+    return found, _joined(right, guesses.made.shape[1])
 
 
 def _likeliest(model: Transformer, pieces: Float[Array, "pieces B C D"]) -> Int[Array, "pieces B C"]:
     """Returns the tokens that the target predicts: once, where a loss that is checkpointed would make them twice."""
     return jax.lax.map(lambda hidden: jnp.argmax(model.unembed(hidden), axis=-1), jax.lax.stop_gradient(pieces))
-
-
-def likeliest_by(
-    model: Transformer,
-    guesses: Guesses,
-    unembed: Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]],
-    vocabulary: Vocabulary,
-    *,
-    chunk: int,
-) -> tuple[Int[Array, "B T S"], Int[Array, "B T 1"]]:
-    """Returns the likeliest token of each guess, and what the target predicts there. No gradient passes.
-
-    Args:
-      model: the target.
-      guesses, unembed, vocabulary, chunk: as of `drafted`.
-    """
-    tokens, length = jnp.asarray(vocabulary.tokens), guesses.hidden.shape[1]
-
-    def of_piece(piece: tuple[Array, Array]) -> tuple[Array, Array]:
-        made, hidden = piece
-        return tokens[jnp.argmax(unembed(made), axis=-1)], jnp.argmax(model.unembed(hidden), axis=-1)[..., None]
-
-    pieces = jax.lax.stop_gradient((_pieces(guesses.made, chunk), _pieces(guesses.hidden, chunk)))
-    found = jax.lax.map(of_piece, pieces)
-    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(x.shape[1], -1, x.shape[3])[:, :length], found)
 
 
 def said_by(model: Transformer, vocabulary: Vocabulary) -> Callable[[Float[Array, "B C S D"]], Float[Array, "B C S X"]]:
@@ -278,6 +270,12 @@ def _pieces(x: Shaped[Array, "B T ..."], chunk: int) -> Shaped[Array, "pieces B 
     columns = min(length, max(1, chunk // rows))
     x = jnp.pad(x, ((0, 0), (0, round_up(length, columns) - length)) + ((0, 0),) * (x.ndim - 2))
     return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
+
+
+def _joined(pieces: Shaped[Array, "pieces B C ..."], length: int) -> Shaped[Array, "B T ..."]:
+    """Returns the rows that `_pieces` cut."""
+    x = pieces.swapaxes(0, 1)
+    return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
 
 
 CHUNK_OF_DRAFTER = CHUNK // 8
