@@ -149,8 +149,10 @@ class Named:
 
     @property
     def smash(self) -> SmashOptions:
-        """The options of decoding with HAMburger: by its modules drafts are made, and checked."""
-        return SmashOptions(mode="exact") if self.method == HAMBURGER else SmashOptions()
+        """The options of decoding with HAMburger: drafts as long as its modules make are checked."""
+        if self.method != HAMBURGER or self.drafter is None:
+            return SmashOptions()
+        return SmashOptions(mode="exact", micro_steps=self.drafter.config.micro_steps)
 
     def trees(self, given: Sequence[str]) -> Sequence[str]:
         """Returns the trees that it drafts of some: of HAMburger's modules there is one, a chain."""

@@ -118,6 +118,14 @@ class SmashConfig:
                 raise ValueError(f"{name} must be {'a text' if kind is str else 'a whole number'}; got {value!r}")
         return cls(**{**fields, "tapped_layers": tuple(fields["tapped_layers"])})
 
+    def tap_numbers(self, num_layers: int) -> tuple[int | None, ...]:
+        """Returns the tap that holds the output of each tapped layer; None where the hidden state stands for it.
+
+        Args:
+          num_layers: of the base.
+        """
+        return tuple(None if layer == num_layers - 1 else layer + 1 for layer in self.tapped_layers)
+
     def to_fields(self) -> dict[str, Any]:
         """Returns the fields as JSON holds them."""
         return dataclasses.asdict(self) | {"tapped_layers": list(self.tapped_layers)}

@@ -1,5 +1,6 @@
 """The small decoder that says a group's tokens behind its first, from what the base computed for the slot before."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -125,17 +126,21 @@ class MicroDecoder(nnx.Module):
 
 
 def tap_prefix(
-    config: SmashConfig, taps: tuple[Float[Array, "B T D"], ...], hidden: Float[Array, "B T D"]
+    config: SmashConfig,
+    taps: Sequence[Float[Array, "B T D"]] | Mapping[int, Float[Array, "B T D"]],
+    hidden: Float[Array, "B T D"],
+    num_layers: int,
 ) -> Float[Array, "B T taps D"]:
     """Returns what the micro-step decoder reads of each entry of a forward of the base.
 
     Args:
       config: names the tapped layers.
-      taps: of the forward: tap i + 1 is the output of layer i.
+      taps: of the forward, by number: tap i + 1 is the output of layer i.
       hidden: of the forward, after the final norm: it stands for the output of the last layer.
+      num_layers: of the base.
     """
-    last = len(taps) - 2
-    return jnp.stack([hidden if layer == last else taps[layer + 1] for layer in config.tapped_layers], axis=2)
+    read = [hidden if tap is None else taps[tap] for tap in config.tap_numbers(num_layers)]
+    return jnp.stack(read, axis=2)
 
 
 def _written(

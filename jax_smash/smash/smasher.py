@@ -49,7 +49,7 @@ class Smasher(nnx.Module):
         self, taps: tuple[Float[Array, "B T D"], ...], hidden: Float[Array, "B T D"]
     ) -> Float[Array, "B T taps D"]:
         """Returns what the micro-step decoder reads of each entry of a forward of the base. See `tap_prefix`."""
-        return tap_prefix(self.config, taps, hidden)
+        return tap_prefix(self.config, taps, hidden, len(taps) - 1)
 
     def spoken(
         self,

@@ -128,7 +128,7 @@ def test_a_tap_is_a_layers_output_and_the_last_layers_is_normed(tapped, expected
     position = jnp.arange(3, dtype=jnp.int32)[None]
     forward = jax.jit(lambda t: base.forward(base.embed(t), position, None, Block.causal(t > 0)))
     out = forward(tokens)
-    prefix = tap_prefix(smasher.config, out.taps, out.hidden)
+    prefix = tap_prefix(smasher.config, out.taps, out.hidden, len(out.taps) - 1)
     assert prefix.shape == (1, 3, len(tapped), 32)
     for i, tap in enumerate(expected):
         np.testing.assert_array_equal(prefix[:, :, i], out.hidden if tap == "hidden" else out.taps[tap])

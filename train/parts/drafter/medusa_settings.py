@@ -7,7 +7,7 @@ import dataclasses
 import optax
 
 from jax_smash.models.medusa import MedusaConfig
-from train.parts.drafter.settings import LABELS, DrafterSettings
+from train.parts.drafter.settings import LABELS, DrafterSettings, check_decay
 from train.parts.lora import HEAD, MATRICES
 
 BASES = ("frozen", "lora")
@@ -58,8 +58,7 @@ class MedusaSettings(DrafterSettings):
         if self.base_labels not in LABELS:
             raise ValueError(f"base_labels must be one of {', '.join(LABELS)}; got {self.base_labels!r}")
         self._check_changes()
-        if not 0 < self.head_decay <= 1:
-            raise ValueError(f"head_decay must be above 0 and at most 1; got {self.head_decay}")
+        check_decay("head_decay", self.head_decay)
         if self.medusa.num_heads >= self.length:
             raise ValueError(f"num_heads must be less than the row's {self.length}; got {self.num_heads}")
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from jax_smash.checkpoints.smasher import save_smasher
 from jax_smash.models.transformer import Transformer, abstract_params
 from jax_smash.sharding import place
+from jax_smash.smash.micro_decoder import tap_prefix
 from jax_smash.smash.options import SmashOptions
 from jax_smash.smash.smasher import Smasher, abstract_smasher, random_smasher
 from train.data.rows import Batch
@@ -136,11 +137,11 @@ def micro_objective(
         model: Transformer = nnx.merge(target, cast(jax.lax.stop_gradient(params["base"]), settings))
         modules: Smasher = nnx.merge(structure, cast(params["drafter"], settings))
         hidden, taps = read_by_target(model, batch, settings)
-        read = [hidden if tap is None else taps[tap] for tap in settings.tap_of_layers]
+        prefix = tap_prefix(settings.smash, taps, hidden, settings.model.num_layers)
         # What entry i guesses with: the text's tokens i + 1, i + 2, … one after another.
         vectors = model.embed(batch.targets)
         given = jnp.stack([_later(vectors, places) for places in range(steps)], axis=2)
-        made = jnp.moveaxis(modules.micro_decoder.taught(jnp.stack(read, axis=2), given), 2, 0)
+        made = jnp.moveaxis(modules.micro_decoder.taught(prefix, given), 2, 0)
         aligned, seen = behind(made, batch.segments)
         guesses = Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights)
         found, right = drafted_and_right(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)

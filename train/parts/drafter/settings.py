@@ -79,8 +79,7 @@ class EagleSettings(DrafterSettings):
             object.__setattr__(self, "taps", tuple(self.taps))
         if not 1 <= self.test_steps < self.length:
             raise ValueError(f"test_steps must be from 1 to less than the row's {self.length}; got {self.test_steps}")
-        if not 0 < self.step_decay <= 1:
-            raise ValueError(f"step_decay must be above 0 and at most 1; got {self.step_decay}")
+        check_decay("step_decay", self.step_decay)
         _ = self.eagle  # Refuses what does not fit the target.
 
     @property
@@ -140,8 +139,7 @@ class Eagle1Settings(DrafterSettings):
             raise ValueError("feature_share or prediction_share must be above 0: nothing would be learned")
         if not 1 <= self.test_steps < self.length:
             raise ValueError(f"test_steps must be from 1 to less than the row's {self.length}; got {self.test_steps}")
-        if not 0 < self.step_decay <= 1:
-            raise ValueError(f"step_decay must be above 0 and at most 1; got {self.step_decay}")
+        check_decay("step_decay", self.step_decay)
         _ = self.eagle1  # Refuses what does not fit the target.
 
     def measured(self) -> Eagle1Settings:
@@ -187,8 +185,7 @@ class ChimeraSettings(DrafterSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.head_decay <= 1:
-            raise ValueError(f"head_decay must be above 0 and at most 1; got {self.head_decay}")
+        check_decay("head_decay", self.head_decay)
         if not 0 <= self.distillation < float("inf"):
             raise ValueError(f"distillation must be at least 0 and finite; got {self.distillation}")
         if self.labels not in LABELS:
@@ -305,8 +302,7 @@ class MicroSettings(DrafterSettings):
             object.__setattr__(self, "tapped_layers", tuple(self.tapped_layers))
         if not 2 <= self.micro_steps <= self.length:
             raise ValueError(f"micro_steps must be from 2 to the row's {self.length}; got {self.micro_steps}")
-        if not 0 < self.step_decay <= 1:
-            raise ValueError(f"step_decay must be above 0 and at most 1; got {self.step_decay}")
+        check_decay("step_decay", self.step_decay)
         if not 0 <= self.stop_weight < float("inf"):
             raise ValueError(f"stop_weight must be at least 0 and finite; got {self.stop_weight}")
         _ = self.smash  # Refuses what does not fit the base.
@@ -316,15 +312,9 @@ class MicroSettings(DrafterSettings):
         return dataclasses.replace(self, dtype="float32", stop_weight=0.0)
 
     @property
-    def tap_of_layers(self) -> tuple[int | None, ...]:
-        """The tap that holds the output of each tapped layer; None where the hidden state does, behind the last."""
-        last = self.model.num_layers - 1
-        return tuple(None if layer == last else layer + 1 for layer in self.smash.tapped_layers)
-
-    @property
     def read_taps(self) -> tuple[int, ...]:
         """Those that hold the outputs of the tapped layers."""
-        return tuple(tap for tap in self.tap_of_layers if tap is not None)
+        return tuple(tap for tap in self.smash.tap_numbers(self.model.num_layers) if tap is not None)
 
     @property
     def smash(self) -> SmashConfig:
@@ -336,3 +326,9 @@ class MicroSettings(DrafterSettings):
             micro_steps=self.micro_steps,
             embedder="mean",
         )
+
+
+def check_decay(name: str, value: float) -> None:
+    """Refuses a decay that is not above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1; got {value}")
