@@ -21,7 +21,8 @@ a process that decodes for long pays for a wrong curve once.
       --methods eagle:chain-8,eagle:tree-16,hybrid+eagle:tree-16,medusa:auto --chat --json trained.json
 
 A drafter in a folder of `--drafters` is named by it, or by its run where that is called `drafter`. Its name stands for
-the method that drafts with it; `hybrid+` before the name is method hybrid with it.
+the method that drafts with it; `hybrid+` before the name is method hybrid with it. HAMburger's modules draft in mode
+exact, a chain as long as they make: their name has no tree.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ import jax.numpy as jnp
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
 from eval.drafting.task_rows import below_chains, rows_of
-from eval.drafting.trained import Named, Trained, check_rows, named_method, read_trained, trained_for
+from eval.drafting.trained import Named, Trained, check_rows, modules_of, named_method, read_trained, trained_for
 from eval.exact.exactness_report import earlier_rows, say
 from eval.exact.reference import require_torch
 from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
@@ -78,7 +79,8 @@ class Settings:
         or three times as dear (dear) as measured.
       chains: measure the chain of as many nodes beside each tree of a method that drafts by ranks.
       draft_model: what draft-model drafts with, a model's name or int8.
-      drafters: folders of trained drafters, as `jax-smash generate --drafter` takes them; methods name them.
+      drafters: folders of trained drafters, as `jax-smash generate --drafter` takes them, and of HAMburger's modules;
+        methods name them.
       prompts: file of {"prompt": …} or {"turns": […]} a line, with a "category", its task.
       spec_bench: Spec-Bench's question.jsonl, in place of prompts. It does not come with the program.
       chat: turns are put into the model's chat template.
@@ -136,13 +138,15 @@ class Settings:
                 raise ValueError(f"{name} must be at least {smallest}; got {value}")
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be one or more, each at least 1; got {self.batch_sizes}")
-        trained = trained_for(self.model, self.drafters)
+        trained = trained_for(self.model, self.drafters, modules=True)
         if not self.curves or not set(self.curves) <= {*FACTORS}:
             raise ValueError(f"curves must be of {', '.join(FACTORS)}; got {', '.join(self.curves) or 'none at all'}")
         for name in self.methods:
             named, tree = named_method(name.partition(":")[0], trained), name.partition(":")[2]
             if not tree and named.method in REACH:
                 raise ValueError(f"{name} must have a tree, as in {name}:tree-15 or {name}:auto; got none")
+            if tree and named.chain:
+                raise ValueError(f"{named.name} drafts {named.chain}, as its modules were made; got {name}")
             check_draft(named.method, self.draft(named, tree or "auto"))
         if self.resume and self.json is None:
             raise ValueError("resume needs the file to go on with; give --json")
@@ -157,12 +161,13 @@ class Settings:
           ValueError: one is damaged.
           FileNotFoundError: there is no such drafter.
         """
-        return read_trained(self.drafters)
+        return read_trained(self.drafters, modules=True)
 
     def pairs(self, trained: Sequence[Trained]) -> list[tuple[Named, str]]:
         """Returns the methods that draft, each with a tree's name, chains of as many nodes left out."""
         given = dict.fromkeys((m.partition(":")[0], m.partition(":")[2] or "auto") for m in self.methods)
-        return [(named_method(name, trained), tree) for name, tree in given]
+        found = [(named_method(name, trained), tree) for name, tree in given]
+        return [(named, named.chain or tree) for named, tree in found]
 
     def draft(self, named: Named, tree: str) -> DraftOptions:
         """Returns the options of drafting of a method and a tree."""
@@ -185,7 +190,8 @@ def measure(
     """
     settings.check()
     questions = _questions(settings)
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    modules = modules_of([named.drafter for named, _ in settings.pairs(settings.trained()) if named.drafter])
+    model = load(settings.model, dtype=jnp.dtype(settings.dtype), modules=modules)
     tasks = _tasks(settings, model, questions)
     found: dict[str, Any] = {
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params)},
@@ -263,6 +269,7 @@ def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -
                     max_new_tokens=settings.max_new_tokens,
                     batch_size=size,
                     draft=DraftOptions() if tree is None else settings.draft(named, tree),
+                    smash=named.smash,
                     carries=tree is not None,
                 )
 

@@ -88,7 +88,7 @@ class Learner:
     def facts(self) -> dict[str, Any]:
         """Returns what it drafts."""
         ours = self._ours(self._capacities[0])
-        return {**self._facts, "nodes": ours.method.nodes - 1, "tree_source": ours.method.source}
+        return {"nodes": ours.method.nodes - 1, "tree_source": ours.method.source, **self._facts}
 
     def _ours(self, capacity: int) -> Ours:
         if capacity not in self._made:

@@ -150,19 +150,24 @@ class Named:
     @property
     def smash(self) -> SmashOptions:
         """The options of decoding with HAMburger: drafts as long as its modules make are checked."""
-        if self.method != HAMBURGER or self.drafter is None:
+        if self.drafter is None or self.drafter.kind != MICRO:
             return SmashOptions()
         return SmashOptions(mode="exact", micro_steps=self.drafter.config.micro_steps)
 
+    @property
+    def chain(self) -> str | None:
+        """The one tree that HAMburger's modules draft; None of methods that draft any."""
+        return f"chain-{self.drafter.depths}" if self.drafter is not None and self.drafter.kind == MICRO else None
+
     def trees(self, given: Sequence[str]) -> Sequence[str]:
-        """Returns the trees that it drafts of some: of HAMburger's modules there is one, a chain."""
-        if self.method == HAMBURGER and self.drafter is not None:
-            return [f"chain-{self.drafter.depths}"]
-        return given
+        """Returns the trees that it drafts of some."""
+        return given if self.chain is None else [self.chain]
 
     def facts(self) -> Mapping[str, Any]:
-        """Returns what a row says of it: the drafter's label, where it has one."""
-        return {} if self.drafter is None else {"drafter": self.drafter.label}
+        """Returns what a row says of it: the drafter's label, where it has one, and the nodes of its one tree."""
+        if self.drafter is None:
+            return {}
+        return {"drafter": self.drafter.label} | ({"nodes": self.drafter.depths} if self.chain else {})
 
 
 def named_method(name: str, drafters: Sequence[Trained]) -> Named:

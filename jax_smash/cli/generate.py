@@ -95,13 +95,14 @@ class Generate:
         schema, prompts = self.stopping.schema(), self._prompts()
         sampling = self.sampling.options()
         processes = self.hosts.join()  # Before the devices are in use, as by the tree that an option names.
-        drafts = self.draft.options(self.method, overwrite=self.output.overwrite, sparse=self._sparse_drafts())
+        drafts = self._drafts()
         options = drafts, self.smash.options(self.method)
         from jax_smash.hosts import agree, decided, is_first
 
         file, overwrite = self.output.json if is_first() else None, self.output.overwrite
         records = RecordFile(file, overwrite=overwrite, resume=self.output.resume) if file else None
-        made_with = self._made_with(prompts, schema) if self.output.json is not None or processes > 1 else {}
+        told_of = self.output.json is not None or processes > 1
+        made_with = self._made_with(prompts, schema, drafts.drafter) if told_of else {}
         agree(told(made_with))
         # Decided by the first: where it has no terminal others may, and the calls of the loop must be alike.
         live = self.output.stream and self.num_samples == 1 and min(self.batch_size, len(prompts)) == 1
@@ -137,9 +138,10 @@ class Generate:
         self.sparse.policy()
         self.output.check(saving=self.draft.save_warm_start is not None)
 
-    def _sparse_drafts(self) -> Any:
-        """Returns the policy that drafts alone read by; None where there is none."""
-        return self.sparse.policy() if self.method == SELF_SPARSE else None
+    def _drafts(self) -> Any:
+        """Returns the options of drafting; of self-sparse drafts, with the policy that these alone read by."""
+        sparse = self.sparse.policy() if self.method == SELF_SPARSE else None
+        return self.draft.options(self.method, self.model, overwrite=self.output.overwrite, sparse=sparse)
 
     def _prompts(self) -> list[FilePrompt]:
         if self.prompts is not None:
@@ -149,7 +151,7 @@ class Generate:
             raise UsageError("--prompt must not be empty")
         return [checked_text(self.prompt)]
 
-    def _made_with(self, prompts: list[FilePrompt], schema: str | None) -> dict[str, Any]:
+    def _made_with(self, prompts: list[FilePrompt], schema: str | None, drafter: str | Path | None) -> dict[str, Any]:
         """Returns what decides the completions, as it is written to a file's first line and compared on --resume."""
         from jax_smash.loading import MODULES, find, find_modules
 
@@ -158,8 +160,8 @@ class Generate:
             paths["modules"] = find_modules(self.model, self.smash.modules or "auto")
         if self.draft.draft_model not in (None, "int8") and not str(self.draft.draft_model).startswith("sparse:"):
             paths["draft_model"] = find(str(self.draft.draft_model))
-        if self.draft.drafter not in (None, "random"):
-            paths["drafter"] = Path(str(self.draft.drafter)).expanduser()
+        if drafter not in (None, "random"):
+            paths["drafter"] = Path(str(drafter)).expanduser()
         if self.draft.lookup_corpus is not None:
             paths["lookup_corpus"] = self.draft.lookup_corpus
         if self.draft.warm_start is not None:

@@ -151,7 +151,8 @@ class DraftFlags:
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
     """What --method eagle, medusa, chimera or dflash drafts with: a folder with eagle.json and eagle.safetensors (for
     EAGLE-1 and for other methods, the files of that name), or random for random weights, which tell what drafting
-    costs."""
+    costs. Without it they take the one that comes with the package for the model, if there is one; --method hybrid
+    takes that as shipped:eagle."""
     gram_slots: Annotated[int, _flag("N")] = 0
     """Chimera looks up the codes of the last N different trigrams of each row. Drafts do not depend on it."""
     stored_probabilities: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -162,11 +163,12 @@ class DraftFlags:
     dflash also rejection (classic speculative sampling; in a tree siblings differ), rejection-independent and k-seq:
     other texts of the same distribution. typical-lossy: likely tokens are kept, which is another distribution."""
 
-    def options(self, method: str, *, overwrite: bool, sparse: Any = None) -> Any:
+    def options(self, method: str, model: str, *, overwrite: bool, sparse: Any = None) -> Any:
         """Returns the library's options of drafting.
 
         Args:
           method: that they are for.
+          model: name of the target.
           overwrite: files may be replaced.
           sparse: policy that drafts alone read by.
 
@@ -174,7 +176,7 @@ class DraftFlags:
           UsageError: the method is unknown or does not take an option, there is no such tree, or a file is in the way.
           OSError: a file that an option names is missing, or cannot be made.
         """
-        from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, misfits
+        from jax_smash.methods import OPTIONS, DraftOptions, check_draft, check_method, misfits, with_folder
 
         try:
             check_method(method)
@@ -187,10 +189,9 @@ class DraftFlags:
             raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or 'none'}")
         if method == "draft-model" and self.draft_model is None:
             raise UsageError("--method draft-model needs --draft-model: a model, or int8")
-        if method in ("eagle", "medusa", "chimera", "dflash") and self.drafter is None:
-            raise UsageError(f"--method {method} needs --drafter: a folder that holds one, or random")
         try:
             check_draft(method, options)
+            options = with_folder(method, options, model)
         except ValueError as error:
             raise UsageError(f"--{error}") from error
         saved = self.save_warm_start

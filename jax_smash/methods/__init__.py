@@ -18,6 +18,7 @@ from jax_smash.methods.hybrid import hybrid
 from jax_smash.methods.medusa import medusa
 from jax_smash.methods.method import Method, Setup
 from jax_smash.methods.self_sparse import self_sparse
+from jax_smash.methods.shipped import with_folder
 from jax_smash.methods.trained import method_of
 from jax_smash.smash.options import SmashOptions
 
@@ -52,6 +53,7 @@ def make_method(
     check_method(name)
     check_draft(name, draft)
     check_smash(name, smash)
+    draft = with_folder(name, draft, model.name)
     return METHODS[name](
         Setup(model=model, sampled=sampled, log_probs=log_probs, draft=draft, smash=smash, batch=batch, slots=slots)
     )

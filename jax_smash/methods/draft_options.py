@@ -44,6 +44,9 @@ INT8 = "int8"
 RANDOM = "random"
 """Name of a drafter with random weights, which tells what drafting costs."""
 
+SHIPPED = "shipped:"
+"""Before the method of a drafter that comes with the package, where that is given in place of a folder."""
+
 OPTIONS: dict[str, tuple[str, ...]] = {
     "recycling": ("tree", "costs", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
     "lookup": ("tree", "costs", "lookup_corpus", "verify"),
@@ -101,8 +104,8 @@ class DraftOptions:
         takes; None for the method's own.
       drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.eagle1.save_eagle1`,
         `checkpoints.medusa.save_medusa`, `checkpoints.chimera.save_chimera` or `checkpoints.dflash.save_dflash` wrote,
-        by the method; a loaded drafter;
-        or `random` for random weights.
+        by the method; `shipped:` and its method for one that comes with the package, as None stands for a method's own;
+        a loaded drafter; or `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       gram_slots: grams whose codes Chimera keeps for each row, to look them up; 0 makes every code anew.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
@@ -165,8 +168,13 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     if draft.save_warm_start is not None:
         check_place(draft.save_warm_start)
     with _about("drafter"):
-        if isinstance(draft.drafter, str | Path) and str(draft.drafter) != RANDOM:
-            READERS[drafts_with(draft.drafter) if name == "hybrid" else name](draft.drafter)
+        given = draft.drafter
+        if isinstance(given, str) and given.startswith(SHIPPED):
+            method, possible = given.removeprefix(SHIPPED), tuple(READERS) if name == "hybrid" else (name,)
+            if method not in possible:
+                raise ValueError(f"must be {' or '.join(SHIPPED + known for known in possible)}; got {given}")
+        elif isinstance(given, str | Path) and str(given) != RANDOM:
+            READERS[drafts_with(given) if name == "hybrid" else name](given)
     with _about("lookup-corpus"):
         if draft.lookup_corpus is not None:
             corpus_files(draft.lookup_corpus)

@@ -41,7 +41,7 @@ def fitting(
 
     Args:
       model: the target at hand.
-      given: a folder, a loaded drafter, `RANDOM`, or None.
+      given: a folder, a loaded drafter, or `RANDOM`.
       method: its name.
       kind: the class of loaded drafters, or several.
       read: returns what a folder says: its configuration, and the fingerprint of the target's weights.
@@ -50,13 +50,9 @@ def fitting(
       check: refuses a target that a configuration is not for.
 
     Raises:
-      ValueError: no drafter is named, or one of another kind or for another target.
+      ValueError: the drafter is of another kind or for another target.
     """
     dtype = activation_dtype(model.params["target"])
-    if given is None:
-        raise ValueError(
-            f"method {method} needs a drafter: a folder that holds one, or {RANDOM} to measure what it costs"
-        )
     if isinstance(given, str | Path) and str(given) == RANDOM:
         if model.config is None:
             raise ValueError(f"a random drafter needs a model of this package; {model.name} is none")

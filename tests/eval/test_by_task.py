@@ -1,15 +1,18 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from eval.by_task import Settings, main
 from eval.timing.curves import scaled
 from jax_smash.checkpoints.medusa import save_medusa
+from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
 from jax_smash.costs import CostCurve
 from jax_smash.loading import load
 from tests.medusa import random_heads
 from tests.model_directory import write_model
+from tests.smashed import modules_for
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +118,21 @@ def test_a_trained_drafter_is_named_by_its_run_and_drafts_beside_lookup_too(give
     other = write_model(tmp_path / "other", num_hidden_layers=2)
     with pytest.raises(ValueError, match="run was trained for a base whose weights have fingerprint"):
         main(dataclasses.replace(given, **named, model=str(other), overwrite=True))
+
+
+def test_modules_of_hamburger_draft_a_chain_of_their_own(given, tmp_path):
+    modules = modules_for(load(given.model), micro_steps=3)
+    config = dataclasses.replace(modules.config, tokenizer_sha256=tokenizer_sha256(Path(given.model)))
+    save_smasher(tmp_path / "run/drafter", config, modules.params)
+    named = {"drafters": (tmp_path / "run/drafter",), "methods": ("run",), "json": tmp_path / "named.json"}
+    main(dataclasses.replace(given, **named))
+    rows = [row for row in json.loads(named["json"].read_text())["rows"] if row["task"] == "all"]
+    assert [(row["method"], row["tree"], row.get("nodes"), row["differing"]) for row in rows] == [
+        ("ar", None, 0, 0),
+        ("run", "chain-2", 2, 0),
+    ]
+    with pytest.raises(ValueError, match="run drafts chain-2, as its modules were made; got run:chain-4"):
+        main(dataclasses.replace(given, **named | {"methods": ("run:chain-4",), "overwrite": True}))
 
 
 @pytest.mark.slow

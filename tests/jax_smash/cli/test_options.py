@@ -60,7 +60,7 @@ def test_a_warm_start_file_grows_from_run_to_run(call, model, tmp_path):
             ["draft-model: a policy must be one of butler, dense"],
         ),
         (("--method", "draft-model", "--draft-model", "absent"), ["absent"]),
-        (("--method", "eagle"), ["--method eagle needs --drafter"]),
+        (("--method", "eagle"), ["--drafter must be a folder", "of method eagle none is shipped for"]),
         (("--method", "eagle", "--drafter", "absent"), ["absent/eagle.json is missing"]),
         (("--method", "lookup", "--drafter", "random"), ["--drafter does not go with --method lookup"]),
         (("--method", "recycling", "--tree", "chain-0"), ["--tree", "at least 1 node; got 0"]),

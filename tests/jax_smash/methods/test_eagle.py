@@ -79,7 +79,7 @@ def test_a_target_without_taps_is_refused(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "method eagle needs a drafter: a folder that holds one, or random"),
+        ({}, "drafter must be a folder, or random to measure .*: of method eagle none is shipped for two-layer"),
         ({"drafter": RANDOM, "verify": "rejection"}, "verify rejection is for drawn tokens"),
         ({"drafter": RANDOM, "draft_model": "int8"}, "draft_model does not go with method eagle"),
         (
