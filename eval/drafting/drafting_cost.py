@@ -45,9 +45,11 @@ class Timed:
     def call(self) -> Call:
         """Returns what makes `STEPS` steps: whole ones of plain decoding; of a drafter what it does in them alone."""
         state, params = self._state(), self.method.params
-        plain = not hasattr(self.method.strategy, "drafter")
-        made = jax.jit(plain_steps(self.method) if plain else drafted_steps(self.model, self.method))
-        return lambda: jax.block_until_ready(made(params, state))
+        if not hasattr(self.method.strategy, "drafter"):
+            plain = jax.jit(plain_steps(self.method))
+            return lambda: jax.block_until_ready(plain(params, state))
+        drafted, read = jax.jit(drafted_steps(self.method)), jax.jit(read_once(self.model, self.method))(params, state)
+        return lambda: jax.block_until_ready(drafted(params, state, read))
 
     def _state(self) -> DecodeState:
         rows, room = len(self.prompts), STEPS * self.method.strategy.block
@@ -72,20 +74,31 @@ def plain_steps(method: Method) -> Callable[[Any, DecodeState], DecodeState]:
     return steps
 
 
-def drafted_steps(model: Model, method: Method) -> Callable[[Any, DecodeState], Any]:
-    """Returns the function in which a drafter proposes `STEPS` trees, and learns from one emitted token of each.
+def read_once(model: Model, method: Method) -> Callable[[Any, DecodeState], Any]:
+    """Returns the function in which the target reads a tree of as many nodes as a drafter's."""
 
-    What the target would make of the trees is read once, for what it says does not bear on what drafting takes.
-    """
-    drafter = method.strategy.drafter  # type: ignore[attr-defined]
-
-    def steps(params: Any, state: DecodeState) -> Any:
+    def read(params: Any, state: DecodeState) -> Any:
         rows, topology = state.rows, state.shared.memory["trees"].ladder[0]
-        told, bound = context(state, drafter.needs), model.definition.bind(params["target"])
+        bound = model.definition.bind(params["target"])
         token = jnp.broadcast_to(rows.pending[:, None], (len(rows.pending), topology.nodes))
         position = rows.token_length[:, None] - 1 + topology.depth[None]
         block = Block.causal(jnp.ones(token.shape, bool))
-        read = bound.forward(bound.embed(token), position, rows.cache, block)
+        out = bound.forward(bound.embed(token), position, rows.cache, block)
+        return {"hidden": out.hidden, "taps": out.taps}
+
+    return read
+
+
+def drafted_steps(method: Method) -> Callable[[Any, DecodeState, Any], Any]:
+    """Returns the function in which a drafter proposes `STEPS` trees, and learns from one emitted token of each.
+
+    What the target makes of a tree is given, for what it says does not bear on what drafting takes.
+    """
+    drafter = method.strategy.drafter  # type: ignore[attr-defined]
+
+    def steps(params: Any, state: DecodeState, read: Any) -> Any:
+        rows, topology = state.rows, state.shared.memory["trees"].ladder[0]
+        told = context(state, drafter.needs)
 
         def step(_: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
             own, shared, pending = carry
@@ -99,8 +112,7 @@ def drafted_steps(model: Model, method: Method) -> Callable[[Any, DecodeState], 
                 running=jnp.ones(pending.shape, bool),
                 pending=pending,
                 likeliest=None,
-                hidden=read.hidden,
-                taps=read.taps,
+                **read,
             )
             own, shared = drafter.learn(params, own, shared, made, outcome)
             # The next tree hangs on this one, or nobody would have to draft it.
