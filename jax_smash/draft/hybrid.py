@@ -1,7 +1,7 @@
 """Two drafters under one budget: a tree of one, and a chain of the other beside it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,25 @@ Pair = tuple[Any, Any]
 """Of the two drafters."""
 
 
+MOST, LONGEST = 3, 10
+"""What a chain has at most where its drafter says how much it deserves: quarters of a budget, and nodes."""
+
+
+@runtime_checkable
+class Judging(LateLearner, Protocol):
+    """A drafter that says how much of a budget its chains deserve."""
+
+    def quarters(self, own: Any, context: Context) -> Int[Array, "B"]:
+        """Returns the quarters of a budget that each row's chain is to have, from 0 to 3."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Hybrid:
     """Gives a part of the budget to a chain of a second drafter, the rest to the tree of the first.
+
+    The part is a quarter, of no more levels than the tree, unless the second drafter says for each row how much its
+    chain deserves. Then the first drafts a whole tree, whose last nodes make room, and the chain may be deeper than it.
 
     Both hang below one root. Where the chain begins as a branch of the tree does, its nodes are hung onto that branch's
     end in place of standing twice: what both propose is checked once, and the chain reaches deeper than the tree.
@@ -29,15 +45,18 @@ class Hybrid:
     Attributes:
       tree: drafts the tree.
       line: drafts the chain.
-      part: one node of so many belongs to the chain.
     """
 
     tree: LateLearner
     line: LateLearner
-    part: int = 4
 
     branches = True
     """Drafts branch, whatever the topology."""
+
+    def deepest(self, topology: Topology) -> int:
+        """Returns an upper bound on the depth of what is drafted where a tree of this shape is asked for."""
+        levels = self.tree.deepest(topology) if isinstance(self.tree, Hybrid) else topology.levels
+        return max(levels, self._longest(topology))
 
     @property
     def needs(self) -> Needs:
@@ -65,16 +84,19 @@ class Hybrid:
         self, params: Params, own: Pair, shared: Pair, context: Context, topology: Topology
     ) -> tuple[DraftTree, Pair]:
         """Returns both drafts as one tree of the topology's nodes."""
-        length = min(topology.levels, topology.nodes // self.part)
-        if not length:
-            tree, made = self.tree.propose(params, own[0], shared[0], context, topology)
-            return tree, (made, None)
-        kept = _first_nodes(topology, topology.nodes - length)
+        levels, length = self.deepest(topology), self._longest(topology)
+        kept = topology
+        if not isinstance(self.line, Judging):
+            kept = _first_nodes(topology, topology.nodes - length)
         first, made = self.tree.propose(params, own[0], shared[0], context, kept)
-        second, _ = self.line.propose(
-            params, own[1], shared[1], context, replace(chain(length), levels=topology.levels)
-        )
-        return _joined(first, second, topology.levels), (made, None)
+        if not length:
+            return first, (made, None)
+        line = replace(chain(length), levels=levels)
+        second, _ = self.line.propose(params, own[1], shared[1], context, line)
+        count = jnp.full_like(context.pending, length)
+        if isinstance(self.line, Judging):
+            count = jnp.minimum(_part(topology, self.line.quarters(own[1], context)), length)
+        return _joined(first, second, count, nodes=topology.nodes, levels=levels), (made, None)
 
     def learn(self, params: Params, own: Pair, shared: Pair, made: Pair, outcome: Outcome) -> tuple[Pair, Pair]:
         """Lets both learn from the whole tree."""
@@ -97,6 +119,12 @@ class Hybrid:
             self.line.follow(params, own[1], shared[1], seen, pending),
         )
 
+    def _longest(self, topology: Topology) -> int:
+        """Returns the most nodes of the chain."""
+        if isinstance(self.line, Judging):
+            return min(_part(topology, MOST), LONGEST)
+        return min(_part(topology, 1), topology.levels)
+
 
 def _both(first: Pair, second: Pair) -> tuple[Pair, Pair]:
     """Returns what two drafters keep of rows, and what rows share, from what each keeps of both."""
@@ -115,31 +143,50 @@ def _first_nodes(topology: Topology, nodes: int) -> Topology:
     )
 
 
-def _joined(tree: DraftTree, line: DraftTree, levels: int) -> DraftTree:
-    """Returns a tree with a chain's nodes behind its own, those that it has already marked invalid."""
-    nodes = tree.token.shape[1]
+def _part(topology: Topology, quarters: Any) -> Any:
+    """Returns so many quarters of a tree's drafted nodes, rounded."""
+    return (quarters * (topology.nodes - 1) + 2) // 4
+
+
+def _joined(tree: DraftTree, line: DraftTree, count: Int[Array, "B"], *, nodes: int, levels: int) -> DraftTree:
+    """Returns the first nodes of a tree with those of a chain behind them; what the tree has already is invalid.
+
+    Args:
+      tree: of which `nodes` − `count` nodes are taken.
+      line: of which `count` nodes behind the root are.
+      count: for each row, at most as many as the chain has.
+      nodes: of the joined tree.
+      levels: of it.
+    """
+    whole, start = tree.token.shape[1], nodes - count
+    taken = tree.valid & (jnp.arange(whole, dtype=jnp.int32)[None] < start[:, None])
     Above = Int[Array, "B"]  # The node that the chain has come to.
 
     def hang(above: Above, entry: tuple[Array, Array, Array]) -> tuple[Above, tuple[Array, Array]]:
-        own, token, there = entry
+        i, token, there = entry
         # A child of the node before with the same token: the chain goes on from there.
-        same = (tree.parent == above[:, None]) & (tree.token == token[:, None]) & tree.valid
+        same = (tree.parent == above[:, None]) & (tree.token == token[:, None]) & taken
         same = same.at[:, 0].set(False)
         found = same.any(1)
-        return jnp.where(found, jnp.argmax(same, axis=1).astype(jnp.int32), own), (above, there & ~found)
+        own = jnp.where(found, jnp.argmax(same, axis=1).astype(jnp.int32), start + i)
+        return own, (above, there & ~found & (i < count))
 
-    behind = jnp.arange(nodes, nodes + line.token.shape[1] - 1, dtype=jnp.int32)
-    entries = (behind, line.token[:, 1:].swapaxes(0, 1), line.valid[:, 1:].swapaxes(0, 1))
+    steps = jnp.arange(line.token.shape[1] - 1, dtype=jnp.int32)
+    entries = (steps, line.token[:, 1:].swapaxes(0, 1), line.valid[:, 1:].swapaxes(0, 1))
     _, (parent, valid) = jax.lax.scan(hang, jnp.zeros_like(tree.token[:, 0]), entries)
-    token = jnp.concatenate([tree.token, line.token[:, 1:]], axis=1)
+    place = jnp.arange(nodes, dtype=jnp.int32)[None]
+    source = jnp.where(place < start[:, None], place, whole + place - start[:, None])
+
+    def both(of_tree: Array, of_line: Array) -> Array:
+        return jnp.take_along_axis(jnp.concatenate([of_tree, of_line], axis=1), source, axis=1)
+
     joined = tree_of(
-        token,
-        jnp.concatenate([tree.parent, parent.swapaxes(0, 1)], axis=1),
-        jnp.concatenate([tree.valid, valid.swapaxes(0, 1)], axis=1),
+        both(tree.token, line.token[:, 1:]),
+        both(tree.parent, parent.swapaxes(0, 1)),
+        both(tree.valid, valid.swapaxes(0, 1)),
         levels=levels,
     )
     if tree.rank is None:
         return joined
     # The tree's ranks are the drafter's; the chain's nodes are no trial of any.
-    none = jnp.full((token.shape[0], token.shape[1] - nodes), -1, jnp.int32)
-    return replace(joined, rank=jnp.concatenate([tree.rank, none], axis=1))
+    return replace(joined, rank=both(tree.rank, jnp.full_like(line.token[:, 1:], -1)))

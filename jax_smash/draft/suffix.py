@@ -96,11 +96,13 @@ class Suffix:
         self, params: Params, own: SuffixIndex, shared: Any, context: Context, topology: Topology
     ) -> tuple[DraftTree, None]:
         """Returns the tree of what followed the longest endings."""
-        pending = context.pending
-        index = own.extended(pending[:, None], jnp.ones_like(pending))
-        place, agreeing = index.text.latest(index.agreeing, self.places)
-        token = index.text.following(place, topology.levels)
-        return tree_of_continuations(topology, pending, token, weights(agreeing)), None
+        text, place, agreeing = self._longest(own, context)
+        token = text.following(place, topology.levels)
+        return tree_of_continuations(topology, context.pending, token, weights(agreeing)), None
+
+    def quarters(self, own: SuffixIndex, context: Context) -> Int[Array, "B"]:
+        """Returns a quarter of a budget for each token of the longest ending, up to three."""
+        return jnp.minimum(self._longest(own, context)[2][:, 0], 3)
 
     def learn(
         self, params: Params, own: SuffixIndex, shared: Any, made: Any, outcome: Outcome
@@ -118,6 +120,11 @@ class Suffix:
     ) -> tuple[SuffixIndex, Any]:
         """Reads what was read meanwhile."""
         return own.extended(seen.token, seen.count), shared
+
+    def _longest(self, own: SuffixIndex, context: Context) -> tuple[Text, Int[Array, "B R"], Int[Array, "B R"]]:
+        """Returns the text with the pending token, the places of its longest endings, and how long these are."""
+        index = own.extended(context.pending[:, None], jnp.ones_like(context.pending))
+        return index.text, *index.text.latest(index.agreeing, self.places)
 
 
 def weights(agreeing: Int[Array, "B R"]) -> Int[Array, "B R"]:

@@ -12,6 +12,7 @@ from jax_smash.decode.speculative import Speculative, Trees
 from jax_smash.draft.corpus import Corpus, index_corpus
 from jax_smash.draft.corpus_texts import read_texts
 from jax_smash.draft.draft_model import DraftModel, Draws
+from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import WIDTH, Recycling
@@ -172,6 +173,13 @@ def _drafting(name: str | Model, target: Model) -> Model:
     return quantised(target) if name == INT8 else load(name, dtype=activation_dtype(target.params["target"]), mesh=mesh)
 
 
+def deepest(drafter: Drafter, ladder: Ladder) -> int:
+    """Returns an upper bound on the depth of what is drafted."""
+    if isinstance(drafter, Hybrid):
+        return max(drafter.deepest(tree) for tree in ladder.trees)
+    return max(tree.levels for tree in ladder.trees)
+
+
 def drafted(name: str, setup: Setup, drafter: Drafter, shared: Any, *, ladder: Ladder | None = None) -> Method:
     ladder = ladder or make_ladder(
         setup.model,
@@ -188,7 +196,7 @@ def drafted(name: str, setup: Setup, drafter: Drafter, shared: Any, *, ladder: L
     strategy = Speculative(
         target=setup.model.definition,
         drafter=drafter,
-        levels=max(tree.levels for tree in ladder.trees),
+        levels=deepest(drafter, ladder),
         verification=VERIFICATIONS[setup.draft.verify],
         sampled=setup.sampled,
         log_probs=setup.log_probs,

@@ -10,17 +10,19 @@ from jax_smash.checkpoints.dflash import DFlashModules
 from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.eagle1 import Eagle1Modules
 from jax_smash.checkpoints.medusa import MedusaModules
+from jax_smash.draft.eagle import EagleDrafter
 from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.recycling import Recycling
 from jax_smash.draft.suffix import Suffix
 from jax_smash.methods.chimera import chimera
 from jax_smash.methods.dflash import dflash
 from jax_smash.methods.draft_options import drafts_with
-from jax_smash.methods.drafted import drafted
+from jax_smash.methods.drafted import deepest, drafted
 from jax_smash.methods.eagle import eagle
 from jax_smash.methods.medusa import medusa
 from jax_smash.methods.method import Method, Setup
 from jax_smash.methods.trained import Trained
+from jax_smash.protocols import LateLearner
 
 NAME = "hybrid"
 
@@ -53,9 +55,16 @@ def hybrid(setup: Setup) -> Method:
     if given is None:
         return drafted(NAME, setup, Hybrid(tree=recycling, line=Suffix()), (known, None))
     made = _maker(given)(setup)
-    both = Hybrid(tree=Hybrid(tree=made.drafter, line=Suffix()), line=recycling)
+    both = _beside(made.drafter, recycling)
+    if isinstance(made.drafter, EagleDrafter):
+        # What is kept of a chain waits too, and that may be deeper than its own trees.
+        both = _beside(dataclasses.replace(made.drafter, levels=deepest(both, made.ladder)), recycling)
     method = drafted(NAME, setup, both, ((None, None), known), ladder=made.ladder)
     return dataclasses.replace(method, params=made.added(method.params))
+
+
+def _beside(drafter: LateLearner, recycling: Recycling) -> Hybrid:
+    return Hybrid(tree=Hybrid(tree=drafter, line=Suffix()), line=recycling)
 
 
 def _maker(given: Any) -> Callable[[Setup], Trained]:

@@ -6,16 +6,22 @@ from jax_smash.pytree import replace
 
 
 def joined(tree_tokens, line_tokens):
-    tree = grow(topology([0, 0, 0, 1], levels=3), jnp.asarray([tree_tokens], jnp.int32))
-    line = grow(replace(chain(len(line_tokens)), levels=3), jnp.asarray([[tree_tokens[0], *line_tokens]], jnp.int32))
-    return _joined(tree, line, 3)
+    return joined_rows(tree_tokens, line_tokens, [len(line_tokens)], nodes=4 + len(line_tokens))
 
 
-def paths(tree):
-    """Returns the token paths of all valid nodes."""
-    every = tree.paths()[0].tolist()
+def joined_rows(tree_tokens, line_tokens, counts, *, nodes):
+    """Joins a tree of four nodes and a chain, of which each row takes so many nodes."""
+    tree = grow(topology([0, 0, 0, 1], levels=3), jnp.asarray([tree_tokens] * len(counts), jnp.int32))
+    tokens = jnp.asarray([[tree_tokens[0], *line_tokens]] * len(counts), jnp.int32)
+    line = grow(replace(chain(len(line_tokens)), levels=3), tokens)
+    return _joined(tree, line, jnp.asarray(counts, jnp.int32), nodes=nodes, levels=3)
+
+
+def paths(tree, row=0):
+    """Returns the token paths of all valid nodes of a row."""
+    every = tree.paths()[row].tolist()
     return sorted(
-        [t for t in path if t >= 0] for path, valid in zip(every, tree.valid[0].tolist(), strict=True) if valid
+        [t for t in path if t >= 0] for path, valid in zip(every, tree.valid[row].tolist(), strict=True) if valid
     )
 
 
@@ -41,6 +47,17 @@ def test_an_absent_chain_adds_nothing():
 def test_no_path_stands_twice():
     every = paths(joined([9, 1, 1, 3], [1, 3]))
     assert every.count([1, 3]) == 1
+
+
+def test_each_row_takes_as_many_of_the_chain_s_nodes_as_it_is_to_have():
+    found = joined_rows([9, 1, 2, 3], [1, 3, 7], [0, 1, 2, 3], nodes=4)
+    assert [paths(found, row) for row in range(4)] == [
+        [[], [1], [1, 3], [2]],
+        [[], [1], [2]],
+        [[], [1], [1, 3]],
+        [[], [1], [1, 3], [1, 3, 7]],
+    ]
+    assert found.rank.tolist() == [[0, 0, 1, 0], [0, 0, 1, -1], [0, 0, -1, -1], [0, -1, -1, -1]]
 
 
 def test_the_chain_is_no_trial_of_the_tree_s_ranks():

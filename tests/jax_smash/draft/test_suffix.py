@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_smash.draft.context import Context
 from jax_smash.draft.suffix import HEAVIEST, Suffix
 from jax_smash.draft.trees.tree import chain
 from tests.drafting import follow_a_chat, plain_agreeing, plain_following, plain_tree
@@ -42,6 +43,22 @@ def test_the_index_grown_piece_by_piece_knows_the_longest_match_of_every_place(p
 
 def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
     follow_a_chat("suffix", plain_suffix)
+
+
+def test_a_longer_ending_that_was_there_before_deserves_a_larger_part():
+    rows = [[1, 2, 3, 4], [1, 2, 0, 3, 1], [1, 2, 0, 1, 2], [1, 2, 3, 0, 1, 2, 3], [1, 2, 3, 4, 5, 1, 2, 3, 4]]
+    count = jnp.asarray([len(row) - 1 for row in rows], jnp.int32)
+    token = jnp.asarray([row[:-1] + [0] * (9 - len(row)) for row in rows], jnp.int32)
+    index = Suffix().init({}, len(rows), 16, 1).extended(token, count)
+    waiting = Context(
+        pending=jnp.asarray([row[-1] for row in rows], jnp.int32),
+        token_length=count + 1,
+        running=jnp.ones(len(rows), bool),
+        key=jax.random.split(jax.random.key(0), len(rows)),
+        processors=(),
+        processed=(),
+    )
+    assert Suffix().quarters(index, waiting).tolist() == [0, 1, 2, 3, 3]
 
 
 def test_no_places_are_refused():

@@ -9,7 +9,7 @@ from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.serve.session import Session
 from tests import chimera, dflash
-from tests.drafting import proposed, proposing
+from tests.drafting import plain_agreeing, proposed, proposing
 from tests.eagle import random_drafter
 from tests.eagle1 import random_drafter1
 from tests.medusa import random_heads
@@ -22,24 +22,33 @@ def target():
     return tiny_model(layer_kinds=("full", "full"))
 
 
-def drafts(method, drafter, tree):
-    """Returns what is drafted behind the prompts."""
+def rows_of(method, drafter, tree):
+    """Returns the method, and its rows behind the prompts and two steps."""
     made = make_method(target(), method, draft=DraftOptions(drafter=drafter, tree=tree))
     rows = Session(target(), made, slots=64, max_new_tokens=9, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
     rows.read(PROMPTS)
     rows.run(2)
+    return made, rows
+
+
+def drafts(method, drafter, tree):
+    """Returns what is drafted behind the prompts and two steps."""
+    made, rows = rows_of(method, drafter, tree)
     levels = int(tree.removeprefix("chain-"))
     return proposed(proposing(made.strategy)(made.params, rows.state, chain(levels)))
 
 
 def test_the_trained_drafter_has_the_first_nodes_and_the_others_chains_the_last():
     drafter = random_drafter(target())
-    # Of nine nodes two are recycling's, and of the seven left one is the suffix's.
-    alone, together = drafts("eagle", drafter, "chain-5"), drafts("hybrid", drafter, "chain-8")
-    pending = [draft[0] for draft in together]
-    assert [draft[0] for draft in alone] == pending
-    assert [draft[:6] for draft in together] == alone
-    assert any(token >= 0 for draft in together for token in draft[6:])
+    alone, together = drafts("eagle", drafter, "chain-6"), drafts("hybrid", drafter, "chain-8")
+    texts = [p + said for p, said in zip(PROMPTS, rows_of("hybrid", drafter, "chain-8")[1].outputs(), strict=True)]
+    longest = [max(plain_agreeing(text, i, 3) for i in range(len(text) - 1)) for text in texts]
+    assert len(set(longest)) > 1
+    for mine, its, agreeing in zip(together, alone, longest, strict=True):
+        # Of eight drafted nodes two are recycling's, and of the six left a quarter for each token is the suffix's.
+        own = 6 - [0, 2, 3, 5][agreeing]
+        assert mine[: own + 1] == its[: own + 1]
+    assert any(token >= 0 for draft in together for token in draft[7:])
 
 
 @pytest.mark.parametrize(
