@@ -33,7 +33,7 @@ class Judging(LateLearner, Protocol):
 class Hybrid:
     """Gives a part of the budget to a chain of a second drafter, the rest to the tree of the first.
 
-    The part is a quarter, of no more levels than the tree, unless the second drafter says for each row how much its
+    The part is an eighth, of no more levels than the tree, unless the second drafter says for each row how much its
     chain deserves. Then the first drafts a whole tree, whose last nodes make room, and the chain may be deeper than it.
 
     Both hang below one root. Where the chain begins as a branch of the tree does, its nodes are hung onto that branch's
@@ -95,7 +95,7 @@ class Hybrid:
         second, _ = self.line.propose(params, own[1], shared[1], context, line)
         count = jnp.full_like(context.pending, length)
         if isinstance(self.line, Judging):
-            count = jnp.minimum(_part(topology, self.line.quarters(own[1], context)), length)
+            count = jnp.minimum(_quarters(topology, self.line.quarters(own[1], context)), length)
         return _joined(first, second, count, nodes=topology.nodes, levels=levels), (made, None)
 
     def learn(self, params: Params, own: Pair, shared: Pair, made: Pair, outcome: Outcome) -> tuple[Pair, Pair]:
@@ -122,8 +122,8 @@ class Hybrid:
     def _longest(self, topology: Topology) -> int:
         """Returns the most nodes of the chain."""
         if isinstance(self.line, Judging):
-            return min(_part(topology, MOST), LONGEST)
-        return min(_part(topology, 1), topology.levels)
+            return min(_quarters(topology, MOST), LONGEST)
+        return min(round((topology.nodes - 1) / 8), topology.levels)
 
 
 def _both(first: Pair, second: Pair) -> tuple[Pair, Pair]:
@@ -143,7 +143,7 @@ def _first_nodes(topology: Topology, nodes: int) -> Topology:
     )
 
 
-def _part(topology: Topology, quarters: Any) -> Any:
+def _quarters(topology: Topology, quarters: Any) -> Any:
     """Returns so many quarters of a tree's drafted nodes, rounded."""
     return (quarters * (topology.nodes - 1) + 2) // 4
 
