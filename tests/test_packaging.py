@@ -27,7 +27,7 @@ def test_the_oldest_jax_in_the_checks_is_the_oldest_that_is_promised():
     assert f"jax=={promised.removeprefix('jax>=')}" in (ROOT / ".ci" / "oldest.txt").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("folder", "most"), [("tiny", 24e6), ("predictors", 12e6)])
+@pytest.mark.parametrize(("folder", "most"), [("tiny", 24e6), ("predictors", 12e6), ("drafters", 24e6)])
 def test_what_is_shipped_is_small(folder, most):
     files = [f for f in (ROOT / "jax_smash" / "assets" / folder).rglob("*") if f.is_file()]
     assert files

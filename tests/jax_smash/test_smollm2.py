@@ -37,6 +37,21 @@ def test_drafted_text_is_plain_text(model):
 
 
 @installed
+def test_a_drafter_for_it_is_shipped(model):
+    options = {"chat": True, "max_new_tokens": 24}
+    plain = jax_smash.generate(model, "Count from one to ten in words.", **options)[0]
+    drafted = jax_smash.generate(
+        model,
+        "Count from one to ten in words.",
+        method="hybrid",
+        draft=jax_smash.DraftOptions(tree="chain-8", drafter="shipped:eagle"),
+        **options,
+    )[0]
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.target_forwards < 0.75 * plain.target_forwards
+
+
+@installed
 def test_it_is_what_its_file_says(model):
     assert find("smollm2").suffix == ".gguf"
     assert (model.config.num_layers, model.config.d_model, model.vocab_size) == (30, 576, 49_152)
