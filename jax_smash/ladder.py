@@ -46,6 +46,7 @@ class Reach:
       ranks: candidates that it has for each token.
       levels: depth at most.
       first, deeper, fall: of `prior_rates`.
+      stopping: nodes of the one tree beside no draft at all, where the drafter stops by itself; 0 where it does not.
     """
 
     ranks: int
@@ -53,6 +54,7 @@ class Reach:
     first: float = PRIOR_FIRST
     deeper: float | None = None
     fall: float = PRIOR_FALL
+    stopping: int = 0
 
     def rates(self) -> Rates:
         """Returns acceptance to begin with."""
@@ -134,7 +136,9 @@ def make_ladder(
     curve = CostCurve.from_json(decided(lambda: known().to_json(), shared=several)) if several else known()
     curve = _with_drafting(curve, each=drafting, once=once)
     most, rungs = min(MOST_ROWS, curve.entries[-1]) - 1, CPU_RUNGS if target_platform() == "cpu" else RUNGS
-    budgets = choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
+    # What a forward over a whole tree takes tells little of one that is mostly narrower.
+    stopping = (0, min(reach.stopping, most)) if reach.stopping else None
+    budgets = stopping or choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
     seconds = [curve.at(n + 1) for n in budgets]
     follower = None
@@ -157,6 +161,11 @@ def make_ladder(
 def tile_rows() -> int:
     """Returns the rows of which a tree's forward has a multiple on the platform that it is traced for."""
     return 1 if target_platform() == "cpu" else TILE
+
+
+def narrows() -> bool:
+    """Says whether a forward over few entries is worth a program of its own on the platform that it is traced for."""
+    return target_platform() == "cpu"
 
 
 def _with_drafting(curve: CostCurve, *, each: float, once: float) -> CostCurve:

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jax_smash.cache import Block
 from jax_smash.checkpoints.eagle import EagleModules
+from jax_smash.draft.trees.best_first import FIRST
 from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle import random_eagle
@@ -177,12 +178,15 @@ def plain_confident(plain: PlainEagle, sizes, text: list[int], chosen=None) -> s
             for token in np.argsort(-values, kind="stable")[: sizes.width].tolist():
                 if np.isfinite(values[token]):
                     product = seen.get(path, 1.0) * likely[token] / likely.sum()
-                    found[*path, token] = product
-                    behind[*path, token] = [*behind[path], (feature, token)]
-        if sizes.chain and found:
+                    if product >= sizes.least:
+                        found[*path, token] = product
+                        behind[*path, token] = [*behind[path], (feature, token)]
+        if depth == 0 and max(found.values(), default=0.0) < FIRST * sizes.least:
+            break
+        if sizes.chain:
             # Of the greedy chain, the likeliest child of the last node.
             ours = [path for path in found if path[:-1] == tuple(kept)]
-            kept.append(max(ours, key=found.__getitem__)[-1])
+            kept += [max(ours, key=found.__getitem__)[-1]] if ours else []
         greedy = tuple(kept) if len(kept) == depth + 1 else None
         level = sorted(found, key=lambda path: (path == greedy, found[path]), reverse=True)[: sizes.width]
         seen |= found

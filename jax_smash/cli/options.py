@@ -133,7 +133,8 @@ class DraftFlags:
     tree-N is N tokens in the shape that suits the method, NAME a published template (recycling-80), FILE.json lists the
     ranks that lead to each node: [[0], [1], [0, 0]]. confident-N is the N tokens that a trained drafter is surest of,
     another shape at each step; confident-N:depth=D,width=K,chain=false has other sizes than EAGLE-2's 6 and 10, or does
-    without the drafter's greedy chain."""
+    without the drafter's greedy chain. With confident-N:least=P, and in a chain with chain-N:least=P, drafting stops
+    where tokens would be kept with a lower probability; what is not drafted takes a CPU hardly any time."""
     costs: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Size the trees of --tree auto by this file alone, whatever steps take: one that tune wrote, or the --json of an
     earlier run, whose choices are then made again on the same kind of device."""

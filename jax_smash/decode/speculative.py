@@ -80,6 +80,21 @@ class _Choice:
     log_probs: LogProbsOf | None = None
 
 
+@pytree
+class _Checked:
+    """A tree that the target has read.
+
+    Attributes:
+      choice: what the target says of it.
+      block_kv, hidden, taps: what its forward made of the nodes, as in `Forward`.
+    """
+
+    choice: _Choice
+    block_kv: Any
+    hidden: Float[Array, "B M D"]
+    taps: tuple[Float[Array, "B M D"], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Speculative:
     """The strategy of drafted decoding. It emits what plain decoding emits, unless `verification` promises less.
@@ -92,6 +107,8 @@ class Speculative:
       sampled: some row may sample; False compiles a loop without noise.
       log_probs: how many likeliest tokens to record beside each emitted one; None records nothing.
       tile: a tree's forward has a multiple of so many entries; plain steps have one.
+      narrows: where drafts have fewer nodes than were asked for, the forward is narrower: half as wide, or as a plain
+        one.
     """
 
     target: ModelDef
@@ -101,6 +118,7 @@ class Speculative:
     sampled: bool = False
     log_probs: int | None = None
     tile: int = 1
+    narrows: bool = False
 
     @property
     def block(self) -> int:
@@ -189,26 +207,25 @@ class Speculative:
                 tree, made = self.drafter.propose(
                     params, *_learned(state), context(state, self.drafter.needs), topology
                 )
+        if self.narrows:
+            tree = tree.valid_first()
         read, nodes = tree.padded(self.tile), tree.token.shape[1]
-        model = self.target.bind(params["target"])
-        position = rows.token_length[:, None] - 1 + read.depth
-        with jax.named_scope("verify"):
-            out = model.forward(model.embed(read.token), position, rows.cache, read.block)
-        with jax.named_scope("choose"):
-            choice = self._choice(state, model, read, out.hidden)
+        checked = self._checked(params, state, read)
+        choice, hidden = checked.choice, checked.hidden
         emitted = self._emit(state, choice)
         count = emitted.rows.output_length - rows.output_length
         path = None if nodes == 1 else choice.accepted.path
-        emitted = committed(emitted, out.block_kv, position, count, path, ran=running)
+        position = rows.token_length[:, None] - 1 + read.depth
+        emitted = committed(emitted, checked.block_kv, position, count, path, ran=running)
         if undrafted:
             notes = _notes(emitted)
             missed = notes.missed.with_read(
-                rows.pending, count > 0, out.hidden[:, :1], tuple(tap[:, :1] for tap in out.taps)
+                rows.pending, count > 0, hidden[:, :1], tuple(tap[:, :1] for tap in checked.taps)
             )
             return _with_notes(emitted, replace(notes, missed=missed))
         # The drafter knows nothing of padding.
         target, likeliest, hidden, taps = jax.tree.map(
-            lambda x: x[:, :nodes], (choice.target, choice.likeliest, out.hidden, out.taps)
+            lambda x: x[:, :nodes], (choice.target, choice.likeliest, hidden, checked.taps)
         )
         outcome = Outcome(
             tree=tree,
@@ -224,6 +241,34 @@ class Speculative:
         with jax.named_scope("learn"):
             learned = self.drafter.learn(params, *_learned(emitted), made, outcome)
             return _with(_noted(emitted, outcome), *learned)
+
+    def _checked(self, params: Params, state: DecodeState, tree: DraftTree) -> _Checked:
+        """Lets the target read a tree, in a forward that is no wider than the rows' valid nodes need."""
+        model, nodes = self.target.bind(params["target"]), tree.token.shape[1]
+
+        def read(tree: DraftTree) -> _Checked:
+            position = state.rows.token_length[:, None] - 1 + tree.depth
+            with jax.named_scope("verify"):
+                out = model.forward(model.embed(tree.token), position, state.rows.cache, tree.block)
+            with jax.named_scope("choose"):
+                choice = self._choice(state, model, tree, out.hidden)
+            return _Checked(choice=choice, block_kv=out.block_kv, hidden=out.hidden, taps=out.taps)
+
+        if not self.narrows or nodes == 1:
+            return read(tree)
+        wide = jax.eval_shape(read, tree)
+
+        def narrowed(width: int) -> Callable[[], _Checked]:
+            def as_wide(found: Array, whole: Any) -> Array:
+                return jnp.pad(found, [(0, n - m) for m, n in zip(found.shape, whole.shape, strict=True)])
+
+            return lambda: jax.tree.map(as_wide, read(tree.first(width)), wide)
+
+        widths = tuple(dict.fromkeys((1, -(-nodes // 2), nodes)))
+        drafted = tree.valid & running_rows(state)[:, None]
+        needed = jnp.where(drafted, jnp.arange(1, nodes + 1, dtype=jnp.int32)[None], 1).max()
+        width = (needed > jnp.asarray(widths[:-1], jnp.int32)).sum(dtype=jnp.int32)
+        return jax.lax.switch(width, [narrowed(w) for w in widths])
 
     def _choice(self, state: DecodeState, model: CausalLM, tree: DraftTree, hidden: Float[Array, "B M D"]) -> "_Choice":
         """Returns what the target says of a tree. Greedy choices need no logits but the highest."""

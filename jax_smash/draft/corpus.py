@@ -80,6 +80,9 @@ class Corpus:
         if self.places < 2 or self.places % 2:
             raise ValueError(f"places must be even and at least 2; got {self.places}")
 
+    varies = True
+    """Trees may have fewer valid nodes than are asked for."""
+
     @property
     def needs(self) -> Needs:
         """Nothing but the tokens."""

@@ -72,6 +72,11 @@ class EagleDrafter:
     noisy: bool = False
 
     @property
+    def varies(self) -> bool:
+        """Trees may have fewer valid nodes than are asked for."""
+        return isinstance(self.trees, ConfidentTrees) and self.trees.sizes.least > 0
+
+    @property
     def needs(self) -> Needs:
         """The taps of which a feature is made, or hidden states."""
         return Needs(taps=self.taps, hidden=not self.taps)
@@ -204,6 +209,9 @@ class EagleDrafter:
         else:
             found = model.guesses(hidden, width, target, total=total)
         within = context.token_length - 2 + depth < model.config.max_positions
+        if self.varies:
+            # A row that has ended keeps no forward wide.
+            within &= context.running
         child = jnp.where((found.values > -jnp.inf) & within[:, None, None], found.tokens, -1)
         everything = jnp.zeros(child.shape[:2], jnp.float32) if found.total is None else found.total
         return child, jnp.exp(found.values - everything[:, :, None])

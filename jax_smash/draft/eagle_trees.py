@@ -190,4 +190,5 @@ class ConfidentTrees:
             levels=levels,
             beam=width,
             chain=self.sizes.chain,
+            least=self.sizes.least,
         )

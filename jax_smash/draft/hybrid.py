@@ -53,6 +53,11 @@ class Hybrid:
     branches = True
     """Drafts branch, whatever the topology."""
 
+    @property
+    def varies(self) -> bool:
+        """Trees may have fewer valid nodes than are asked for."""
+        return getattr(self.tree, "varies", False)
+
     def deepest(self, topology: Topology) -> int:
         """Returns an upper bound on the depth of what is drafted where a tree of this shape is asked for."""
         levels = self.tree.deepest(topology) if isinstance(self.tree, Hybrid) else topology.levels

@@ -44,6 +44,9 @@ class Lookup:
         if not 1 <= self.places <= MOST_PLACES:
             raise ValueError(f"places must be from 1 to {MOST_PLACES}; got {self.places}")
 
+    varies = True
+    """Trees may have fewer valid nodes than are asked for."""
+
     @property
     def needs(self) -> Needs:
         """Nothing but the tokens."""

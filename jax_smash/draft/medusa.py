@@ -57,6 +57,11 @@ class MedusaDrafter:
     confident: Confident | None = None
 
     @property
+    def varies(self) -> bool:
+        """Trees may have fewer valid nodes than are asked for."""
+        return self.confident is not None and self.confident.least > 0
+
+    @property
     def needs(self) -> Needs:
         """Hidden states."""
         return Needs(hidden=True)
@@ -124,7 +129,17 @@ class MedusaDrafter:
 
         first = by_head[0][:, :1], by_head[1][:, :1]
         nodes, levels = topology.nodes, topology.levels
-        return grow_by(pending, first, expand, None, nodes=nodes, levels=levels, beam=sizes.width, chain=sizes.chain)
+        return grow_by(
+            pending,
+            first,
+            expand,
+            None,
+            nodes=nodes,
+            levels=levels,
+            beam=sizes.width,
+            chain=sizes.chain,
+            least=sizes.least,
+        )
 
     def _tokens(
         self, topology: Topology, pending: Int[Array, "B"], child: Int[Array, "B H width"]

@@ -79,6 +79,9 @@ class Suffix:
         if self.places < 1:
             raise ValueError(f"places must be at least 1; got {self.places}")
 
+    varies = True
+    """Trees may have fewer valid nodes than are asked for."""
+
     @property
     def needs(self) -> Needs:
         """Nothing but the tokens."""

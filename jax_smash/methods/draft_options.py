@@ -74,17 +74,36 @@ READERS: dict[str, Callable[[str | Path], Any]] = {
 """What reads the description of a folder's drafter, by method. Method hybrid takes a drafter of any of them."""
 
 
-def drafts_with(folder: str | Path) -> str:
-    """Returns the method of the trained drafter that a folder holds.
+KINDS: dict[type, str] = {
+    EagleModules: "eagle",
+    Eagle1Modules: "eagle",
+    MedusaModules: "medusa",
+    ChimeraModules: "chimera",
+    DFlashModules: "dflash",
+}
+"""The method of a loaded drafter."""
+
+
+def drafts_with(drafter: Any) -> str:
+    """Returns the method of a trained drafter.
+
+    Args:
+      drafter: a folder, the name of a shipped one, or a loaded one.
 
     Raises:
-      ValueError: it holds none.
+      ValueError: it is none.
     """
+    if not isinstance(drafter, str | Path):
+        if type(drafter) not in KINDS:
+            raise ValueError(f"must be {' or '.join(k.__name__ for k in KINDS)}; got {type(drafter).__name__}")
+        return KINDS[type(drafter)]
+    if str(drafter).startswith(SHIPPED):
+        return str(drafter).removeprefix(SHIPPED)
     for file in DRAFTERS:
-        if (Path(folder).expanduser() / file).is_file():
+        if (Path(drafter).expanduser() / file).is_file():
             method = Path(file).stem
             return "eagle" if method == "eagle1" else method
-    raise ValueError(f"{folder} must be a folder with one of {', '.join(DRAFTERS)}")
+    raise ValueError(f"{drafter} must be a folder with one of {', '.join(DRAFTERS)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,10 +204,11 @@ def _check_tree(name: str, draft: DraftOptions) -> None:
     if confident(draft.tree) is None:
         named_tree(draft.tree)
         return
+    if name == "hybrid" and draft.drafter is not None:
+        name = drafts_with(draft.drafter)
     if name not in CONFIDENT:
-        raise ValueError(
-            f"{draft.tree} grows by a drafter's confidence, for methods {', '.join(CONFIDENT)}; got {name}"
-        )
+        methods = f"for methods {', '.join(CONFIDENT)}, and for hybrid with a drafter of theirs"
+        raise ValueError(f"{draft.tree} grows by a drafter's confidence, {methods}; got {name}")
     if draft.verify != "coupling":
         raise ValueError(f"{draft.tree} goes with verify coupling, which keeps the text exact; got {draft.verify}")
 

@@ -21,7 +21,7 @@ from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import check_ranks, is_chain
 from jax_smash.draft.verify.named import VERIFICATIONS
 from jax_smash.draft.warm_start import load_successors
-from jax_smash.ladder import Ladder, Reach, make_ladder, tile_rows
+from jax_smash.ladder import Ladder, Reach, make_ladder, narrows, tile_rows
 from jax_smash.loading import Model, load, quantised
 from jax_smash.methods.draft_options import DRAWS, INT8, SPARSE
 from jax_smash.methods.method import Method, Setup
@@ -201,6 +201,7 @@ def drafted(name: str, setup: Setup, drafter: Drafter, shared: Any, *, ladder: L
         sampled=setup.sampled,
         log_probs=setup.log_probs,
         tile=tile_rows(),
+        narrows=narrows() and getattr(drafter, "varies", False),
     )
     trees = Trees(ladder=ladder.trees, choice=jnp.asarray(ladder.first, jnp.int32), sizing=ladder.sizing)
     return Method(

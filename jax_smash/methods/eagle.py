@@ -6,7 +6,8 @@ from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter, read_eagle_
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.eagle import EagleDrafter
 from jax_smash.draft.eagle_trees import ConfidentTrees, FixedTrees
-from jax_smash.draft.trees.confident import confident
+from jax_smash.draft.trees.confident import Confident, confident
+from jax_smash.ladder import Reach, narrows
 from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Setup
@@ -32,6 +33,9 @@ NAME = "eagle"
 RANKS, LEVELS = 4, 7
 """Tokens of a node, and levels, that automatic trees may have."""
 
+STOPPING = Confident(5, depth=5, width=1, least=0.1)
+"""The automatic tree where forwards over fewer nodes take less time."""
+
 
 def eagle(setup: Setup) -> Trained:
     """Makes the drafter for a model that it fits."""
@@ -48,6 +52,8 @@ def eagle(setup: Setup) -> Trained:
     tree, config = setup.draft.tree, modules.config
     said = config.head_size or config.vocab_size
     sizes, reach = confident(tree), branching(min(RANKS, said), levels=LEVELS)
+    if tree == "auto" and narrows():
+        sizes, reach = STOPPING, Reach(ranks=1, levels=STOPPING.levels, stopping=STOPPING.nodes)
     borrows = isinstance(config, Eagle1Config) or not config.own_rows
     each = share_of_step(setup.model, modules.params, head=said if borrows else 0)
     ladder = ladder_of(setup, NAME, reach, drafting=each)

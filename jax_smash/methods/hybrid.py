@@ -2,14 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from jax_smash.checkpoints.chimera import ChimeraModules
-from jax_smash.checkpoints.dflash import DFlashModules
-from jax_smash.checkpoints.eagle import EagleModules
-from jax_smash.checkpoints.eagle1 import Eagle1Modules
-from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.draft.eagle import EagleDrafter
 from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.recycling import Recycling
@@ -34,15 +27,6 @@ MAKERS: dict[str, Callable[[Setup], Trained]] = {
 }
 """What makes a trained drafter, by its own method."""
 
-KINDS: dict[type, str] = {
-    EagleModules: "eagle",
-    Eagle1Modules: "eagle",
-    MedusaModules: "medusa",
-    ChimeraModules: "chimera",
-    DFlashModules: "dflash",
-}
-"""The method of a loaded drafter."""
-
 
 def hybrid(setup: Setup) -> Method:
     """Makes the method for a model.
@@ -54,7 +38,7 @@ def hybrid(setup: Setup) -> Method:
     known, given = recycling.empty(setup.model.params), setup.draft.drafter
     if given is None:
         return drafted(NAME, setup, Hybrid(tree=recycling, line=Suffix()), (known, None))
-    made = _maker(given)(setup)
+    made = MAKERS[drafts_with(given)](setup)
     both = _beside(made.drafter, recycling)
     if isinstance(made.drafter, EagleDrafter):
         # What is kept of a chain waits too, and that may be deeper than its own trees.
@@ -65,16 +49,3 @@ def hybrid(setup: Setup) -> Method:
 
 def _beside(drafter: LateLearner, recycling: Recycling) -> Hybrid:
     return Hybrid(tree=Hybrid(tree=drafter, line=Suffix()), line=recycling)
-
-
-def _maker(given: Any) -> Callable[[Setup], Trained]:
-    """Returns what makes the drafter that is given: a folder, or a loaded one.
-
-    Raises:
-      ValueError: it is none.
-    """
-    if isinstance(given, str | Path):
-        return MAKERS[drafts_with(given)]
-    if type(given) not in KINDS:
-        raise ValueError(f"method {NAME} needs {' or '.join(k.__name__ for k in KINDS)}; got {type(given).__name__}")
-    return MAKERS[KINDS[type(given)]]

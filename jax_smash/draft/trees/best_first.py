@@ -22,6 +22,12 @@ CHAIN = 2.0
 ROOT = 3.0
 """Score of the root, which becomes node 0."""
 
+FIRST = 3.0
+"""How much likelier than others the first drafted node must be where unlikely ones are not proposed.
+
+Without it a forward is a plain one, so that it adds more to what the forward takes than any further node.
+"""
+
 
 @pytree
 class Beam:
@@ -108,6 +114,7 @@ def grow_by(
     levels: int,
     beam: int,
     chain: bool = False,
+    least: float = 0.0,
 ) -> DraftTree:
     """Returns the tree of the likeliest of the nodes that a drafter proposes level by level.
 
@@ -124,6 +131,8 @@ def grow_by(
       levels: no node is deeper.
       beam: A, nodes of a level that get children.
       chain: the likeliest child of the root, its likeliest child and so on stay in any case, and get children.
+      least: no node with a lower product is proposed, and nothing at all where no child of the root has `FIRST` times
+        as much; a level that no node has come to is not expanded.
     """
     batch, fan = root.shape[0], first[0].shape[2]
     top = Beam(
@@ -133,12 +142,19 @@ def grow_by(
         number=jnp.zeros((batch, 1), jnp.int32),
         above=jnp.zeros((batch, 1), jnp.int32),
     )
-    begin = _candidates(top, first, chain=chain)
+    begin = _candidates(top, _worth(first, FIRST * least), chain=chain, least=least)
+
+    def expanded(carry: Any, beam: Beam, depth: Int[Array, ""]) -> tuple[Any, Found]:
+        if not least:
+            return expand(carry, beam, depth)
+        shapes = jax.eval_shape(expand, carry, beam, depth)[1]
+        nothing = tuple(jnp.full(x.shape, -1, x.dtype) for x in shapes)
+        return jax.lax.cond((beam.product >= 0).any(), expand, lambda carry, *_: (carry, nothing), carry, beam, depth)
 
     def level(state: tuple[Any, Beam], depth: Int[Array, ""]) -> tuple[tuple[Any, Beam], Candidates]:
         carry, upper = state
-        carry, found = expand(carry, upper, depth)
-        made = _candidates(upper, found, chain=chain)
+        carry, found = expanded(carry, upper, depth)
+        made = _candidates(upper, found, chain=chain, least=least)
         number = 1 + fan + (depth - 1) * made.token.shape[1]
         return (carry, _best(made, number, beam, fan)), made
 
@@ -157,12 +173,23 @@ def grow_by(
     return _likeliest(jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts), nodes, levels)
 
 
-def _candidates(upper: Beam, found: Found, *, chain: bool) -> Candidates:
+def _worth(first: Found, least: float) -> Found:
+    """Returns what may follow the root; nothing where all of it is less likely than this."""
+    token, probability = first
+    if not least:
+        return first
+    highest = jnp.where(token >= 0, probability, 0.0).max(-1, keepdims=True)
+    return jnp.where(highest >= least, token, -1), probability
+
+
+def _candidates(upper: Beam, found: Found, *, chain: bool, least: float) -> Candidates:
     """Returns the children of a level's nodes with their products."""
     token, probability = found
     rank = jnp.arange(token.shape[2], dtype=jnp.int32)[None, None]
     there = (token >= 0) & (upper.product >= 0)[:, :, None]
-    product = jnp.where(there, upper.product[:, :, None] * jnp.clip(probability, 0.0, 1.0), ABSENT)
+    product = upper.product[:, :, None] * jnp.clip(probability, 0.0, 1.0)
+    there &= product >= least
+    product = jnp.where(there, product, ABSENT)
     stays = there & (upper.score == CHAIN)[:, :, None] & (rank == 0)
 
     def flat(x: Array) -> Array:

@@ -74,6 +74,30 @@ class DraftTree:
         """Returns the tokens on the path from the root (left out) to each node (included), padded with −1."""
         return along_paths(self.ancestors, self.depth, self.token, levels=self.levels)
 
+    def first(self, nodes: int) -> "DraftTree":
+        """Returns the tree of the first nodes. Parents stand before their children, so it is one."""
+        return DraftTree(
+            token=self.token[:, :nodes],
+            parent=self.parent[:, :nodes],
+            depth=self.depth[:, :nodes],
+            valid=self.valid[:, :nodes],
+            ancestors=self.ancestors[:, :nodes, : -(-nodes // WORD)],
+            proposal=None if self.proposal is None else self.proposal[:, :nodes],
+            rank=None if self.rank is None else self.rank[:, :nodes],
+            levels=self.levels,
+        )
+
+    def valid_first(self) -> "DraftTree":
+        """Returns the tree with its invalid nodes behind the valid ones; the order of each of both stays."""
+        count, index = self.valid.sum(1, dtype=jnp.int32)[:, None], jnp.arange(self.valid.shape[1], dtype=jnp.int32)
+        here = jnp.cumsum(self.valid, axis=1, dtype=jnp.int32) - 1
+        behind = count + jnp.cumsum(~self.valid, axis=1, dtype=jnp.int32) - 1
+        place = jnp.where(self.valid, here, behind)
+        node = jnp.argmax(place[:, None] == index[None, :, None], axis=2).astype(jnp.int32)
+        parent = at_nodes(place, at_nodes(self.parent, node))
+        moved = tree_of(at_nodes(self.token, node), parent, index[None] < count, levels=self.levels)
+        return replace(moved, rank=None if self.rank is None else at_nodes(self.rank, node))
+
     def padded(self, multiple: int) -> "DraftTree":
         """Returns the tree with invalid nodes behind its own, up to a multiple of this many; a root stays alone."""
         nodes = self.token.shape[1]

@@ -1,8 +1,11 @@
 import functools
 
+import jax
 import pytest
 
 from jax_smash import generate
+from jax_smash.decode.programs import PROGRAMS
+from jax_smash.decode.speculative import Speculative
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions
 from tests import chimera, dflash
@@ -17,7 +20,7 @@ PROMPTS = ["the cat sat on the mat. the cat", "a b a b a b", "x", "to be or not 
 CASES = [("recycling", "off"), ("recycling", "recycling-80"), ("hybrid", "auto"), ("draft-model", "chain-2")]
 CASES += [("draft-model", "siblings"), ("lookup", "chain-4"), ("suffix", "auto"), ("lookahead", "auto")]
 CASES += [(name, "siblings") for name in ("eagle", "medusa", "chimera", "self-sparse")]
-CASES += [("dflash", "tree-12"), ("eagle1", "confident-8:depth=3,width=3")]
+CASES += [("dflash", "tree-12"), ("eagle1", "confident-8:depth=3,width=3"), ("eagle", "chain-4:least=0.02")]
 # Other pairs of a drafter and a way to make trees, both of which stand above.
 MORE_CASES = [
     *(("recycling", tree) for tree in ("chain-1", "chain-4", "auto")),
@@ -111,6 +114,41 @@ def test_drafted_text_is_that_of_plain_decoding(method, tree, siblings):
 def test_trees_grown_by_stored_probabilities_change_no_text(tree):
     drafted = made("recycling", tree, stored_probabilities=True)
     assert texts(drafted) == texts(made("ar"))
+
+
+@pytest.fixture
+def widths(monkeypatch):
+    """Entries of each forward over drafts, as they run."""
+    found, choose = [], Speculative._choice
+
+    def told(self, state, model, tree, hidden):
+        jax.debug.callback(functools.partial(found.append, tree.token.shape[1]))
+        return choose(self, state, model, tree, hidden)
+
+    PROGRAMS.forget()
+    monkeypatch.setattr(Speculative, "_choice", told)
+    yield found
+    PROGRAMS.forget()
+
+
+@pytest.mark.parametrize(
+    ("method", "tree", "rows", "wanted"),
+    [
+        # What follows where a text repeats itself is as long as is asked for.
+        ("suffix", "chain-4", 1, {1, 5}),
+        pytest.param("suffix", "chain-4", 3, {1, 5}, marks=pytest.mark.slow),
+        pytest.param("eagle", "chain-4:least=0.02", 1, {1, 3, 5}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_forward_is_no_wider_than_its_drafts_need(method, tree, rows, wanted, widths):
+    drafter = random_drafter(tiny_model(), tokens=range(30, 140)) if method == "eagle" else None
+    draft, request = DraftOptions(tree=tree, drafter=drafter), {"max_new_tokens": 24, "batch_size": rows}
+    drafted = generate(tiny_model(), PROMPTS, method=method, draft=draft, **request)
+    jax.effects_barrier()
+    assert tokens(drafted) == tokens(generate(tiny_model(), PROMPTS, **request))
+    assert {*widths} == wanted
+    if rows == 1:
+        assert len(widths) == sum(c.target_forwards for c in drafted)
 
 
 def test_a_tree_saves_forwards():

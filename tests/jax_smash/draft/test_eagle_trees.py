@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from jax_smash import generate
+from jax_smash.decode.state import running_rows
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import SamplingOptions
@@ -40,8 +41,9 @@ class Confident(Chat):
     def compare(self, texts):
         tree = self.propose(self.sizes.topology)
         beside = proposed(self._chain(self.session.state, chain(4)))
+        running = running_rows(self.session.state).tolist()
         for row, text in enumerate(texts):
-            if len(text) > 1:
+            if len(text) > 1 and running[row]:
                 found = paths_of(tree, row)
                 self.compared += 1
                 self.differing += found != plain_confident(self.plain, self.sizes, text, self._chosen(row, len(text)))
@@ -69,6 +71,19 @@ def test_a_tree_is_the_plain_one_and_accepts_no_less_than_the_chain_inside_it(ki
         assert kept >= accepted({greedy[:n] for n in range(1, 5)}, behind)
         by_tree, by_chain = by_tree + kept, by_chain + accepted({greedy[:n] for n in range(1, 5)}, behind)
     assert by_tree > by_chain > 0
+
+
+@pytest.mark.parametrize(
+    "tree", ["chain-4:least=0.02", pytest.param("confident-8:depth=3,width=3,least=0.01", marks=pytest.mark.slow)]
+)
+def test_drafting_stops_where_the_drafter_is_unsure(tree):
+    chat = Confident("eagle", tree=tree)
+    chat.turn(prompts_of((6, 1, 9)))
+    assert chat.compared > 20
+    assert chat.differing == 0
+    drafted = {len(found) for _, _, found in chat.trees}
+    assert min(drafted) < chat.sizes.nodes
+    assert max(drafted) > 0
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.loading import quantised
 from jax_smash.methods import RANDOM, DraftOptions, check_draft, make_method
+from jax_smash.methods.eagle import STOPPING
 from jax_smash.quantise import activation_dtype, has_int8
+from tests import chimera
 from tests.eagle import random_drafter
 from tests.eagle1 import random_drafter1
 from tests.tiny import tiny_model
@@ -127,9 +129,28 @@ def test_a_drafter_is_held_as_its_target_is(folder):
 
 @pytest.mark.parametrize("method", ["lookup", "recycling", "chimera", "draft-model"])
 def test_trees_that_grow_are_refused_where_nothing_is_confident(method):
-    said = f"tree: confident-9 grows by a drafter's confidence, for methods eagle, medusa; got {method}"
+    said = (
+        f"tree: confident-9 grows by a drafter's confidence, for methods eagle, medusa, and for hybrid .*; got {method}"
+    )
     with pytest.raises(ValueError, match=said):
         check_draft(method, DraftOptions(tree="confident-9"))
+
+
+def test_method_hybrid_takes_trees_that_grow_with_a_drafter_that_is_confident(folder):
+    check_draft("hybrid", DraftOptions(tree="chain-3:least=0.1", drafter=folder))
+    check_draft("hybrid", DraftOptions(tree="confident-9", drafter=random_drafter(tiny_model())))
+    with pytest.raises(ValueError, match=r"tree: confident-9 grows .*; got hybrid"):
+        check_draft("hybrid", DraftOptions(tree="confident-9"))
+    with pytest.raises(ValueError, match=r"tree: confident-9 grows .*; got chimera"):
+        check_draft("hybrid", DraftOptions(tree="confident-9", drafter=chimera.random_drafter(tiny_model())))
+
+
+def test_the_automatic_tree_stops_where_wider_forwards_take_longer():
+    made = eagle(tiny_model(), random_drafter(tiny_model()), tree="auto")
+    assert made.strategy.narrows
+    assert made.strategy.drafter.trees.sizes == STOPPING
+    assert [tree.nodes for tree in made.memory["trees"].ladder] == [1, STOPPING.nodes + 1]
+    assert not eagle(tiny_model(), random_drafter(tiny_model()), tree="chain-3").strategy.narrows
 
 
 def test_a_folder_with_drafters_of_both_kinds_is_refused(folder):

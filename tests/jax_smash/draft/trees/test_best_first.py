@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.draft.trees.best_first import BEAM, grow_best_first, grow_by
+from jax_smash.draft.trees.best_first import BEAM, FIRST, grow_best_first, grow_by
 
 TOKENS = 30
 RANKS = 4
@@ -144,3 +144,32 @@ def test_the_chain_that_stays_is_in_the_tree_beside_the_likeliest_others(nodes, 
         np.testing.assert_allclose(others[:1], most[: len(others)][:1], rtol=1e-5)
         missing += sum(path not in rank_paths(without, row) for path in chain)
     assert missing > 0
+
+
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize("least", [0.02, 0.1, 0.2])
+def test_unlikely_nodes_are_not_proposed_nor_anything_where_no_first_one_is_likely(least, chain):
+    token, probability = map(jnp.asarray, table(3))
+    expanded = []
+
+    def expand(carry, beam, depth):
+        jax.debug.callback(lambda depth: expanded.append(int(depth)), depth)
+        return carry, (token[beam.token], probability[beam.token])
+
+    def grow(root):
+        first = token[root[:, None]], probability[root[:, None]]
+        return grow_by(root, first, expand, None, nodes=60, levels=4, beam=30, chain=chain, least=least)
+
+    grow, empty, full = jax.jit(grow), 0, 0
+    for root in range(TOKENS):
+        drafted, every = rank_paths(grow(jnp.asarray([root], jnp.int32)), 0), every_path(3, root, 4)
+        worth = max((p for path, (p, _) in every.items() if len(path) == 1), default=0.0) >= FIRST * least
+        expected = {path: found for path, (p, found) in every.items() if worth and p >= least}
+        assert drafted == expected
+        empty, full = empty + (not expected), full + (len(expected) > 1)
+        jax.effects_barrier()
+        # A level that no node has come to is not read.
+        assert max(expanded, default=0) == min(max((len(path) for path in expected), default=0), 3)
+        expanded.clear()
+    assert full
+    assert empty or least < 0.1

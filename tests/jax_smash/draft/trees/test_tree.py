@@ -66,6 +66,43 @@ def test_what_hangs_below_an_absent_node_is_absent():
     assert tree.valid.tolist() == [[True, False, True, False, True, False], [True, True, False, True, False, False]]
 
 
+def paths_of(tree, row):
+    """Returns the tokens on the path to each valid node, with its rank."""
+    path, valid, rank = np.asarray(tree.paths())[row], np.asarray(tree.valid)[row], np.asarray(tree.rank)[row]
+    return {(tuple(t for t in p.tolist() if t >= 0), int(r)) for p, v, r in zip(path, valid, rank, strict=True) if v}
+
+
+def with_gaps(nodes, rows, seed):
+    """Returns a tree of random shape in which a third of the nodes, and what hangs below them, are absent."""
+    rng = np.random.default_rng(seed)
+    token = rng.integers(0, 99, (rows, nodes))
+    token[rng.random(token.shape) < 0.3] = -1
+    token[:, 0] = 7
+    return grow(topology(random_parents(rng, nodes)), jnp.asarray(token, jnp.int32))
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 9, 40])
+def test_valid_nodes_come_first_and_the_tree_stays_the_same(nodes):
+    tree = with_gaps(nodes, 4, nodes)
+    moved = jax.jit(lambda tree: tree.valid_first())(tree)
+    count = np.asarray(tree.valid).sum(1)
+    np.testing.assert_array_equal(moved.valid, np.arange(nodes)[None] < count[:, None])
+    assert (np.asarray(moved.parent)[:, 1:] < np.arange(1, nodes)).all()
+    for row in range(4):
+        assert paths_of(moved, row) == paths_of(tree, row)
+        assert sorted(np.asarray(moved.token)[row]) == sorted(np.asarray(tree.token)[row])
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 32, 33])
+def test_the_first_nodes_are_a_tree_of_their_own(nodes):
+    tree = with_gaps(40, 3, nodes)
+    first = tree.first(nodes)
+    assert first.ancestors.shape == (3, nodes, -(-nodes // 32))
+    for row in range(3):
+        assert paths_of(first, row) <= paths_of(tree, row)
+    np.testing.assert_array_equal(first.paths(), np.asarray(tree.paths())[:, :nodes])
+
+
 def test_paths_hold_the_tokens_below_the_root():
     tree = grow(topology([0, 0, 1, 1, 3]), jnp.asarray([[9, 1, 2, 3, 4]], jnp.int32))
     assert tree.paths()[0].tolist() == [[-1, -1, -1], [1, -1, -1], [1, 2, -1], [1, 3, -1], [1, 3, 4]]
