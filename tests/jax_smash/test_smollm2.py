@@ -37,14 +37,17 @@ def test_drafted_text_is_plain_text(model):
 
 
 @installed
-def test_a_drafter_for_it_is_shipped(model):
+@pytest.mark.parametrize(
+    ("method", "tree", "drafter"), [("hybrid", "chain-8", "shipped:eagle"), ("chimera", "chain-4", None)]
+)
+def test_a_drafter_for_it_is_shipped(model, method, tree, drafter):
     options = {"chat": True, "max_new_tokens": 24}
     plain = jax_smash.generate(model, "Count from one to ten in words.", **options)[0]
     drafted = jax_smash.generate(
         model,
         "Count from one to ten in words.",
-        method="hybrid",
-        draft=jax_smash.DraftOptions(tree="chain-8", drafter="shipped:eagle"),
+        method=method,
+        draft=jax_smash.DraftOptions(tree=tree, drafter=drafter),
         **options,
     )[0]
     assert drafted.token_ids == plain.token_ids
