@@ -24,6 +24,13 @@ SURE = 2
 WRONG = 3.0
 """Factor by which a cost curve may be wrong."""
 
+EXCUSED = 3
+"""Measurements of a tree that do not count because they are `WRONG` times as long as is likely.
+
+XLA prepares some of a CPU's products when they run for the first time. Of a tree whose forwards differ in width, that
+may be at any step.
+"""
+
 UNSURE = (2.0, 1.5, 1.25, 1.25, 1.25)
 """Factor by which the median of one, two, … measurements may be wrong."""
 
@@ -101,6 +108,7 @@ class Follower:
         self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_KEPT)
         self._since_plain, self._compared = FRESH + 1, set[int]()
         self._leader, self._wins = 0, 0
+        self._excused = [0] * len(seconds)
         self._steps, self._lost = 0, 0.0
 
     def anew(self) -> "Follower":
@@ -157,7 +165,9 @@ class Follower:
         elif call.alone and self._since_plain <= FRESH:
             cost = seconds / made / min(self._plain)
             self._compared.add(rung)
-            if cost < LEAST_COST:
+            first_run = cost > WRONG * self._likely(rung) and self._excused[rung] < EXCUSED
+            self._excused[rung] += first_run
+            if cost < LEAST_COST or first_run:
                 self._since_plain = FRESH + 1
                 return
             led = rung == self._leader

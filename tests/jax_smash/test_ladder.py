@@ -8,7 +8,7 @@ import pytest
 from jax_smash import ladder
 from jax_smash.costs import CostCurve, save_costs
 from jax_smash.costs.store import cost_key
-from jax_smash.ladder import Reach, make_ladder
+from jax_smash.ladder import STOPPED, Reach, make_ladder
 from jax_smash.methods import REACH, make_method
 from tests.tiny import tiny_model
 
@@ -76,6 +76,18 @@ def test_deeper_rates_make_deeper_trees():
     assert deep.rates().shape == (10, 4)
     assert int(deep.tree(12).depth.max()) == 10
     assert int(wide.tree(12).depth.max()) < 6
+
+
+@pytest.mark.parametrize(("dear", "first"), [(2.2, 1), (6.0, 0)])
+def test_where_a_drafter_stops_there_is_one_tree_which_costs_by_what_it_is_expected_to_keep(dear, first):
+    seconds = (1.0, *np.linspace(1.5, dear, 5).tolist())
+    store(dataclasses.replace(FLAT, entries=(1, 2, 4, 6, 8, 16), seconds=seconds))
+    found = made("eagle", reach=Reach(ranks=1, levels=5, stopping=5))
+    assert sizes(found) == [0, 5]
+    assert found.first == first
+    plain, stopping = found.sizing.seconds.tolist()
+    kept = float(found.sizing.expected[1]) - 1
+    np.testing.assert_allclose(stopping, plain + STOPPED * kept * (seconds[3] - plain), rtol=1e-6)
 
 
 def test_a_named_tree_is_alone_and_needs_no_costs():

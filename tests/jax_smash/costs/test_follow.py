@@ -123,6 +123,21 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again():
     assert machine.calls[-1].rung == 1
 
 
+def test_what_runs_slowly_once_is_measured_again_and_what_is_always_slow_is_believed():
+    expected = np.asarray((1.0, 1.8))
+
+    def measured(costs):
+        follower = Follower([1.0, 1.4])
+        for cost in costs:
+            follower.heard(Call(0, 8, alone=True), np.asarray([8, 0]), 0.08, expected)
+            follower.heard(Call(1, 8, alone=True), np.asarray([0, 8]), 0.08 * cost, expected)
+        return follower.costs[1]
+
+    # Each width of a forward runs for a first time.
+    np.testing.assert_allclose(measured((9.0, 1.3, 30.0, 1.3, 7.0)), 1.3)
+    np.testing.assert_allclose(measured((9.0,) * 5), 9.0)
+
+
 def test_on_a_noisy_machine_nothing_is_lost_either():
     rng = np.random.default_rng(0)
     follower, machine = Follower([1.0, 1.3, 2.0]), Machine([1.0, 2.0, 4.0])
