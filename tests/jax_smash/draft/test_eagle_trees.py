@@ -74,7 +74,7 @@ def test_a_tree_is_the_plain_one_and_accepts_no_less_than_the_chain_inside_it(ki
 
 
 @pytest.mark.parametrize(
-    "tree", ["chain-4:least=0.02", pytest.param("confident-8:depth=3,width=3,least=0.01", marks=pytest.mark.slow)]
+    "tree", ["chain-4:least=0.02", pytest.param("confident-20:depth=3,width=3,least=0.05", marks=pytest.mark.slow)]
 )
 def test_drafting_stops_where_the_drafter_is_unsure(tree):
     chat = Confident("eagle", tree=tree)
