@@ -70,8 +70,8 @@ MISSING = """## Missing
 - `--tree` and the rules of verification do not go with `ar` and `hamburger`; `--tree off` not with `draft-model`.
 - HAMburger's modes `blind` and `checked` share slots: their text is not plain decoding's. A row of theirs is the same
   alone and in a batch where `--least-rows` is 1.
-- `--tree auto` sizes the trees of {automatic} by what they cost on the device.
-  `lookahead`, `draft-model`, `eagle`, `medusa`, `chimera` and `dflash` have one tree of their own there.
+- `--tree auto` sizes the trees of {automatic}, and those of trained drafters, by what
+  they cost on the device. `lookahead` and `draft-model` have one tree of their own there.
   `self-sparse` has a chain, of the length that pays.
 - On several hosts `--tree auto` goes by the cost curve alone, and follows no times.
 - There is no paged cache, no int8 cache and no weight format below 8 bits.

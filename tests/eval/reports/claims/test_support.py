@@ -118,7 +118,7 @@ def test_what_is_said_to_be_missing_is_refused():
     with pytest.raises(ValueError, match="tree off does not go with method draft-model"):
         make_method(model, "draft-model", draft=DraftOptions(tree="off", draft_model="int8"))
     page = support_page({}, tuple(REACH))
-    assert "`--tree auto` sizes the trees of `recycling`, `lookup`, `suffix` and `hybrid` by what" in page
+    assert "`--tree auto` sizes the trees of `recycling`, `lookup`, `suffix` and `hybrid`, and those of trained" in page
 
 
 def test_a_method_is_measured_on_a_device_where_a_report_of_its_speed_is_kept():
