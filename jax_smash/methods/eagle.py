@@ -52,7 +52,7 @@ def eagle(setup: Setup) -> Trained:
     tree, config = setup.draft.tree, modules.config
     said = config.head_size or config.vocab_size
     sizes, reach = confident(tree), branching(min(RANKS, said), levels=LEVELS)
-    if tree == "auto" and narrows():
+    if tree == "auto" and narrows() and setup.draft.verify == "coupling":
         sizes, reach = STOPPING, Reach(ranks=1, levels=STOPPING.levels, stopping=STOPPING.nodes)
     borrows = isinstance(config, Eagle1Config) or not config.own_rows
     each = share_of_step(setup.model, modules.params, head=said if borrows else 0)

@@ -151,6 +151,8 @@ def test_the_automatic_tree_stops_where_wider_forwards_take_longer():
     assert made.strategy.drafter.trees.sizes == STOPPING
     assert [tree.nodes for tree in made.memory["trees"].ladder] == [1, STOPPING.nodes + 1]
     assert not eagle(tiny_model(), random_drafter(tiny_model()), tree="chain-3").strategy.narrows
+    # Where the text depends on the trees, they have the shape that is asked for.
+    assert not eagle(tiny_model(), random_drafter(tiny_model()), verify="typical-lossy").strategy.narrows
 
 
 def test_a_folder_with_drafters_of_both_kinds_is_refused(folder):
