@@ -34,8 +34,8 @@ RUNGS, CPU_RUNGS = 3, 2
 STOPPED = 0.6
 """Share of a whole draft's cost that a step takes for each token that it is expected to keep, where a drafter stops.
 
-Of SmolLM2 on two cores: steps over chains of 5 that stop took 1.36 to 1.52 plain ones and kept 0.66 to 0.74 drafts;
-over whole chains, drafting included, about 2.
+Of SmolLM2 on two cores, steps over chains of 5 that stop took 1.36 to 1.52 plain ones and kept 0.66 to 0.74 drafts.
+Whole chains of 5 were taken to cost 2.
 """
 
 CHAIN_NODES = 4
@@ -148,8 +148,9 @@ def make_ladder(
         budgets = choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
     seconds = [curve.at(n + 1) for n in budgets]
-    first = budgets.index(choose_budget(rates, curve, budgets).budget)
-    if reach.stopping:
+    if not reach.stopping:
+        first = budgets.index(choose_budget(rates, curve, budgets).budget)
+    else:
         # A drafter that stops asks for a part of the forward, as it expects a part of its drafts to be kept.
         expected = expected_tokens(rates, trees[1])
         seconds[1] = seconds[0] + STOPPED * (expected - 1) * (seconds[1] - seconds[0])

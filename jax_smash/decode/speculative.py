@@ -207,8 +207,7 @@ class Speculative:
                 tree, made = self.drafter.propose(
                     params, *_learned(state), context(state, self.drafter.needs), topology
                 )
-        if self.narrows:
-            tree = tree.valid_first()
+            tree = tree.valid_first() if self.narrows else tree
         read, nodes = tree.padded(self.tile), tree.token.shape[1]
         checked = self._checked(params, state, read)
         choice, hidden = checked.choice, checked.hidden

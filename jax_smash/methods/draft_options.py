@@ -95,7 +95,8 @@ def drafts_with(drafter: Any) -> str:
     """
     if not isinstance(drafter, str | Path):
         if type(drafter) not in KINDS:
-            raise ValueError(f"must be {' or '.join(k.__name__ for k in KINDS)}; got {type(drafter).__name__}")
+            kinds = " or ".join(kind.__name__ for kind in KINDS)
+            raise ValueError(f"the drafter must be {kinds}; got {type(drafter).__name__}")
         return KINDS[type(drafter)]
     if str(drafter).startswith(SHIPPED):
         return str(drafter).removeprefix(SHIPPED)
@@ -157,9 +158,6 @@ def check_draft(name: str, draft: DraftOptions) -> None:
     for option in misfits(name, draft):
         taken = ", ".join(OPTIONS.get(name, ())) or "no option of drafting"
         raise ValueError(f"{option} does not go with method {name}, which takes {taken}")
-    with _about("tree"):
-        if draft.tree != "auto":
-            _check_tree(name, draft)
     with _about("costs"):
         if draft.costs is not None:
             if draft.tree != "auto":
@@ -194,6 +192,9 @@ def check_draft(name: str, draft: DraftOptions) -> None:
                 raise ValueError(f"must be {' or '.join(SHIPPED + known for known in possible)}; got {given}")
         elif isinstance(given, str | Path) and str(given) != RANDOM:
             READERS[drafts_with(given) if name == "hybrid" else name](given)
+    with _about("tree"):
+        if draft.tree != "auto":
+            _check_tree(name, draft)
     with _about("lookup-corpus"):
         if draft.lookup_corpus is not None:
             corpus_files(draft.lookup_corpus)
