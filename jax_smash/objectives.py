@@ -103,14 +103,14 @@ def most_probable(unembed: Unembed, hidden: Float[Array, "B T D"], *, chunk: int
       ValueError: `chunk` is below 1.
     """
     rows, length = hidden.shape[:2]
-    pieces = _split(jax.lax.stop_gradient(hidden), chunk)
+    pieces = in_pieces(jax.lax.stop_gradient(hidden), chunk)
     tokens = jax.lax.map(lambda vectors: jnp.argmax(unembed(vectors), axis=-1).astype(jnp.int32), pieces)
     return tokens.swapaxes(0, 1).reshape(rows, -1)[:, :length]
 
 
 def _summed(of_piece: Callable[..., Array], *arrays: Shaped[Array, "B T ..."], chunk: int) -> Float[Array, ""]:
     """Returns the sum over the columns of what a function makes of a piece of them, a piece at a time."""
-    pieces = tuple(_split(x, chunk) for x in arrays)
+    pieces = tuple(in_pieces(x, chunk) for x in arrays)
 
     def add(total: Array, piece: tuple[Array, ...]) -> tuple[Array, None]:
         return total + of_piece(*piece), None
@@ -120,7 +120,7 @@ def _summed(of_piece: Callable[..., Array], *arrays: Shaped[Array, "B T ..."], c
     return jax.lax.scan(add, jnp.zeros((), jnp.float32), pieces)[0]
 
 
-def _split(x: Shaped[Array, "B T ..."], chunk: int) -> Shaped[Array, "pieces B C ..."]:
+def in_pieces(x: Shaped[Array, "B T ..."], chunk: int) -> Shaped[Array, "pieces B C ..."]:
     """Cuts rows into pieces of about `chunk` entries in all, zeros behind the last."""
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1; got {chunk}")

@@ -12,6 +12,7 @@ from jax_smash.loading import Model
 from jax_smash.models.chimera import random_chimera
 from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.definition import NnxModel
+from tests.eagle import vectors_and_rows
 from tests.medusa import hidden_states
 
 
@@ -42,9 +43,9 @@ class PlainChimera:
     def __init__(self, model: Model, drafter: ChimeraModules, shift: int = 0):
         self.config, self.shift = drafter.config, shift
         self._hidden = functools.partial(hidden_states(model.definition), model.params["target"])
-        self._embedding, self._rows = (
-            np.asarray(model.params["target"][name][...], np.float64) for name in ("embedding", "head")
-        )
+        self._embedding, rows = vectors_and_rows(model)
+        self._said = np.arange(len(rows)) if drafter.tokens is None else drafter.tokens
+        self._rows = rows[self._said]
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))
 
     def tree(self, topology, text: list[int], chosen=None) -> list[int]:
@@ -76,7 +77,9 @@ class PlainChimera:
         """Returns a head's logits of the token behind a text, of which the target has read as many as it has states."""
         full = self.full(hidden, text)
         vector = full + np.concatenate([hidden[-1], full]) @ self.weights["heads"][head]
-        return self._rows @ vector
+        logits = np.full(self.config.vocab_size, -np.inf)
+        logits[self._said] = self._rows @ vector
+        return logits
 
     def full(self, hidden: np.ndarray, text: list[int]) -> np.ndarray:
         """Returns what the layer makes of the last token of a text."""

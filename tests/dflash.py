@@ -12,7 +12,7 @@ from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.dflash import random_dflash
 from jax_smash.models.dflash_config import DFlashConfig
-from tests.eagle import taps_of_text
+from tests.eagle import taps_of_text, vectors_and_rows
 
 SIZES = {"num_layers": 2, "taps": (1, 2), "block_size": 4}
 """Of a drafter that tests can afford."""
@@ -49,9 +49,7 @@ class PlainDFlash:
     def __init__(self, model: Model, drafter: DFlashModules, shift: int = 0):
         self.config, self.shift = drafter.config, shift
         self._taps = functools.partial(taps_of_text(model.definition), model.params["target"])
-        self._embedding, self._rows = (
-            np.asarray(model.params["target"][name][...], np.float64) for name in ("embedding", "head")
-        )
+        self._embedding, self._rows = vectors_and_rows(model)
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))
 
     def tree(self, topology, text: list[int], chosen=None) -> list[int]:

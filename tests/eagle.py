@@ -45,6 +45,13 @@ def random_drafter(model: Model, *, tokens=None, spread: float = 12.0, seed: int
     return EagleModules(config=config, definition=NnxModel(graphdef), params=jax.tree.map(filled, params))
 
 
+def vectors_and_rows(model: Model) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a target's vectors of its tokens and the rows of its head, which may be the same."""
+    target = model.params["target"]
+    vectors = np.asarray(target["embedding"][...], np.float64)
+    return vectors, np.asarray(target["head"][...], np.float64) if "head" in target else vectors
+
+
 class PlainEagle:
     """The drafter for one row, written out: for each node all entries are read again.
 
@@ -57,8 +64,7 @@ class PlainEagle:
     def __init__(self, model: Model, drafter: EagleModules, shift: int = 0):
         self.config, self.shift = drafter.config, shift
         self._taps = functools.partial(taps_of_text(model.definition), model.params["target"])
-        self._embedding = np.asarray(model.params["target"]["embedding"][...], np.float64)
-        self._rows = np.asarray(model.params["target"]["head"][...], np.float64)
+        self._embedding, self._rows = vectors_and_rows(model)
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))
 
     def tree(self, topology, text: list[int], chosen=None) -> list[int]:

@@ -4,8 +4,8 @@
 
 `--kind` is `eagle` (EAGLE-3), `eagle1`, `medusa`, `chimera`, `dflash` or `micro`. `PACKED` was made by `train.pack`
 with the tokenizer of `MODEL`.
-`RUN/drafter` holds the drafter in the end, which `jax-smash generate --method eagle --drafter RUN/drafter` (of both
-kinds of EAGLE), or the method of the other kind, reads beside the same weights of the target and no others.
+`RUN/drafter` holds the drafter in the end. Pass it as `--drafter` to the method of its kind (`eagle` for both EAGLEs),
+as in `jax-smash generate --method eagle --drafter RUN/drafter`. It goes with the weights that it was trained for alone.
 The drafter is that of the step which drafted most tokens in a row on documents that are kept for this choice.
 `RUN/metrics.jsonl` says how often the target's token was among the drafter's likeliest, by depth: `top3_2` is the share
 of entries at depth 2 where it was among three. A run that was cut off goes on with `--resume`.
@@ -15,8 +15,9 @@ eight tokens a step, a layer with a residual before the target's own rows for ea
 layers have SiLU and no second matrix, and `--tree chain-7` decodes with them.
 
 `"base": "lora"` in a training file of `medusa` trains low-rank changes of the target too (Medusa-2,
-`train/configs/medusa-2-paper.json`). `RUN/drafter/adapter` then holds the changes as PEFT saves them, and is given as
-`--model RUN/drafter/adapter`. It says other text than the target, and the heads are for it alone.
+`train/configs/medusa-2-paper.json`, in two stages; `medusa-2-joint-paper.json`, at once). `RUN/drafter/adapter` then
+holds the changes as PEFT saves them, and is given as `--model RUN/drafter/adapter`. The adapted model generates other
+text than the target, and the heads go with it alone.
 
 `--kind micro` trains HAMburger's micro-step decoder and stop head, whose groups are drafts and share no slot:
 `jax-smash generate --method hamburger --smash-mode exact --modules RUN/drafter` reads them.

@@ -50,10 +50,13 @@ def file_sha256(path: Path) -> str:
 
 
 def encode(documents: Sequence[Document], tokenizer: Any) -> list[Encoded]:
-    """Returns each document's tokens between begin and end, chats by the Hugging Face tokenizer's template."""
+    """Returns each document's tokens between begin and end, chats by the Hugging Face tokenizer's template.
+
+    An incomplete one has no end, nor does its template close a reply that was cut off.
+    """
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    bos, eos = [tokenizer.bos_token_id], [tokenizer.eos_token_id]
-    texts = [tokenizer.apply_chat_template(d.messages, tokenize=False) if d.messages else d.text for d in documents]
+    bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
+    texts = [_written(document, tokenizer) for document in documents]
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     encoded = []
     for document, text, encoding in zip(documents, texts, encodings, strict=True):
@@ -65,6 +68,15 @@ def encode(documents: Sequence[Document], tokenizer: Any) -> list[Encoded]:
                 marks[len(begin) : len(begin) + len(encoding.ids)][_inside(text, parts, encoding.offsets)] = mark
         encoded.append(Encoded(ids, marks))
     return encoded
+
+
+def _written(document: Document, tokenizer: Any) -> str:
+    """Returns a document's text, of a chat by the template."""
+    if not document.messages:
+        return document.text
+    text = tokenizer.apply_chat_template(document.messages, tokenize=False)
+    reply = document.messages[-1]["content"].strip()  # Templates strip some or all of what surrounds it.
+    return text if document.complete else text[: text.rindex(reply) + len(reply)]
 
 
 def _inside(text: str, parts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
@@ -125,7 +137,7 @@ def pack_corpus(
     """Writes a packed folder and returns its index, which counts each source's documents and tokens.
 
     Raises:
-      ValueError: a source is unreadable or empty, or the folder holds no tokenizer with special tokens.
+      ValueError: a source is unreadable or empty, or the folder holds no tokenizer with a token that ends texts.
       FileExistsError: `output` has something in it.
     """
     from transformers import AutoTokenizer  # Reading packed shards needs no tokenizer library.
@@ -135,8 +147,8 @@ def pack_corpus(
         raise ValueError(f"{tokenizer_path} must hold tokenizer.json; got none")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    if len({None, *special.values()}) < 4:
-        raise ValueError(f"the tokenizer must have distinct special ids; got {special}")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer in {tokenizer_path} must have an eos_token, which ends a text; got none")
     # A path that names nothing is told before hours of work on the others.
     files = {source.name: source_files(source, root) if source.paths else [] for source in corpus.sources}
 

@@ -12,7 +12,6 @@ of its texts, whatever their case and what stands between them. How many these w
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -28,11 +27,11 @@ from jax_smash.hosts import HostOptions, agree, decided, is_first, join_hosts
 from jax_smash.loading import Model, find, load
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import Completion, generate
-from jax_smash.serve.prompts import FilePrompt, read_prompts
+from jax_smash.serve.prompts import FilePrompt
 from jax_smash.serve.request import make_request
 from jax_smash.sharding import mesh_of_hosts
-from train.data.documents import read_documents
 from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
+from train.data.questions import read_questions
 from train.run.options import JoinOptions
 from train.run.program import file_in, make_devices, run_program, tell_in_log
 
@@ -41,9 +40,6 @@ GROUP = 64
 
 TOLD = 100
 """Answers between lines of a log."""
-
-ASKED = ("turns", "question", "instruction")
-"""Fields of a line that `train.pack` reads as a chat, beside those of `messages`."""
 
 ANSWERS = "answers.jsonl"
 """File of the answers in a folder."""
@@ -73,8 +69,8 @@ def main(
 
     Args:
       model: a model's name, a directory, a .gguf file, or owner/model on the Hugging Face hub.
-      prompts: `.jsonl` files of prompts, as `jax-smash generate` reads them, or of chats, questions or instructions, as
-        `train.pack` reads them; or folders of such files. A reply at the end of a chat is written anew.
+      prompts: `.jsonl` or `.json` files of prompts, chats, questions or instructions, in the layouts that
+        `train/data/questions.py` lists, or folders of such files. A reply at the end of a chat is written anew.
       output: `.jsonl` file of the answers; a name without an ending is a folder, which gets `answers.jsonl`.
       avoid: `.jsonl` files of evaluations' questions, as texts or with a field such as `turns` or `question`; prompts
         that share thirteen words in a row with one are left out.
@@ -142,40 +138,6 @@ def without_overlap(asked: list[FilePrompt], avoid: Sequence[Path]) -> tuple[lis
     print(f"{dropped} of {len(asked)} prompts left out: they share {WORDS} words in a row with what is avoided")
     files = [f"{path.name} {digest(path)}" for path in avoid]
     return kept, {"avoid": {"words": WORDS, "left_out": dropped, "of": len(asked), "sha256": files}}
-
-
-def read_questions(path: Path) -> list[FilePrompt]:
-    """Returns the prompts of a file, or of all in a folder; of chats, what stands before the last reply.
-
-    Raises:
-      OSError: a file cannot be read.
-      ValueError: a line is neither a prompt nor a chat, which the message names, or there is no line.
-    """
-    if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
-        if not found:
-            raise ValueError(f"{path} must hold .jsonl or .json files of prompts; got none")
-        return [question for file in found for question in read_questions(file)]
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
-    if path.suffix == ".json" or (lines and '"prompt"' not in lines[0] and any(f'"{f}"' in lines[0] for f in ASKED)):
-        chats = [list(document.messages[:-1]) for document in read_documents(path, passage=1) if document.messages]
-        if not chats:
-            raise ValueError(f"{path} must hold at least one chat, question or instruction; got none")
-        return chats
-    if not lines or '"messages"' not in lines[0]:
-        return read_prompts(path)
-    return [_question(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1)]
-
-
-def _question(where: str, line: str) -> list[dict[str, str]]:
-    try:
-        messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in json.loads(line)["messages"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{where} must be a chat, as in {{"messages": [{{"role", "content"}}]}}: {error}') from error
-    asked = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
-    if not asked:
-        raise ValueError(f"{where} must have a message before the reply that is written anew; got none")
-    return asked
 
 
 def _write(

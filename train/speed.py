@@ -177,7 +177,7 @@ def main(
       config: a training file; what is given here replaces what it says.
       shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
       part: what is trained: `language-model`, or beside a base `hamburger`, `eagle`, `eagle1`, `medusa`, `chimera`,
-        `dflash` or `butler`.
+        `dflash`, `micro` or `butler`.
       batch_size: rows a step.
       length: targets a row.
       dtype: of the products, float32 or bfloat16.

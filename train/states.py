@@ -1,4 +1,4 @@
-"""What a base makes of packed rows, kept on disk, so that drafters are trained beside it without running it.
+"""Keeps a base's hidden states of packed rows on disk, so that drafters are trained without running the base.
 
     python -m train.states --base MODEL --data PACKED --kind eagle --config CONFIG --output STATES
 
@@ -44,6 +44,7 @@ from train.data.states import (
 from train.drafter import KINDS
 from train.parts.drafter.base import target_folder
 from train.parts.drafter.kept import every_batch, reader
+from train.parts.drafter.rows import ReplyRows, replies_of
 from train.run.batches import Share
 from train.run.options import JoinOptions
 from train.run.program import make_devices, run_program, tell_in_log
@@ -94,12 +95,13 @@ def main(
     make_devices(devices, mesh, processes=join_hosts(HostOptions(**hosts)))
     folder = target_folder(base)
     stored, packed = stored_weights(folder), Packed(data, folder)
-    asked, found_length = _asked(kind, config, taps, length, stored)
+    asked, found_length = _asked(kind, config, taps, length, stored, packed)
     if min(batch_size, save_every) < 1:
         raise ValueError(f"batch_size and save_every must be at least 1; got {batch_size} and {save_every}")
     record = StatesRecord(
         base_fingerprint="",
         base_sha256=stored.sha256,
+        config_sha256=stored.config_sha256,
         packed_sha256=packed.index["sources_sha256"],
         tokenizer_sha256=packed.index["tokenizer_sha256"],
         length=found_length,
@@ -148,19 +150,19 @@ def _keep(
     work.mkdir(parents=True, exist_ok=True)
     record.write(work)
     _write(read_share, packed, record, places, work, done, batch_size, save_every)
-    (work / PROGRESS).unlink()
     os.replace(work, check_new(output))
+    (output / PROGRESS).unlink()
     print(f"states of {places.tokens:,} tokens kept in {output}")
 
 
 def _asked(
-    kind: str | None, config: Path | None, taps: tuple[int, ...], length: int | None, base: Stored
+    kind: str | None, config: Path | None, taps: tuple[int, ...], length: int | None, base: Stored, packed: Packed
 ) -> tuple[tuple[int, ...], int]:
     """Returns the taps to keep and the rows' length.
 
     Raises:
-      ValueError: a kind stands without a training file or the other way round, there is no length or two, or the base
-        has no such taps or positions.
+      ValueError: a kind stands without a training file or the other way round, there is no length or two, the base
+        has no such taps or positions, or the rows have no reply of those that the file tells of.
     """
     if (kind is None) != (config is None):
         raise ValueError("kind and config must be given together")
@@ -171,6 +173,8 @@ def _asked(
     if config is not None:
         settings = load_kind(KINDS[kind].kind, config, model=base.config, init_sha256=base.sha256)
         taps, length = (*settings.read_taps, *taps), settings.length
+        replies = replies_of(base.folder, settings.reply_begins, settings.reply_ends)
+        ReplyRows(packed, replies, length, settings.batch_size).check_replies(settings.reply_begins)
     layers, most = base.config.num_layers, base.config.max_positions
     if wrong := sorted(tap for tap in taps if not 0 <= tap <= layers):
         raise ValueError(f"taps must be from 0 to the base's {layers} layers; got {wrong[0]}")
@@ -193,9 +197,11 @@ def _begun(work: Path, record: StatesRecord, batch_size: int) -> int:
     Raises:
       ValueError: it was begun with something else.
     """
-    if not (work / RECORD).is_file() or not (work / PROGRESS).is_file():
+    if not (work / RECORD).is_file():
         return 0
     _check_same(work, record)
+    if not (work / PROGRESS).is_file():
+        return 0
     progress = json.loads((work / PROGRESS).read_text())
     if progress["batch_size"] != batch_size:
         raise ValueError(f"{work} was begun with batch_size {progress['batch_size']}; got {batch_size}")

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -53,7 +54,7 @@ def new_directory(target: str | Path, size: int) -> Iterator[Path]:
     free = shutil.disk_usage(path.parent).free
     if free < size:
         raise OSError(errno.ENOSPC, f"no room to save: {size} bytes are needed, {free} are free", str(path))
-    work = path.with_name(f".{path.name}.{os.getpid()}.part")
+    work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # One of a killed run stands in nobody's way.
     work.mkdir()
     try:
         yield work

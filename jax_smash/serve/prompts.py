@@ -48,10 +48,15 @@ def _prompt(line: bytes) -> FilePrompt:
         raise ValueError(f"{EXPECTED}; got {_kind(record)}")
     if "prompt" not in record:
         raise ValueError(f'expected a field "prompt"; got {", ".join(map(repr, record)) or "no field"}')
-    return _checked(record["prompt"])
+    return checked_prompt(record["prompt"])
 
 
-def _checked(prompt: Any) -> FilePrompt:
+def checked_prompt(prompt: Any) -> FilePrompt:
+    """Returns a prompt.
+
+    Raises:
+      ValueError: it is neither text nor tokens nor messages, or empty.
+    """
     if isinstance(prompt, str):
         checked_text(prompt)
     elif not isinstance(prompt, list):

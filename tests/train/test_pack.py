@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.train.corpus_files import make_packed, make_tokenizer, write_corpus, write_lines
-from train.data.corpus import Corpus, Source
-from train.data.documents import Document
+from train.data.corpus import Corpus, Source, split_documents
+from train.data.documents import Document, read_documents
 from train.data.rows import Packed
 from train.pack import ANSWER, CIRCLE, encode, main, pack_corpus
 
@@ -64,6 +64,51 @@ def test_a_passage_that_goes_on_has_no_end(tmp_path):
     going_on, ended = encode([Document("foxes", complete=False), Document("foxes")], tokenizer)
     assert going_on.tokens[-1] != EOS
     assert ended.tokens.tolist() == [*going_on.tokens.tolist(), EOS]
+
+
+def test_a_models_own_answers_are_packed_to_the_letter_and_one_that_was_cut_has_no_end(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    said = "Use  arr[0] <i>now</i>…\n\n\n\nIt’s"
+    messages = [{"role": "user", "content": "“Foxes” — [1]?"}, {"role": "assistant", "content": said}]
+    rows = [{"messages": messages, "finish_reason": reason} for reason in ("stop_token", "length")]
+    path = write_lines(tmp_path / "a.jsonl", *rows, {"text": f"Foxes {said}", "finish_reason": "length"})
+    whole, cut, text = [tokenizer.decode(e.tokens) for e in encode(list(read_documents(path, passage=9)), tokenizer)]
+    assert cut == f"<|bos|><|user|>“Foxes” — [1]?<|end|><|assistant|>{said}"
+    assert whole == f"{cut}<|end|><|eos|>"
+    assert text == f"<|bos|>Foxes {said}"
+    with pytest.raises(ValueError, match="the last message must be the assistant's"):
+        list(read_documents(write_lines(path, {"messages": messages[:1], "finish_reason": "length"}), passage=9))
+
+
+def test_answers_to_one_prompt_are_held_out_together(tmp_path):
+    def chat(prompt, answer):
+        roles = zip(("user", "assistant"), (f"{prompt}?", f"{answer}"), strict=True)
+        return {"messages": [{"role": r, "content": c} for r, c in roles], "finish_reason": "stop_token"}
+
+    write_lines(tmp_path / "a.jsonl", *(chat(prompt, answer) for prompt in range(40) for answer in range(3)))
+    corpus = Corpus(sources=(Source("answers", paths=("a.jsonl",)),), held_out=0.4)
+    found = {"train": [], "held_out": []}
+    for split, document in split_documents(corpus.sources[0], corpus, tmp_path):
+        found[split].append(document.messages[0]["content"])
+    assert {*found["train"]}.isdisjoint(found["held_out"])
+    assert len(found["train"]) + len(found["held_out"]) == 120
+    assert len(found["held_out"]) > 9
+
+
+def test_a_tokenizer_needs_only_what_ends_a_text(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    tokenizer.bos_token = tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path / "few")
+    write_lines(tmp_path / "a.jsonl", {"text": "foxes"})
+    corpus = Corpus(sources=(Source("texts", paths=("a.jsonl",)),), held_out=0)
+    pack_corpus(corpus, tmp_path, tmp_path / "few", tmp_path / "packed")
+    (document,) = documents_of(tmp_path / "packed", "train")
+    assert document[0] != BOS
+    assert document[-1] == EOS
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "none")
+    with pytest.raises(ValueError, match="none must have an eos_token, which ends a text; got none"):
+        pack_corpus(corpus, tmp_path, tmp_path / "none", tmp_path / "again")
 
 
 @pytest.mark.parametrize("chat", [False, True])

@@ -10,7 +10,7 @@ from tests.checkpoints import LLAMA, write_checkpoint
 from tests.hosts import Hosts
 from tests.train.corpus_files import make_tokenizer, write_lines
 from train.data.documents import read_documents
-from train.regenerate import main, read_questions
+from train.regenerate import main
 
 PROMPTS = [{"prompt": f"Once there were {i} foxes."} for i in range(5)]
 OPTIONS = {"max_new_tokens": 6, "batch_size": 2, "num_samples": 2, "temperature": 0.9}
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_named_and_nothing_written(root, tmp_path):
     write_lines(tmp_path / "long.jsonl", PROMPTS[0], {"prompt": "fox " * 400})
     model = str(root / "model")
     write_lines(tmp_path / "alone.jsonl", {"messages": [{"role": "assistant", "content": "No."}]})
-    with pytest.raises(ValueError, match=r"alone\.jsonl, line 1 must have a message before the reply"):
+    with pytest.raises(ValueError, match=r"alone\.jsonl, line 1: a chat must have a message before the reply"):
         main(model, (tmp_path / "alone.jsonl",), tmp_path / "out.jsonl")
     with pytest.raises(ValueError, match=r"stories\.jsonl, line 1"):
         main(model, (tmp_path / "stories.jsonl",), tmp_path / "out.jsonl")
@@ -123,26 +123,6 @@ def test_prompts_that_an_evaluation_asks_are_left_out_and_counted_in_the_record(
     write_lines(tmp_path / "questions.jsonl", {"turns": [asked, "And now?"]})
     with pytest.raises(ValueError, match="was made with --avoid"):
         main(*given, resume=True, **options)
-
-
-def test_prompts_of_a_folder_are_all_read_and_questions_are_asked_as_chats(tmp_path):
-    write_lines(tmp_path / "a.jsonl", {"question": "And 2?", "answer": "No."})
-    (tmp_path / "b.json").write_text(json.dumps([{"instruction": "Add.", "input": "1, 2", "output": "3"}]))
-    write_lines(tmp_path / "c.jsonl", {"turns": ["Hi", "Hello", "Bye?", "Bye."]})
-    write_lines(tmp_path / "d.jsonl", {"prompt": "Once", "response": "upon"})
-    found = read_questions(tmp_path)
-    assert [[m["content"] for m in question] for question in found[:3]] == [
-        ["And 2?"],
-        ["Add.\n1, 2"],
-        ["Hi", "Hello", "Bye?"],
-    ]
-    assert found[3] == "Once"
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty must hold \.jsonl or \.json files of prompts; got none"):
-        read_questions(tmp_path / "empty")
-    (tmp_path / "b.json").write_text(json.dumps([{"text": "A story."}]))
-    with pytest.raises(ValueError, match="must hold at least one chat, question or instruction; got none"):
-        read_questions(tmp_path / "b.json")
 
 
 def test_prompts_of_several_files_are_asked_one_after_another(root, tmp_path):

@@ -114,8 +114,10 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stood(root, tmp_path, capsys):
             here = entries[batch.segments > 0] - start
             here = here[(here >= 0) & (here < len(kept))]
             kept[here] = 0 if number > 1 else 7  # Nobody reads the first two batches again.
-    (work / "progress.json").write_text('{"batches": 2, "batch_size": 8}')
     given = (str(root / "base"), root / "packed", tmp_path / "kept", "eagle", root / "eagle.json")
+    with pytest.raises(ValueError, match=r"was made with taps \(0, 1, 2\); got \(0, 2\)"):
+        main(*given, resume=True, **KEPT)  # Also one that was cut off before it saved where it stood.
+    (work / "progress.json").write_text('{"batches": 2, "batch_size": 8}')
     with pytest.raises(FileExistsError, match="was left by a run that was cut off: --resume goes on"):
         main(*given, taps=(1,), **KEPT)
     with pytest.raises(ValueError, match=r"was made with taps \(0, 1, 2\); got \(0, 2\)"):
@@ -171,6 +173,11 @@ def test_states_of_another_base_other_taps_or_other_data_are_refused_by_name(roo
         index = json.loads((root / "changed/index.json").read_text()) | {"sources_sha256": "0" * 64}
         (root / "changed/index.json").write_text(json.dumps(index))
     refused("was made by another base, whose weights have fingerprint .*; those of .*other have", base="other")
+    if not (root / "turned").exists():
+        shutil.copytree(root / "base", root / "turned")
+        settings = json.loads((root / "turned/config.json").read_text()) | {"rope_theta": 77.0}
+        (root / "turned/config.json").write_text(json.dumps(settings))
+    refused("was made by a base of another configuration than that of .*turned", base="turned")
     refused("was made of other data: the rows packed in it have hash .*changed has 0000", packed="changed")
     refused("was made of pieces of 16 tokens; the length of a row is 12", length=12)
     train = read_record(kept).__dict__ | {"taps": [0]}

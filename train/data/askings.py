@@ -79,7 +79,7 @@ def sections(text: str) -> Iterator[Section]:
     for heading, body in zip(pieces[1::2], pieces[2::2], strict=True):
         term = heading.strip().rstrip(".:")
         paragraphs = tuple(p.strip() for p in _PARAGRAPH.split(body) if p.strip()[:1].isalnum())
-        if paragraphs and len(term.split()) <= _TERM_WORDS and term[0].isalnum():
+        if paragraphs and len(term.split()) <= _TERM_WORDS and term[:1].isalnum():
             yield Section(term, paragraphs)
 
 

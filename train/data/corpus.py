@@ -184,7 +184,7 @@ def split_documents(
 ) -> Iterator[tuple[str, Document]]:
     """Yields the source's distinct documents, each with its split: `train` or `held_out`.
 
-    A document's content alone decides, so equal documents never part.
+    A document's content alone decides, so equal documents never part; nor do a model's answers to one prompt.
 
     Args:
       source: what is read.
@@ -212,7 +212,8 @@ def split_documents(
         if digest in seen:
             continue
         seen.add(digest)
-        held_out = int.from_bytes(digest[:8], "big") / 2**64 < corpus.held_out
+        decides = hashlib.sha256(document.prompt.encode()).digest() if document.prompt else digest
+        held_out = int.from_bytes(decides[:8], "big") / 2**64 < corpus.held_out
         trained += not held_out
         yield (HELD_OUT_SPLIT if held_out else TRAIN_SPLIT), document
     if not trained:

@@ -20,6 +20,9 @@ _DROPPED = re.compile(
     r"|\[(?:Illustration|Drawing|Hieroglyphics)[^\]]*\]|\[\d+\]|^[ \t]*(?:\*[ \t]*)+$|^[ \t]*_{4,}[ \t]*$",
     re.MULTILINE,
 )
+CUT = "length"
+"""Why an answer ended that is not whole."""
+
 _NUMBERED = re.compile(r"^(\d+) (.*)$")
 
 
@@ -28,7 +31,8 @@ class Document(NamedTuple):
 
     `answers` are parts of the text or of the last message, in their order, that can be told from what stands before
     them; each is the last of its kind before the next. `circle` is the end of a text that should not have been written:
-    it says again what stands before it. A document is incomplete where its text goes on in another passage.
+    it says again what stands before it. A document is incomplete where its text goes on in another passage, or was cut
+    off. `prompt` is what an answer of a model's own was given to; answers to one prompt are held out together.
     """
 
     text: str = ""
@@ -36,6 +40,7 @@ class Document(NamedTuple):
     answers: tuple[str, ...] = ()
     circle: str = ""
     complete: bool = True
+    prompt: str = ""
 
     @property
     def key(self) -> str:
@@ -64,7 +69,8 @@ def read_documents(path: Path, *, passage: int) -> Iterator[Document]:
     - `{"prompt", "response"}`, `{"question", "answer"}` or `{"instruction", "input", "output"}`.
 
     Other keys are ignored. A dialogue's closing user turn, which has no reply, is dropped, and so is a document that
-    cleaning leaves empty.
+    cleaning leaves empty. A line of `train.regenerate`, which has `finish_reason`, is not cleaned: it is what a model
+    said, to the letter.
 
     Raises:
       ValueError: the file is not UTF-8 text, or a line is none of these; file and line are named.
@@ -103,13 +109,16 @@ def _rows(path: Path, content: str) -> Iterator[tuple[int, Callable[[], Any]]]:
 
 def _row_documents(row: Any, passage: int) -> list[Document]:
     match row:
+        case {"text": str(text), "finish_reason": ended}:
+            return [Document(text, complete=ended != CUT)] if text else []
         case {"text": str(text)}:
             return _passages(clean(text), passage)
         case {"messages": [*messages]} if all(
             isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
             for m in messages
         ):
-            return _chat([(message["role"], message["content"]) for message in messages])
+            turns = [(message["role"], message["content"]) for message in messages]
+            return _own_answer(turns, row["finish_reason"]) if "finish_reason" in row else _chat(turns)
         case {"turns": [*turns]} if all(isinstance(turn, str) for turn in turns):
             pass
         case {"prompt": str(prompt), "response": str(response)}:
@@ -127,11 +136,23 @@ def _row_documents(row: Any, passage: int) -> list[Document]:
     return _chat([(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)])
 
 
+def _check_roles(turns: list[tuple[str, str]]) -> None:
+    if unknown := {role for role, _ in turns} - {"system", "user", "assistant"}:
+        raise ValueError(f"role must be system, user or assistant; got {sorted(unknown)[0]!r}")
+
+
+def _own_answer(turns: list[tuple[str, str]], ended: str) -> list[Document]:
+    """Returns a chat whose last message a model wrote."""
+    _check_roles(turns)
+    if not turns or turns[-1][0] != "assistant":
+        raise ValueError("the last message must be the assistant's: it has a finish_reason")
+    messages = tuple({"role": role, "content": content} for role, content in turns)
+    return [Document(messages=messages, complete=ended != CUT, prompt=json.dumps(messages[:-1]))]
+
+
 def _chat(turns: list[tuple[str, str]]) -> list[Document]:
     """Returns the chat up to its last reply."""
-    roles = {role for role, _ in turns}
-    if unknown := roles - {"system", "user", "assistant"}:
-        raise ValueError(f"role must be system, user or assistant; got {sorted(unknown)[0]!r}")
+    _check_roles(turns)
     while turns and turns[-1][0] != "assistant":
         turns = turns[:-1]
     messages = tuple({"role": role, "content": clean(content)} for role, content in turns)

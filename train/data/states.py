@@ -1,4 +1,4 @@
-"""What a base makes of packed documents, kept on disk: hidden states and taps, for what is trained beside it.
+"""A base's hidden states and taps of packed documents, kept on disk for what is trained beside it.
 
 A folder holds `states.json` and, of each packed shard, `SHARD.hidden.npy` and `SHARD.tap-N.npy`, a row for each token
 of the shard. The last token of a document has none: nothing is drafted behind it. bfloat16 is kept as its 16 bits.
@@ -6,8 +6,10 @@ of the shard. The last token of a document has none: nothing is drafted behind i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +51,7 @@ class StatesRecord:
     Attributes:
       base_fingerprint: of the base's weights.
       base_sha256: of the files that they were read from.
+      config_sha256: of the base's configuration; empty in records that do not tell.
       packed_sha256: of what was packed.
       tokenizer_sha256: of the tokenizer that it was packed with.
       length: tokens that an entry sees at most: of a longer document each piece is read by itself.
@@ -67,6 +70,7 @@ class StatesRecord:
     products: str
     dtype: str
     width: int
+    config_sha256: str = ""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -231,16 +235,18 @@ class Writer:
                 file.write(run.tobytes())
 
     def flush(self) -> None:
-        """Returns when all is on its way to the disk."""
+        """Returns when all is on the disk."""
         for files in self._files.values():
             for file, _ in files:
                 file.flush()
+                os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files. What a full disk has kept from being written is lost: `flush` before tells of it."""
         for files in self._files.values():
             for file, _ in files:
-                file.close()
+                with contextlib.suppress(OSError):
+                    file.close()
 
 
 def _begun(path: Path, shape: tuple[int, int], dtype: np.dtype) -> tuple[Any, int]:

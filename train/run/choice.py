@@ -24,7 +24,7 @@ class Choice:
 
     Attributes:
       sets: named sets of batches, which are neither trained on nor reported.
-      score: of what is measured on them. The step of the highest is chosen, of equal ones the first.
+      score: of what is measured on them. The step with the highest score is chosen; of equal scores, the first.
     """
 
     sets: Mapping[str, Iterable[Any]]

@@ -43,6 +43,8 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     agree(described | plan.shared() | {"--output": output, "the data's hash": part.data_sha256})
     loop, optimiser = plan.loop(part), part.optimiser()
     rows = part.rows(plan.held_out_rows, Share.of_this_process())
+    if rows.choice is None and not any(map(bool, rows.held_out.values())):
+        raise ValueError("there must be held-out rows to evaluate on; got none: pack with a larger held_out")
     mesh, shapes = plan.mesh_or_default(part.settings.model), part.shapes()
     check_rows(part.settings.batch_size, mesh, accumulate=part.settings.accumulate)
     param_shardings(shapes, mesh)

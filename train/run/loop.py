@@ -217,11 +217,15 @@ class _Run:
         return state
 
     def _told(self, step: int, params: Any, measured: Measured, metrics: Metrics) -> str:
-        """Notes what was measured, and offers the step where one is chosen; returns a line of it."""
+        """Notes what was measured, and offers the step where one is chosen; returns a line of it.
+
+        A step that only ends this call is no candidate: where a run stops on its way does not change what it exports.
+        """
         if self.best is None:
             metrics.measured(step, "held_out", measured)
             return f"held-out loss {measured.loss:.4f}"
-        score = self.best.offer(step, params, measured).score
+        candidate = step % self.loop.evaluate_every == 0 or step == self.loop.steps
+        score = self.best.offer(step, params, measured).score if candidate else self.best.choice.score(measured)
         metrics.measured(step, "choice", measured, choice_score=score)
         return f"choice score {score:.4f}, loss {measured.loss:.4f}"
 

@@ -43,6 +43,7 @@ class Optimiser:
       b1, b2: decay of the two moments a step.
       weight_decay: of matrices alone: not of norms, not of biases.
       clip: largest norm of the whole gradient.
+      clip_value: largest magnitude of each of its numbers, in place of that norm; 0 for none.
     """
 
     name: str = "adamw"
@@ -54,6 +55,7 @@ class Optimiser:
     b2: float = 0.95
     weight_decay: float = 0.1
     clip: float = 1.0
+    clip_value: float = 0.0
 
     def __post_init__(self) -> None:
         if self.name not in ("adamw", "muon"):
@@ -64,9 +66,10 @@ class Optimiser:
             and self.warmup >= 0
             and 0 <= self.final <= 1
             and self.clip > 0
+            and self.clip_value >= 0
         ):
             raise ValueError(
-                f"expected learning_rate, vector_share, clip > 0, warmup >= 0, 0 <= final <= 1; got {self}"
+                f"expected learning_rate, vector_share, clip > 0, warmup, clip_value >= 0, 0 <= final <= 1; got {self}"
             )
 
     def schedule(self, steps: int) -> optax.Schedule:
@@ -88,7 +91,10 @@ class Optimiser:
     def build(self, steps: int) -> optax.GradientTransformation:
         """Returns the transformation of a run of `steps`; raises ValueError where that is no more than the warm-up."""
         self._check(steps)
-        return optax.chain(optax.clip_by_global_norm(self.clip), self._update(steps, 1.0))
+        return optax.chain(self._clipped(), self._update(steps, 1.0))
+
+    def _clipped(self) -> optax.GradientTransformation:
+        return optax.clip(self.clip_value) if self.clip_value else optax.clip_by_global_norm(self.clip)
 
     def build_groups(self, steps: int, shares: Mapping[str, float]) -> optax.GradientTransformation:
         """Returns the transformation of parameters in groups, by their names in a mapping, that learn at other rates.
@@ -105,7 +111,7 @@ class Optimiser:
             name: self._update(steps, share) if share else optax.set_to_zero() for name, share in shares.items()
         }
         groups = optax.partition(by_group, {name: name for name in shares})
-        return optax.chain(optax.clip_by_global_norm(self.clip), groups)
+        return optax.chain(self._clipped(), groups)
 
     def _update(self, steps: int, share: float) -> optax.GradientTransformation:
         peak = self.learning_rate * share

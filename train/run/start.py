@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +103,16 @@ class Stored:
         """
         found = {*Shards(self.folder).dtypes.values()}
         return found.pop() if len(found) == 1 else np.dtype(np.float32)
+
+    @property
+    def config_sha256(self) -> str:
+        """Hash of what the configuration says beside its defaults: the same weights make another model with another."""
+        said = {
+            field.name: repr(value)
+            for field in dataclasses.fields(self.config)
+            if (value := getattr(self.config, field.name)) != field.default
+        }
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     def fingerprint(self, adapter: Adapter | None = None) -> str:
         """Returns the weights' fingerprint, read without a device.

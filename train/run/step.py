@@ -32,8 +32,12 @@ class Tally:
 Objective = Callable[[Any, Any], tuple[Float[Array, ""], Float[Array, ""] | Tally]]
 """Parameters and a batch (a pytree of `[B, …]` arrays) to the sum of a loss over targets, and the targets' number.
 
-Where weights are frozen, the parameters are those of all roles, by name: trained and frozen ones.
+Where weights are frozen, the parameters are those of all roles, by name: trained and frozen ones, and in training
+`STEP`.
 """
+
+STEP = "step"
+"""Role of the number of steps made, which an objective may depend on."""
 
 FrozenParams = Mapping[str, Any] | None
 """Parameters by role that are read and never changed; None where there are none."""
@@ -122,7 +126,8 @@ def make_step(
 
     @functools.partial(jax.jit, donate_argnums=0, out_shardings=out)
     def step(state: TrainState, batch: Any, frozen: FrozenParams = None) -> tuple[TrainState, dict[str, Array]]:
-        total, tally, gradients = summed(state.params, frozen, batch)
+        roles = None if frozen is None else {**frozen, STEP: state.step}
+        total, tally, gradients = summed(state.params, roles, batch)
         count, means = (tally.count, tally.means) if isinstance(tally, Tally) else (tally, {})
         count = jnp.maximum(count, 1)
         gradients = jax.tree.map(lambda g: g / count.astype(g.dtype), gradients)

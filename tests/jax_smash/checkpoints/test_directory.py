@@ -1,6 +1,7 @@
 """Directories that appear whole or not at all."""
 
 import errno
+import os
 import shutil
 from collections import namedtuple
 
@@ -21,6 +22,14 @@ def test_a_directory_appears_when_it_is_complete(tmp_path):
         assert not (tmp_path / "a" / "b").exists()
     assert (tmp_path / "a" / "b" / "file").read_text() == "text"
     assert names(tmp_path / "a") == ["b"]
+
+
+def test_what_a_killed_run_left_stands_in_nobodys_way(tmp_path):
+    (tmp_path / f".out.{os.getpid()}.part").mkdir()  # Of a process with the same number, as in containers.
+    for _ in range(2):
+        with new_directory(tmp_path / "out", 0) as work:
+            (work / "file").touch()
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_an_empty_directory_may_be_filled(tmp_path):

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jax_smash.models.transformer import abstract_params
@@ -33,6 +34,14 @@ def test_a_parameter_without_gradient_shrinks_only_where_it_decays():
         updates, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
     np.testing.assert_allclose(updates["w_o"], -0.05 * np.ones((2, 2)), rtol=1e-6)
     np.testing.assert_array_equal(updates["scale"], np.zeros(2))
+
+
+def test_a_gradient_is_clipped_by_its_norm_or_by_each_value():
+    gradients = {"scale": jnp.array([3.0, -4.0, 0.1])}
+    by_norm, by_value = ({"clip": 1.0}, [3 / 5.001, -4 / 5.001, 0.1 / 5.001]), ({"clip_value": 0.5}, [0.5, -0.5, 0.1])
+    for clip, expected in (by_norm, by_value):
+        found, _ = Optimiser(**clip)._clipped().update(gradients, optax.EmptyState())
+        np.testing.assert_allclose(found["scale"], expected, rtol=1e-3)
 
 
 def test_beside_muon_vectors_take_their_share_of_the_learning_rate():

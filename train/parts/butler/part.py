@@ -117,7 +117,7 @@ class Butler(Part):
         return butler_objective(*self.graphdefs, self.settings.evaluated(), with_recall=True)
 
     def measured(self) -> Objective:
-        """Returns the same in float32."""
+        """Returns the same, the predictors in float32."""
         return butler_objective(*self.graphdefs, self.settings.measured(), with_recall=True)
 
     def rows(self, held_out: int, share: Share) -> Rows:

@@ -81,7 +81,7 @@ class BesideTarget(Part):
         made = cls(settings, Packed(packed, folder), stored, states)
         if states:
             check_states(states, made.packed, stored, settings.length)
-        _ = made.reply_rows  # Refuses states of other taps.
+        made.reply_rows.check_replies(settings.reply_begins)  # Making them refuses states of other taps.
         return made
 
     @property
@@ -133,7 +133,7 @@ class BesideTarget(Part):
         return {"base": abstract_params(self.settings.model, dtype)[1]}
 
     def frozen(self, mesh: Mesh) -> Frozen:
-        """Returns the target: of one whose states are kept, what embeds and unembeds alone."""
+        """Returns the target's weights; beside kept states, only its embedding and output head."""
         params, mark = self.base.load(mesh, without=LAYERS if self.states else None)
         return Frozen(params={"base": params}, fingerprints={"base": mark}, sources={"base": self.base.folder})
 
@@ -154,12 +154,6 @@ class BesideTarget(Part):
 
     def rows(self, held_out: int, share: Share) -> Rows:
         """Returns packed rows of which replies count."""
-        begins = self.settings.reply_begins
-        if begins and not self.reply_rows.has_replies():
-            raise ValueError(
-                f"{self.packed.folder} must hold replies to train on, behind {begins!r}; got none: set reply_begins to "
-                "what stands before them, or to nothing to train on whole texts"
-            )
         batches = self.reply_rows.training(self.settings.seed, share)
         sets = self.reply_rows.choice(held_out)
         choice = Choice(sets, drafted_in_a_row) if sets else None
@@ -170,8 +164,8 @@ class BesideTarget(Part):
         return self.reply_rows.held_out(most)
 
     def tokens_of(self, batch: Batch) -> int:
-        """Returns how many tokens a batch has room for."""
-        return batch.tokens.size
+        """Returns how many tokens a batch has."""
+        return int(np.count_nonzero(batch.segments))
 
     def random_batch(self, seed: int = 0) -> Batch:
         """Returns rows of one text each."""

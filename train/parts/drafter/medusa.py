@@ -45,7 +45,7 @@ from train.parts.language_model.objective import CHUNK
 from train.parts.lora import Lora, first_lora, merged
 from train.parts.part import Ended, Shapes
 from train.run.frozen import Frozen
-from train.run.step import Objective, Tally
+from train.run.step import STEP, Objective, Tally
 
 ADAPTER = "adapter"
 """Folder of what a target learned, in that of its heads."""
@@ -194,9 +194,11 @@ def joint_objective(
     Equivalent formula: Σ_t w_t (base_weight · l(t) + heads_weight · Σ_h decay^h · −log q_h(token t)), l(t) the target's
     −log q(token t), or what its prediction there lost of the one that it made before it changed, as a divergence.
 
-    Source: Cai et al. 2024, "Medusa", section 2.2.2 (Medusa-2), and 2.3.2 of the divergence (self-distillation).
-    Differs: means are over the targets of the text, where the paper adds up the means of the heads; no dropout. Of the
-    schedules there is the one of two stages: what the heads count does not rise by a sine, as in the published program.
+    In training, heads_weight rises as sin(π/2 · step / heads_ramp) up to that step.
+
+    Source: Cai et al. 2024, "Medusa", section 2.2.2 (Medusa-2), and 2.3.2 of the divergence (self-distillation); the
+    rise is the published program's. Differs: means are over the targets of the text, where the paper adds up the means
+    of the heads; no dropout.
 
     Args:
       target: structure of the target.
@@ -228,7 +230,8 @@ def joint_objective(
             old, was = _before(target, params, batch, settings)
             means["base_loss_before"] = summed_cross_entropy(old.unembed, was, *counted[1:], chunk=CHUNK)
         of_heads = jnp.sum(decay * found.loss)
-        loss = jnp.float32(settings.base_weight) * lost + jnp.float32(settings.heads_weight) * of_heads
+        heads_weight = jnp.float32(settings.heads_weight) * _risen(params, settings)
+        loss = jnp.float32(settings.base_weight) * lost + heads_weight * of_heads
         return loss, Tally(count=count, means=means)
 
     return objective
@@ -245,6 +248,14 @@ def changed(params: Mapping[str, Any], settings: MedusaSettings) -> nnx.State:
     """
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), jax.lax.stop_gradient(params["base"]))
     return merged(wide, params["lora"], settings.alpha / settings.rank)
+
+
+def _risen(params: Mapping[str, Any], settings: MedusaSettings) -> Float[Array, ""]:
+    """Returns the share of their weight that the heads have come to; all of it in evaluations."""
+    if not settings.heads_ramp or STEP not in params:
+        return jnp.float32(1)
+    share = params[STEP].astype(jnp.float32) / settings.heads_ramp
+    return jnp.sin(jnp.float32(jnp.pi / 2) * jnp.minimum(share, 1))
 
 
 def _before(

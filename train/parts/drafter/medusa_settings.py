@@ -33,6 +33,7 @@ class MedusaSettings(DrafterSettings):
       base_rate: the changes' learning rate as a share of the heads'.
       base_weight: what the target's own next token counts.
       heads_weight: what the first head counts.
+      heads_ramp: steps in which that rises from 0, by a sine; 0 for none.
       base_labels: one of `LABELS`: the text's next token, or what the target predicted before it changed.
     """
 
@@ -48,6 +49,7 @@ class MedusaSettings(DrafterSettings):
     base_rate: float = 0.25
     base_weight: float = 1.0
     heads_weight: float = 0.2
+    heads_ramp: int = 0
     base_labels: str = "text"
 
     def __post_init__(self) -> None:
@@ -68,8 +70,9 @@ class MedusaSettings(DrafterSettings):
         for name in ("alpha", "base_rate", "heads_weight"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
-        if self.base_weight < 0:
-            raise ValueError(f"base_weight must be at least 0; got {self.base_weight}")
+        for name in ("base_weight", "heads_ramp"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
         if self.base == "lora" and not 0 <= self.heads_alone < self.steps - self.optimiser.warmup:
             raise ValueError(
                 f"heads_alone must be from 0 to less than the {self.steps} steps without {self.optimiser.warmup} of "

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 drafter is trained on: the target's own predictions, step by step."""
+"""What drafters' guesses are worth, and the objective of EAGLE-3."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from jax_smash.models.depth import tapped_without_cache
 from jax_smash.models.eagle import Eagle
 from jax_smash.models.projection import row_products
 from jax_smash.models.transformer import Transformer
+from jax_smash.objectives import in_pieces
 from jax_smash.pytree import pytree
-from jax_smash.shapes import round_up
 from train.data.rows import Batch
 from train.data.states import StateBatch
 from train.parts.drafter.settings import DrafterSettings, EagleSettings
@@ -40,9 +40,9 @@ class Drafted:
     """What a drafter's guesses of tokens were worth, summed over entries; the first axis is that of its steps.
 
     Attributes:
-      loss: cross-entropy against the target's prediction, in nats.
-      count: entries that the loss counts.
-      hits: of how many entries the target's token was among the likeliest, so many of them.
+      loss: cross-entropy against the target's prediction, or against a label, in nats.
+      count: entries that the loss counts: those whose token to guess the drafter can say.
+      hits: entries whose target token is among the drafter's k likeliest, for k from 1 to `RANKS`.
       tried: entries that were drafted, those whose token the drafter cannot say included.
     """
 
@@ -157,7 +157,8 @@ class Guesses:
       hidden: the target's, after its final norm.
       made, seen: what guesses, and whether it is there, as `behind` returns them.
       weights: what each entry counts.
-      labels: the token to guess; None where the target's prediction is to be met.
+      labels: the token to guess, of which one that the drafter cannot say counts for nothing; None where the target's
+        prediction is to be met.
     """
 
     hidden: Float[Array, "B T D"]
@@ -203,7 +204,7 @@ def drafted_and_right(
     say = said_by(model, vocabulary)
 
     def of_piece(piece: Guesses, best: Int[Array, "B C"]) -> tuple[Drafted, Bool[Array, "B C S"]]:
-        known = jnp.asarray(vocabulary.known)[best]
+        known = jnp.asarray(vocabulary.known)
         logits = unembed(piece.made)
 
         def logit_of(token: Int[Array, "B C"]) -> Float[Array, "B C S 1"]:
@@ -217,19 +218,20 @@ def drafted_and_right(
             expected = logit_of(piece.labels)[..., 0]
         loss = jax.nn.logsumexp(logits, axis=-1) - expected
         tried = piece.weights[..., None] * piece.seen.astype(jnp.float32)
-        counted = tried * known[..., None].astype(jnp.float32)
+        counted = tried * known[best if piece.labels is None else piece.labels][..., None].astype(jnp.float32)
         rank = jnp.sum(logits > logit_of(best), axis=-1, dtype=jnp.int32)
         within = rank[..., None] < jnp.arange(1, RANKS + 1, dtype=jnp.int32)[None, None, None]
-        hits = within.astype(jnp.float32) * counted[..., None]
+        within &= known[best][..., None, None]
+        hits = within.astype(jnp.float32) * tried[..., None]
         loss, count, hits, tried = (jnp.sum(x, axis=(0, 1)) for x in (loss * counted, counted, hits, tried))
-        return Drafted(loss=loss, count=count, hits=hits, tried=tried), within[..., 0] & known[..., None]
+        return Drafted(loss=loss, count=count, hits=hits, tried=tried), within[..., 0]
 
     @jax.checkpoint
     def add(sums: Drafted, piece: tuple[Guesses, Int[Array, "B C"]]) -> tuple[Drafted, Bool[Array, "B C S"]]:
         found, right = of_piece(*piece)
         return jax.tree.map(jnp.add, sums, found), right
 
-    pieces = jax.tree.map(lambda x: _pieces(x, chunk), guesses)
+    pieces = jax.tree.map(lambda x: in_pieces(x, chunk), guesses)
     steps = jnp.zeros(guesses.made.shape[2], jnp.float32)
     nothing = Drafted(loss=steps, count=steps, hits=jnp.zeros((len(steps), RANKS), jnp.float32), tried=steps)
     found, right = jax.lax.scan(add, nothing, (pieces, _likeliest(model, pieces.hidden)))
@@ -263,17 +265,8 @@ def tally(found: Drafted, shares: Float[np.ndarray, "S"]) -> Tally:
     return Tally(count=jnp.sum(shares * found.count), means=means)
 
 
-def _pieces(x: Shaped[Array, "B T ..."], chunk: int) -> Shaped[Array, "pieces B C ..."]:
-    """Cuts rows into pieces of about `chunk` entries in all, zeros behind the last."""
-    rows, length = x.shape[:2]
-    # Cut along T: rows may be divided among devices, and a loop over a divided axis would gather it.
-    columns = min(length, max(1, chunk // rows))
-    x = jnp.pad(x, ((0, 0), (0, round_up(length, columns) - length)) + ((0, 0),) * (x.ndim - 2))
-    return x.reshape(rows, -1, columns, *x.shape[2:]).swapaxes(0, 1)
-
-
 def _joined(pieces: Shaped[Array, "pieces B C ..."], length: int) -> Shaped[Array, "B T ..."]:
-    """Returns the rows that `_pieces` cut."""
+    """Returns the rows that `in_pieces` cut."""
     x = pieces.swapaxes(0, 1)
     return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
 

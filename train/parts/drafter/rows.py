@@ -168,7 +168,7 @@ class ReplyRows:
         if not 0 < pieces < of:
             raise ValueError(
                 f"{self.packed.folder} must hold held-out documents to choose a step by, and others to report on; "
-                f"of {of} held-out pieces {pieces} choose: pack more, or set choice_share to 0"
+                f"of {of} held-out pieces {pieces} choose: pack with a larger held_out"
             )
         return self._in_order(found, rows)
 
@@ -179,9 +179,20 @@ class ReplyRows:
             found[name] = [self._batch(batch) for batch in filled_batches(packed, self.batch_size, rows)]
         return found
 
-    def has_replies(self) -> bool:
-        """Returns whether a document that is trained on has a reply, told by what stands before it."""
-        return any(pieces.has_replies() for pieces in self._pieces(TRAIN_SPLIT).values())
+    def check_replies(self, begins: str) -> None:
+        """Refuses data in which no document that is trained on has a reply.
+
+        Args:
+          begins: the text that stands before each reply; nothing where whole texts are trained on.
+
+        Raises:
+          ValueError: there is none.
+        """
+        if begins and not any(pieces.has_replies() for pieces in self._pieces(TRAIN_SPLIT).values()):
+            raise ValueError(
+                f"{self.packed.folder} must hold replies to train on, behind {begins!r}; got none: set reply_begins to "
+                "what stands before them, or to nothing to train on whole texts"
+            )
 
     def counts(self, vocab_size: int) -> Int64[np.ndarray, "V"]:
         """Returns how often each token stands in the replies that are trained on."""

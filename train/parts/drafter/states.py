@@ -32,6 +32,8 @@ def check_states(folder: Path, packed: Packed, base: Stored, length: int) -> Non
             raise ValueError(f"{folder} was made of {name} have hash {was[:SHOWN]}; {packed.folder} has {now[:SHOWN]}")
     if record.length != length:
         raise ValueError(f"{folder} was made of pieces of {record.length} tokens; the length of a row is {length}")
+    if record.config_sha256 not in ("", base.config_sha256):
+        raise ValueError(f"{folder} was made by a base of another configuration than that of {base.folder}")
     # Other files may hold the same weights, which only reading them tells.
     if record.base_sha256 != base.sha256 and record.base_fingerprint != (mark := base.fingerprint()):
         raise ValueError(

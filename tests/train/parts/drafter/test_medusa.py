@@ -18,7 +18,7 @@ from train.parts.drafter.medusa_settings import MedusaSettings
 from train.parts.drafter.rows import random_batch
 from train.parts.lora import first_lora
 from train.run.optimiser import Optimiser
-from train.run.step import first_state, make_step
+from train.run.step import STEP, first_state, make_step
 
 BASE = "qwen3"  # Of two layers, with rows of tokens beside the embedding.
 MODEL = BASES[BASE]
@@ -79,6 +79,26 @@ def test_beside_a_target_that_has_not_changed_heads_have_the_loss_of_medusa_1(we
     assert abs(moved_means["base_loss"][0] - lost) > 1e-2
 
 
+def test_what_heads_count_rises_by_a_sine_in_training_alone(weights):
+    target, params = weights
+    batch, settings = random_batch(MODEL.vocab_size, 2, 6), dataclasses.replace(SETTINGS, heads_ramp=4)
+    objective = jax.jit(joint_objective(target, settings))
+    whole, means = told(objective, params, batch)
+    lost = means["base_loss"][0]
+    for step, share in ((0, 0.0), (1, np.sin(np.pi / 8)), (4, 1.0), (9, 1.0)):
+        found, _ = told(objective, params | {STEP: jnp.int32(step)}, batch)
+        assert found == pytest.approx(lost + share * (whole - lost), rel=1e-5)
+    steps = make_step(joint_objective(target, settings), settings.transformation(), make_mesh("data=1"))
+    trained = jax.tree.map(jnp.copy, {name: params[name] for name in ("drafter", "lora")})
+    state = first_state(trained, settings.transformation())
+    losses = []
+    for _ in range(2):
+        state, measured = steps(state, batch, {"base": params["base"]})
+        losses.append(float(measured["loss"]))
+    assert losses[0] == pytest.approx(lost / means["base_loss"][1], rel=1e-5)
+    assert losses[1] > 1.01 * losses[0]
+
+
 def test_what_a_target_lost_of_its_old_predictions_is_nothing_at_first_and_then_something(weights):
     target, params = weights
     batch, settings = random_batch(MODEL.vocab_size, 2, 6), dataclasses.replace(SETTINGS, base_labels="target")
@@ -132,6 +152,7 @@ def test_heads_learn_alone_at_first_then_the_changes_too_and_the_base_never(weig
         ({"targets": []}, "rank must be at least 1, targets not empty"),
         ({"heads_alone": 7}, "heads_alone must be from 0 to less than the 8 steps without 1 of warm-up; got 7"),
         ({"base_rate": 0}, "base_rate must be above 0; got 0"),
+        ({"heads_ramp": -1}, "heads_ramp must be at least 0; got -1"),
         ({"base_labels": "own"}, "base_labels must be one of target, text; got 'own'"),
         ({"states": "float32"}, "states can be kept of a target that stays as it is alone"),
         ({"model": dataclasses.replace(MODEL, tied_head=True)}, "targets must be among .*w_down; got 'head'"),

@@ -89,6 +89,29 @@ def test_with_labels_the_loss_is_the_cross_entropy_of_these_tokens():
     np.testing.assert_array_equal(found.count, found.tried)
 
 
+def test_a_label_that_the_drafter_cannot_say_counts_for_nothing_whatever_the_target_says():
+    target, hidden, made, segments, weights, head, tokens = setting(2)
+    aligned, seen = behind(jnp.asarray(made), jnp.asarray(segments))
+    vocabulary = Vocabulary(tokens, target.vocab_size)
+    labels = np.random.default_rng(6).integers(0, target.vocab_size, segments.shape).astype(np.int32)
+    labels[0, 1], labels[1, 1] = tokens[3], np.setdiff1d(np.arange(target.vocab_size), tokens)[0]
+
+    def of(weights, labels=labels):
+        given = jnp.asarray(labels)
+        return worth(target, hidden, aligned, seen, weights, head, vocabulary, chunk=5, labels=given)
+
+    every = np.ones_like(weights)
+    known = np.isin(labels, tokens)
+    assert 0 < known.sum() < known.size
+    found, alone = of(every), of(every * known)
+    np.testing.assert_allclose(found.loss, alone.loss, rtol=1e-6)
+    np.testing.assert_array_equal(found.count, alone.count)
+    np.testing.assert_array_equal(alone.count, alone.tried)
+    assert (found.count < found.tried).all()
+    # Hits are of the target's own tokens, whatever the labels are.
+    np.testing.assert_array_equal(found.hits, of(every, labels[::-1].copy()).hits)
+
+
 @pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"logits_divisor": 3.0, "final_softcap": 2.0}])
 def test_tokens_are_said_by_the_targets_head(changes):
     model = tiny_model(**changes)
