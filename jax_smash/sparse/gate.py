@@ -13,7 +13,7 @@ from jax_smash.cache.write import pick
 from jax_smash.models.predictors import Pool, PredictorConfig, importance
 from jax_smash.pytree import pytree, replace
 from jax_smash.sharding import on_each_device
-from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.learned import FIRST, Learned
 from jax_smash.sparse.memory import Heard, Memory, Parts
 
 
@@ -214,14 +214,17 @@ class PageGate(Learned):
         return super().best(view, score)
 
     def _enough(self, view: SelectedLayer, score: Float[Array, "B K P"]) -> Bool[Array, "B K P"]:
-        """Returns which pages come behind those that have `top_p` of the probability."""
-        full, (_, heads, pages) = score > -jnp.inf, score.shape
+        """Returns which pages come behind those that have `top_p` of the probability.
+
+        Pages that have no score yet, and are read until they have one, are never among these.
+        """
+        full, (_, heads, pages) = (score > -jnp.inf) & (score < FIRST), score.shape
         likely = jnp.where(full, jax.nn.softmax(jnp.where(full, score, -1e30), axis=-1), 0.0)
         always = self._always(view.filled, view.plan.limit(view.filled, heads), pages)
         order = jnp.argsort(-jnp.where(always, likely + 1, likely), axis=2)
         in_order = jnp.take_along_axis(likely, order, axis=2)
         enough = jnp.cumsum(in_order, axis=2) - in_order >= self.top_p
-        return jnp.take_along_axis(enough, jnp.argsort(order, axis=2), axis=2)
+        return jnp.take_along_axis(enough, jnp.argsort(order, axis=2), axis=2) & (score < FIRST)
 
     def key_bytes(self, slots: int, itemsize: int) -> int:
         """Returns the bytes of a key of each KV head and page, which the layers of a producer share."""

@@ -54,16 +54,19 @@ class H2O(Selecting):
     def least(self) -> int:
         """Slots that are always read."""
         size = self.page_size
-        return max(-(-self.sinks // size) * size + -(-self.grace // size) * size, super().least)
+        pages = -(-self.sinks // size) + (-(-(self.grace - 1) // size) + 1 if self.grace else 0)
+        return max(pages * size, super().least)
 
     def init(self, config: ModelConfig, layer: int, keys: Float[Array, "B K S H"]) -> Any:
         """Begins with sums of nothing."""
         return jnp.zeros(keys.shape[:3], jnp.float32)
 
     def last(self, limit: Int[Array, "B K"]) -> Int[Array, "B K"]:
-        """Returns the last entries' share of the budget."""
+        """Returns the last entries' share of the budget; their pages and those of the sinks are within it."""
         share = jnp.floor(limit.astype(jnp.float32) * jnp.float32(self.recent)).astype(jnp.int32)
-        return jnp.minimum(jnp.maximum(share, max(self.grace, self.window)), limit - self.sinks)
+        pages = limit // self.page_size - -(-self.sinks // self.page_size)
+        most = jnp.maximum((pages - 1) * self.page_size + 1, 0)  # In the worst place for the bounds of pages.
+        return jnp.minimum(jnp.maximum(share, max(self.grace, self.window)), most)
 
     def scorer_bytes(self, config: ModelConfig, slots: int, itemsize: int) -> int:
         """Returns the bytes of the sums, and of the marks of what was evicted."""
