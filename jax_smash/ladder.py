@@ -81,7 +81,7 @@ class Ladder:
       source: where the trees are from, as a user is told it.
       first: index of the tree to begin with.
       sizing: what the choice rests on; None where there is one tree.
-      curve: the cost curve that the choice begins with; likewise.
+      curve: the cost curve that the choice begins with, of forwards without what drafting takes; likewise.
       follower: learns what steps take; None where the curve alone decides, and on several hosts.
     """
 
@@ -105,6 +105,7 @@ def make_ladder(
     costs: Path | None = None,
     drafting: float = 0.0,
     once: float = 0.0,
+    steps: str = "",
 ) -> Ladder:
     """Returns the tree of a name, or those that pay on this device.
 
@@ -119,6 +120,8 @@ def make_ladder(
       costs: a file with a cost curve, which then alone decides.
       drafting: plain steps that each drafted node takes before it is checked; added to the curve.
       once: plain steps that a draft takes whatever its size; added likewise.
+      steps: tells the steps apart that one method makes of one model in several ways: what one kind takes says nothing
+        of another.
 
     Raises:
       ValueError: there is no such tree, the method's trees are not sized, or a stored cost curve is damaged.
@@ -141,15 +144,15 @@ def make_ladder(
 
     # Of several hosts each has files of its own.
     curve = CostCurve.from_json(decided(lambda: known().to_json(), shared=several)) if several else known()
-    curve = _with_drafting(curve, each=drafting, once=once)
+    drafted = _with_drafting(curve, each=drafting, once=once)
     most, rungs = min(MOST_ROWS, curve.entries[-1]) - 1, CPU_RUNGS if target_platform() == "cpu" else RUNGS
     budgets: tuple[int, ...] = (0, min(reach.stopping, most))
     if not reach.stopping:
-        budgets = choose_ladder(rates, curve, most=most, rungs=rungs, tile=tile_rows())
+        budgets = choose_ladder(rates, drafted, most=most, rungs=rungs, tile=tile_rows())
     trees = tuple(reach.tree(n) for n in budgets)
-    seconds = [curve.at(n + 1) for n in budgets]
+    seconds = [drafted.at(n + 1) for n in budgets]
     if not reach.stopping:
-        first = budgets.index(choose_budget(rates, curve, budgets).budget)
+        first = budgets.index(choose_budget(rates, drafted, budgets).budget)
     else:
         # A drafter that stops asks for a part of the forward, as it expects a part of its drafts to be kept.
         expected = expected_tokens(rates, trees[1])
@@ -157,11 +160,11 @@ def make_ladder(
         first = int(expected * seconds[0] > seconds[1])
     follower = None
     if not frozen and not several:
-        # Curves from one source are wrong alike.
-        decoding = (model.definition, str(mesh_of(model.params)), method, batch, sampled, curve.source)
+        # Curves from the same source share their error.
+        decoding = (model.definition, str(mesh_of(model.params)), method, steps, batch, sampled, curve.source)
         relatives = FOLLOWERS.setdefault(decoding, {})
         beginning = Follower(seconds, relatives=relatives.values())
-        follower = relatives.setdefault((bucket(slots), budgets, curve), beginning)
+        follower = relatives.setdefault((bucket(slots), budgets, drafted), beginning)
     return Ladder(
         trees=trees,
         first=first,

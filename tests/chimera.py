@@ -46,6 +46,7 @@ class PlainChimera:
         self._embedding, rows = vectors_and_rows(model)
         self._said = np.arange(len(rows)) if drafter.tokens is None else drafter.tokens
         self._rows = rows[self._said]
+        self._codes: dict[tuple[int, ...], np.ndarray] = {}
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))
 
     def tree(self, topology, text: list[int], chosen=None) -> list[int]:
@@ -94,6 +95,12 @@ class PlainChimera:
 
     def code(self, text: list[int]) -> np.ndarray:
         """Returns the code of the gram that a text ends with."""
+        gram = tuple(text[-self.config.gram :])
+        if gram not in self._codes:
+            self._codes[gram] = self._made(text)
+        return self._codes[gram]
+
+    def _made(self, text: list[int]) -> np.ndarray:
         w, gram = self.weights["grams"], self.config.gram
         vectors = [self._embedding[token] for token in text[-gram:]]
         missing = [np.zeros_like(vectors[0]) if self.config.gram_encoder == "mlp" else vectors[0]]

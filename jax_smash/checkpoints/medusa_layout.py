@@ -28,6 +28,7 @@ from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.medusa import MedusaModules, medusa_of, shapes_of
 from jax_smash.checkpoints.module_files import check_says_all
+from jax_smash.checkpoints.shards import PICKLES
 from jax_smash.config import ModelConfig
 from jax_smash.models.medusa import MedusaConfig
 
@@ -167,11 +168,12 @@ def _weights_file(folder: Path) -> tuple[Layout, Path]:
         raise ValueError(f"{folder} must have one of {' and '.join(FILES.values())}; it has both")
     if found:
         return found[0]
-    if (folder / PICKLED).exists():
+    pickled = next((name for name in (PICKLED, *PICKLES) if (folder / name).exists()), None)
+    if pickled is not None:
         raise ValueError(
-            f"{folder / PICKLED} is pickled: reading it can run code, so it is never opened. Where you trust it, this "
+            f"{folder / pickled} is pickled: reading it can run code, so it is never opened. Where you trust it, this "
             f'makes a safetensors file of it: python -c "import torch, safetensors.torch as s; '
-            f"w = torch.load('{PICKLED}', weights_only=True); "
+            f"w = torch.load('{pickled}', weights_only=True); "
             f"s.save_file({{k: v.contiguous() for k, v in w.items()}}, '{FILES['authors']}')\""
         )
     raise FileNotFoundError(f"{folder} has neither {' nor '.join(FILES.values())}")

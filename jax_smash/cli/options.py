@@ -195,6 +195,13 @@ class DraftFlags:
             options = with_folder(method, options, model)
         except ValueError as error:
             raise UsageError(f"--{error}") from error
+        if options.drafter is not None:
+            from jax_smash.cli.drafter_fits import check_fits
+
+            try:
+                check_fits(method, options, model)
+            except ValueError as error:
+                raise UsageError(f"--drafter: {error}") from error
         saved = self.save_warm_start
         if saved is not None and saved.exists() and not overwrite and not self._grows:
             raise UsageError(f"--save-warm-start: {saved} exists; --overwrite permits replacing it")

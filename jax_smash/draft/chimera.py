@@ -18,7 +18,7 @@ from jax_smash.models.grams import NONE, grams_of
 from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree
-from jax_smash.sampling import gumbel_noise, likeliest
+from jax_smash.sampling import gumbel_noise, likeliest, likeliest_tokens
 from jax_smash.sharding import constrain
 
 
@@ -188,7 +188,7 @@ class ChimeraDrafter:
                 logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
             value, child = likeliest(logits, self.width)
         else:
-            found = target.likeliest(vectors, self.width)
+            found = likeliest_tokens(target, vectors, self.width)
             value, child = found.values, found.tokens
         within = context.token_length - 1 + depth < model.config.max_positions
         child = jnp.where((value > -jnp.inf) & within[:, None, None], child, -1)

@@ -75,7 +75,8 @@ class Outcome:
 
     Attributes:
       tree: what was proposed.
-      target: the token that the target chose at each kept node; at others its likeliest or the one it would choose.
+      target: the token that the target chose at each kept node; at all others its choice where it was
+        computed, else its likeliest token.
       accepted: the path that was kept, before a stop cuts it.
       count: number of tokens emitted; 0 for a row that had ended.
       running: rows that had not ended.

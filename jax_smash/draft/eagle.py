@@ -1,4 +1,4 @@
-"""EAGLE: a layer on the target's features drafts, and what is kept is read again with the target's own."""
+"""EAGLE: a layer over the target's features drafts; kept tokens are then read again with the target's features."""
 
 import dataclasses
 import functools
@@ -210,7 +210,7 @@ class EagleDrafter:
             found = model.guesses(hidden, width, target, total=total)
         within = context.token_length - 2 + depth < model.config.max_positions
         if self.varies:
-            # A row that has ended keeps no forward wide.
+            # Rows that have ended propose nothing, so that levels which no row needs are skipped.
             within &= context.running
         child = jnp.where((found.values > -jnp.inf) & within[:, None, None], found.tokens, -1)
         everything = jnp.zeros(child.shape[:2], jnp.float32) if found.total is None else found.total

@@ -2,21 +2,18 @@
 
 from jax_smash.checkpoints.chimera import ChimeraModules, load_chimera, random_drafter, read_chimera
 from jax_smash.draft.chimera import ChimeraDrafter
-from jax_smash.draft.draft_model import Draws
 from jax_smash.loading import Model
-from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Setup
 from jax_smash.methods.trained import (
     Trained,
     branching,
-    check_sizes,
+    check_shape,
     fitting,
     held_as,
     ladder_of,
     room_of,
     said_rows,
     share_of_step,
-    width_and_taps,
     width_of,
 )
 from jax_smash.models.chimera_config import ChimeraConfig
@@ -33,6 +30,7 @@ def chimera(setup: Setup) -> Trained:
         setup.model,
         setup.draft.drafter,
         method=NAME,
+        slots=setup.slots,
         kind=ChimeraModules,
         read=read_chimera,
         load=load_chimera,
@@ -41,7 +39,8 @@ def chimera(setup: Setup) -> Trained:
     )
     vocabulary = modules.config.head_size or modules.config.vocab_size
     reach = branching(min(RANKS, vocabulary), levels=modules.config.decoding_heads)
-    ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, modules.params, head=vocabulary))
+    params = held_as(setup.model, modules.params)
+    ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, params, head=vocabulary))
     width = width_of(ladder, reach)
     if width > vocabulary:
         raise ValueError(f"a node has at most {vocabulary} children, as many as tokens that are said; got {width}")
@@ -51,10 +50,10 @@ def chimera(setup: Setup) -> Trained:
         width=width,
         room=room_of(ladder, reach),
         gram_slots=setup.draft.gram_slots,
-        noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
+        noisy=setup.noisy,
     )
     said = said_rows(setup.model, modules.tokens)
-    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=said)
+    return Trained(drafter=drafter, ladder=ladder, params=params, said=said)
 
 
 def check_target(config: ChimeraConfig, model: Model, where: str) -> None:
@@ -66,8 +65,8 @@ def check_target(config: ChimeraConfig, model: Model, where: str) -> None:
       where: the drafter is, named in errors.
 
     Raises:
-      ValueError: the target has another width or vocabulary.
+      ValueError: the target has another width or vocabulary, or the drafter is of the form that only trains.
     """
-    width, _ = width_and_taps(model)
-    sizes = {"width": (config.d_model, width), "vocabulary": (config.vocab_size, model.vocab_size)}
-    check_sizes(sizes, model, where)
+    check_shape(config, model, where)
+    if config.encodes_text:
+        raise ValueError(f"{where} encodes texts by a layer, gram_encoder {config.gram_encoder!r}, which only trains")

@@ -6,7 +6,6 @@ from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.trees.templates import named_tree, sized
 from jax_smash.draft.trees.tree import check_ranks
 from jax_smash.ladder import Ladder, Reach
-from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Setup
 from jax_smash.methods.trained import (
     Trained,
@@ -32,6 +31,7 @@ def dflash(setup: Setup) -> Trained:
         setup.model,
         setup.draft.drafter,
         method=NAME,
+        slots=setup.slots,
         kind=DFlashModules,
         read=read_dflash,
         load=load_dflash,
@@ -40,16 +40,18 @@ def dflash(setup: Setup) -> Trained:
     )
     config: DFlashConfig = modules.config
     vocabulary = config.head_size or config.vocab_size
-    draws = DRAWS.get(setup.draft.verify, Draws.COUPLED)
+    draws, params = setup.draws, held_as(setup.model, modules.params)
     drawn = setup.sampled and draws in (Draws.DIFFERENT, Draws.INDEPENDENT)
     tree, reach = setup.draft.tree, Reach(ranks=min(RANKS, vocabulary), levels=config.block_size - 1)
     nodes = None if drawn else sized(tree)
     grows = nodes is not None
     if tree == "auto" and drawn:
+        if setup.draft.costs is not None:
+            raise ValueError(f"costs: drawn blocks of method {NAME} are whole, whatever they cost")
         # Drawn children stand where they were drawn, whatever their probability.
         tree = f"chain-{reach.levels}"
     if tree == "auto":
-        once = share_of_step(setup.model, modules.params, head=vocabulary)
+        once = share_of_step(setup.model, params, head=vocabulary)
         ladder, grows = ladder_of(setup, NAME, reach, once=once), True
     else:
         topology = named_tree(tree) if nodes is None else reach.tree(nodes)
@@ -69,4 +71,4 @@ def dflash(setup: Setup) -> Trained:
         sampled=setup.sampled,
     )
     said = said_rows(setup.model, modules.tokens)
-    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=said)
+    return Trained(drafter=drafter, ladder=ladder, params=params, said=said)

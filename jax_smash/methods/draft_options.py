@@ -45,7 +45,7 @@ RANDOM = "random"
 """Name of a drafter with random weights, which tells what drafting costs."""
 
 SHIPPED = "shipped:"
-"""Before the method of a drafter that comes with the package, where that is given in place of a folder."""
+"""Prefix that names a shipped drafter by its method, in place of a folder."""
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "recycling": ("tree", "costs", "warm_start", "save_warm_start", "verify", "stored_probabilities"),
@@ -100,11 +100,19 @@ def drafts_with(drafter: Any) -> str:
         return KINDS[type(drafter)]
     if str(drafter).startswith(SHIPPED):
         return str(drafter).removeprefix(SHIPPED)
-    for file in DRAFTERS:
-        if (Path(drafter).expanduser() / file).is_file():
-            method = Path(file).stem
-            return "eagle" if method == "eagle1" else method
-    raise ValueError(f"{drafter} must be a folder with one of {', '.join(DRAFTERS)}")
+    found = [file for file in DRAFTERS if (Path(drafter).expanduser() / file).is_file()]
+    if len(found) != 1:
+        got = " and ".join(found) or "none"
+        raise ValueError(f"{drafter} must be a folder with one of {', '.join(DRAFTERS)}; got {got}{_foreign(drafter)}")
+    method = Path(found[0]).stem
+    return "eagle" if method == "eagle1" else method
+
+
+def _foreign(folder: str | Path) -> str:
+    """Returns how to convert a folder that another program wrote; nothing of others."""
+    if not (Path(folder).expanduser() / "config.json").is_file():
+        return ""
+    return f": jax-smash convert {folder} OUT --to eagle|medusa --base MODEL reads published ones"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +133,7 @@ class DraftOptions:
       drafter: a folder that `checkpoints.eagle.save_eagle`, `checkpoints.eagle1.save_eagle1`,
         `checkpoints.medusa.save_medusa`, `checkpoints.chimera.save_chimera` or `checkpoints.dflash.save_dflash` wrote,
         by the method; `shipped:` and its method for one that comes with the package, as None stands for a method's own;
-        a loaded drafter; or `random` for random weights.
+        a loaded drafter; or, but for method hybrid, `random` for random weights.
       verify: a name of `VERIFICATIONS`.
       gram_slots: grams whose codes Chimera keeps for each row, to look them up; 0 makes every code anew.
       stored_probabilities: Token Recycling also keeps the probability of each successor and grows its trees by these.
@@ -190,8 +198,13 @@ def check_draft(name: str, draft: DraftOptions) -> None:
             method, possible = given.removeprefix(SHIPPED), tuple(READERS) if name == "hybrid" else (name,)
             if method not in possible:
                 raise ValueError(f"must be {' or '.join(SHIPPED + known for known in possible)}; got {given}")
-        elif isinstance(given, str | Path) and str(given) != RANDOM:
-            READERS[drafts_with(given) if name == "hybrid" else name](given)
+        elif isinstance(given, str | Path) and str(given) == RANDOM:
+            if name == "hybrid":
+                raise ValueError(f"must be a folder or {SHIPPED}METHOD, which tells what drafts; got {RANDOM}")
+        elif isinstance(given, str | Path):
+            if name not in ("hybrid", method := drafts_with(given)):
+                raise ValueError(f"{given} holds a drafter of method {method}; got method {name}")
+            READERS[method](given)
     with _about("tree"):
         if draft.tree != "auto":
             _check_tree(name, draft)

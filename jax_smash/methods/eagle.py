@@ -3,18 +3,16 @@
 from jax_smash.checkpoints.eagle import EagleModules, random_modules
 from jax_smash.checkpoints.eagle1 import Eagle1Modules
 from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter, read_eagle_drafter
-from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.eagle import EagleDrafter
 from jax_smash.draft.eagle_trees import ConfidentTrees, FixedTrees
 from jax_smash.draft.trees.confident import Confident, confident
 from jax_smash.ladder import Reach, narrows
 from jax_smash.loading import Model
-from jax_smash.methods.draft_options import DRAWS
 from jax_smash.methods.method import Setup
 from jax_smash.methods.trained import (
     Trained,
     branching,
-    check_sizes,
+    check_shape,
     check_tapped,
     fitting,
     held_as,
@@ -22,7 +20,6 @@ from jax_smash.methods.trained import (
     room_of,
     said_rows,
     share_of_step,
-    width_and_taps,
     width_of,
 )
 from jax_smash.models.eagle1 import Eagle1Config
@@ -43,6 +40,7 @@ def eagle(setup: Setup) -> Trained:
         setup.model,
         setup.draft.drafter,
         method=NAME,
+        slots=setup.slots,
         kind=(EagleModules, Eagle1Modules),
         read=read_eagle_drafter,
         load=load_eagle_drafter,
@@ -55,7 +53,8 @@ def eagle(setup: Setup) -> Trained:
     if tree == "auto" and narrows() and setup.draft.verify == "coupling":
         sizes, reach = STOPPING, Reach(ranks=1, levels=STOPPING.levels, stopping=STOPPING.nodes)
     borrows = isinstance(config, Eagle1Config) or not config.own_rows
-    each = share_of_step(setup.model, modules.params, head=said if borrows else 0)
+    params = held_as(setup.model, modules.params)
+    each = share_of_step(setup.model, params, head=said if borrows else 0)
     ladder = ladder_of(setup, NAME, reach, drafting=each)
     trees: FixedTrees | ConfidentTrees = FixedTrees(width=width_of(ladder, reach), room=room_of(ladder, reach))
     trees = trees if sizes is None else ConfidentTrees(sizes)
@@ -68,10 +67,10 @@ def eagle(setup: Setup) -> Trained:
         taps=modules.config.taps,
         levels=max(tree.levels for tree in ladder.trees),
         trees=trees,
-        noisy=setup.sampled and DRAWS.get(setup.draft.verify, Draws.COUPLED) is Draws.COUPLED,
+        noisy=setup.noisy,
     )
     rows = said_rows(setup.model, modules.tokens)
-    return Trained(drafter=drafter, ladder=ladder, params=held_as(setup.model, modules.params), said=rows)
+    return Trained(drafter=drafter, ladder=ladder, params=params, said=rows)
 
 
 def check_target(config: EagleConfig | Eagle1Config, model: Model, where: str) -> None:
@@ -86,11 +85,4 @@ def check_target(config: EagleConfig | Eagle1Config, model: Model, where: str) -
       ValueError: the target gives no taps and the drafter reads some, or it has another width, vocabulary or number of
         layers.
     """
-    if isinstance(config, EagleConfig):
-        check_tapped(config, model, where)
-    else:
-        sizes = {
-            "width": (config.d_model, width_and_taps(model)[0]),
-            "vocabulary": (config.vocab_size, model.vocab_size),
-        }
-        check_sizes(sizes, model, where)
+    (check_tapped if isinstance(config, EagleConfig) else check_shape)(config, model, where)

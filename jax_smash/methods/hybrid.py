@@ -38,7 +38,7 @@ def hybrid(setup: Setup) -> Method:
     known, given = recycling.empty(setup.model.params), setup.draft.drafter
     if given is None:
         return drafted(NAME, setup, Hybrid(tree=recycling, line=Suffix()), (known, None))
-    made = MAKERS[drafts_with(given)](setup)
+    made = MAKERS[drafts_with(given)](dataclasses.replace(setup, within=NAME))
     both = _beside(made.drafter, recycling)
     if isinstance(made.drafter, EagleDrafter):
         # What is kept of a chain waits too, and that may be deeper than its own trees.

@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any
 
 from jax_smash.costs import CostCurve, Follower
+from jax_smash.draft.draft_model import Draws
 from jax_smash.loading import Model
-from jax_smash.methods.draft_options import DraftOptions
+from jax_smash.methods.draft_options import DRAWS, DraftOptions
 from jax_smash.protocols import Params, Strategy
 from jax_smash.smash.options import SmashOptions
 
@@ -55,6 +56,7 @@ class Setup:
       smash: options of decoding with HAMburger.
       batch: rows that decode together.
       slots: cache slots for each row.
+      within: the method that this one drafts for as a part of it; "" where it stands alone.
     """
 
     model: Model
@@ -64,3 +66,14 @@ class Setup:
     smash: SmashOptions
     batch: int
     slots: int
+    within: str = ""
+
+    @property
+    def draws(self) -> Draws:
+        """How a drafter draws its tokens."""
+        return DRAWS.get(self.draft.verify, Draws.COUPLED)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether drafts are made with the noise of the target's choice."""
+        return self.sampled and self.draws is Draws.COUPLED

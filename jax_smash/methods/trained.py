@@ -1,6 +1,7 @@
 """What methods with a trained drafter share: which drafter the options name, and whether it fits the target."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from jaxtyping import Int
 
 from jax_smash.cache import Block
 from jax_smash.draft.trees.confident import confident
-from jax_smash.draft.trees.templates import named_tree
+from jax_smash.draft.trees.templates import LEVELS, RANKS, named_tree, sized
+from jax_smash.draft.trees.tree import Topology
 from jax_smash.ladder import Ladder, Reach, make_ladder
 from jax_smash.loading import Model, weights_fingerprint
 from jax_smash.methods.draft_options import RANDOM
@@ -25,12 +27,15 @@ from jax_smash.protocols import LateLearner
 from jax_smash.quantise import activation_dtype, has_int8, quantise_params
 from jax_smash.sharding import mesh_of, place
 
+LOG = logging.getLogger("jax_smash")
+
 
 def fitting(
     model: Model,
     given: Any,
     *,
     method: str,
+    slots: int,
     kind: type | tuple[type, ...],
     read: Callable[[str | Path], Any],
     load: Callable[..., Any],
@@ -43,6 +48,7 @@ def fitting(
       model: the target at hand.
       given: a folder, a loaded drafter, or `RANDOM`.
       method: its name.
+      slots: cache slots a row. Where the drafter was trained for fewer positions, a warning tells.
       kind: the class of loaded drafters, or several.
       read: returns what a folder says: its configuration, and the fingerprint of the target's weights.
       load: returns the drafter in a folder.
@@ -64,6 +70,13 @@ def fitting(
     described, where = (read(given), f"the drafter in {given}") if in_folder else (given, "the drafter")
     check(described.config, model, where)
     check_trained_for(described.base_fingerprint, model, where)
+    most = getattr(described.config, "max_positions", 0)
+    if 0 < most < slots:
+        LOG.warning(
+            "jax-smash: rows have room for %d tokens, and the drafter has positions for %d: later ones are not drafted",
+            slots,
+            most,
+        )
     return load(given, dtype=dtype) if in_folder else given
 
 
@@ -81,6 +94,22 @@ def check_sizes(sizes: Mapping[str, tuple[int, int]], model: Model, where: str) 
     for name, (wanted, found) in sizes.items():
         if wanted != found:
             raise ValueError(f"{where} is for a target with a {name} of {wanted}; {model.name} has one of {found}")
+
+
+def check_shape(config: Any, model: Model, where: str) -> None:
+    """Refuses another target than a drafter was made for that reads its hidden states alone.
+
+    Args:
+      config: of the drafter: `d_model` and `vocab_size`.
+      model: the target at hand.
+      where: the drafter is, named in errors.
+
+    Raises:
+      ValueError: the target has another width or vocabulary.
+    """
+    width, _ = width_and_taps(model)
+    sizes = {"width": (config.d_model, width), "vocabulary": (config.vocab_size, model.vocab_size)}
+    check_sizes(sizes, model, where)
 
 
 def check_tapped(config: Any, model: Model, where: str) -> None:
@@ -187,14 +216,12 @@ def ladder_of(setup: Setup, method: str, reach: Reach, *, drafting: float = 0.0,
     Args:
       setup: of the method.
       method: that drafts.
-      reach: of trees that are not named.
+      reach: of trees that are not named. No tree of so many nodes has more levels.
       drafting, once: plain steps that drafting takes: for each node, and whatever the tree's size.
     """
     tree = setup.draft.tree
     if tree != "auto":
-        sizes = confident(tree)
-        topology = named_tree(tree) if sizes is None else sizes.topology
-        return Ladder(trees=(topology,), source=f"the tree {tree}")
+        return Ladder(trees=(_topology(tree, reach),), source=f"the tree {tree}")
     return make_ladder(
         setup.model,
         "auto",
@@ -206,7 +233,19 @@ def ladder_of(setup: Setup, method: str, reach: Reach, *, drafting: float = 0.0,
         costs=setup.draft.costs,
         drafting=drafting,
         once=once,
+        steps=f"{setup.within} {setup.draft.gram_slots} {setup.log_probs}",
     )
+
+
+def _topology(tree: str, reach: Reach) -> Topology:
+    """Returns the tree of a name; one that gives a size alone has nodes where something can be drafted."""
+    sizes, nodes = confident(tree), sized(tree)
+    if sizes is not None:
+        return sizes.topology
+    if nodes is None:
+        return named_tree(tree)
+    # On a CPU too, where automatic trees are chains: a tree is asked for.
+    return Reach(ranks=RANKS, levels=min(LEVELS, reach.levels)).tree(nodes)
 
 
 def branching(ranks: int, *, levels: int) -> Reach:
@@ -253,11 +292,12 @@ def share_of_step(model: Model, params: Any, *, head: int = 0) -> float:
 
     Args:
       model: the target.
-      params: of the drafter.
+      params: of the drafter, as `held_as` returns them.
       head: rows of the target's head that it reads too.
     """
     target = model.params["target"]
-    rows = head * width_and_taps(model)[0] * jnp.dtype(activation_dtype(target)).itemsize
+    itemsize = 1 if has_int8(target) else jnp.dtype(activation_dtype(target)).itemsize
+    rows = head * width_and_taps(model)[0] * itemsize
     return (_bytes(params) + rows) / _bytes(target)
 
 

@@ -15,6 +15,7 @@ from jax_smash.models.head import likeliest_rows
 from jax_smash.models.layers import Keys, OneKey, weight
 from jax_smash.models.projection import project, row_products
 from jax_smash.quantise import scores
+from jax_smash.sampling.vocabulary import likeliest_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Medusa(nnx.Module):
     ) -> tuple[Float[Array, "H B T n"], Int[Array, "H B T n"]]:
         """Returns the logits and ids of the n likeliest tokens of each head; arguments as of `unembed`."""
         found = [
-            target.likeliest(x, n) if head.head is None else likeliest_rows(x, head.head[...], _logits, n)
+            likeliest_tokens(target, x, n) if head.head is None else likeliest_rows(x, head.head[...], _logits, n)
             for head, x in zip(self.heads, vectors, strict=True)
         ]
         return jnp.stack([f.values for f in found]), jnp.stack([f.tokens for f in found])

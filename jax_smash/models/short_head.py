@@ -1,4 +1,4 @@
-"""A head with the rows of some tokens alone: what a drafter says by it, it says sooner."""
+"""A head with the rows of some tokens alone, by which drafting takes less time."""
 
 from typing import Any
 

@@ -99,7 +99,8 @@ def generate(
 
     The text of a row depends only on its prompt, its options and its seed. It does not depend on the batch or on
     streaming. For HAMburger's `blind` and `checked` modes this holds where `least_rows` is 1. Otherwise the length of a
-    row's groups depends on the other rows of the batch.
+    row's groups depends on the other rows of the batch. Sampled drafts that are verified otherwise than by `coupling`
+    decide on the text too, and so may other rows and earlier batches, which a drafter learned from.
 
     Args:
       model: from `load`.

@@ -158,10 +158,11 @@ class Session:
           limits: new tokens for each row, at most `max_new_tokens`.
 
         Raises:
-          ValueError: the prompts or their continuations do not fit the cache (nothing has changed then), or the model's
-            logits are not numbers.
+          ValueError: there is not one prompt and one limit a row, a token or a limit is out of range, the prompts or
+            their continuations do not fit the cache (nothing has changed then), or the model's logits are not numbers.
         """
         rows = self.state.rows
+        self._check_turn(prompts, limits)
         tails = self._tails()
         texts = [tail + prompt if prompt else [] for tail, prompt in zip(tails, map(_ints, prompts), strict=True)]
         limit = np.full(len(texts), self.max_new_tokens) if limits is None else np.asarray(limits)
@@ -219,6 +220,20 @@ class Session:
             row[n - count : n].tolist() if count else kept
             for row, n, count, kept in zip(output, length, unread, self._unread, strict=True)
         ]
+
+    def _check_turn(self, prompts: TokenLists, limits: Sequence[int] | None) -> None:
+        """Refuses a turn that is not of these rows, of this vocabulary or of this room for what is emitted."""
+        rows = len(self._unread)
+        for name, given in (("prompts", prompts), ("limits", limits)):
+            if given is not None and len(given) != rows:
+                raise ValueError(f"there must be one of {name} for each of {rows} rows; got {len(given)}")
+        for row, limit in enumerate(limits or ()):
+            if not 0 <= limit <= self.max_new_tokens:
+                raise ValueError(f"the limit of row {row} must be from 0 to {self.max_new_tokens} tokens; got {limit}")
+        for row, prompt in enumerate(prompts):
+            wrong = next((t for t in _ints(prompt) if not 0 <= t < self.model.vocab_size), None)
+            if wrong is not None:
+                raise ValueError(f"row {row}: tokens must be from 0 to {self.model.vocab_size - 1}; got {wrong}")
 
     def _check_room(self, texts: list[list[int]], limit: np.ndarray) -> None:
         """Refuses texts that do not fit the cache, or that run past the model's context by sharing slots."""

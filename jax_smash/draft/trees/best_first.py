@@ -23,9 +23,9 @@ ROOT = 3.0
 """Score of the root, which becomes node 0."""
 
 FIRST = 3.0
-"""How much likelier than others the first drafted node must be where unlikely ones are not proposed.
+"""Factor on the least product of probabilities, for the likeliest child of the root where unlikely nodes are left out.
 
-Without it a forward is a plain one, so that it adds more to what the forward takes than any further node.
+That node makes a drafted step of a plain one, so it costs more than any later node.
 """
 
 

@@ -73,9 +73,12 @@ def confident(name: str) -> Confident | None:
     Raises:
       ValueError: a setting is unknown or no number, or out of range.
     """
-    if stopping := re.fullmatch(rf"chain-(\d+):least=({PROBABILITY})", name):
-        length = int(stopping[1])
-        return Confident(length, depth=length, width=1, least=float(stopping[2]))
+    if chain := re.fullmatch(r"chain-(\d+):(.*)", name):
+        stopping = re.fullmatch(rf"least=({PROBABILITY})", chain[2])
+        if stopping is None:
+            raise ValueError(f"the setting of chain-N is least=P, as in chain-5:least=0.1; got {chain[2]!r}")
+        length = int(chain[1])
+        return Confident(length, depth=length, width=1, least=float(stopping[1]))
     if not name.startswith(PREFIX):
         return None
     nodes, _, settings = name.removeprefix(PREFIX).partition(":")

@@ -71,7 +71,7 @@ def named_tree(name: str) -> Topology:
         return TEMPLATES[name]()
     if name.endswith(".json"):
         return _read(Path(name))
-    names = ", ".join(("auto", "off", "chain-N", "tree-N", "confident-N", *TEMPLATES))
+    names = ", ".join(("auto", "off", "chain-N", "chain-N:least=P", "tree-N", "confident-N", *TEMPLATES))
     raise ValueError(f"tree must be {names} or a .json file; got {name!r}")
 
 

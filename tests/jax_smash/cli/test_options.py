@@ -6,8 +6,11 @@ import pytest
 
 from jax_smash import load
 from jax_smash.checkpoints.eagle import random_modules, save_eagle
+from jax_smash.checkpoints.medusa import save_medusa
 from tests.jax_smash.cli.test_bad_input import refused
+from tests.medusa import random_heads
 from tests.model_directory import write_model
+from tests.tiny import tiny_model
 
 TEXT = ("generate", "--prompt", "Once upon a time", "--max-new-tokens", "24", "--json", "out.jsonl")
 DRAFTED = (*TEXT, "--method", "recycling", "--tree", "chain-3")
@@ -61,7 +64,20 @@ def test_a_warm_start_file_grows_from_run_to_run(call, model, tmp_path):
         ),
         (("--method", "draft-model", "--draft-model", "absent"), ["absent"]),
         (("--method", "eagle"), ["--drafter must be a folder", "of method eagle none is shipped for"]),
-        (("--method", "eagle", "--drafter", "absent"), ["absent/eagle.json is missing"]),
+        (
+            ("--method", "eagle", "--drafter", "absent"),
+            ["--drafter: absent must be a folder", "got none"],
+        ),
+        (("--method", "hybrid", "--drafter", "random"), ["--drafter: must be a folder or shipped:METHOD"]),
+        (("--method", "chimera", "--drafter", "heads"), ["heads holds a drafter of method medusa; got method chimera"]),
+        (
+            ("--method", "medusa", "--drafter", "heads"),
+            ["--drafter: the drafter in heads is for a target with"],
+        ),
+        (
+            ("--method", "recycling", "--tree", "chain-3:least=x"),
+            ["setting of chain-N is least=P", "got 'least=x'"],
+        ),
         (("--method", "lookup", "--drafter", "random"), ["--drafter does not go with --method lookup"]),
         (("--method", "recycling", "--tree", "chain-0"), ["--tree", "at least 1 node; got 0"]),
         (("--method", "recycling", "--tree", "oak"), ["--tree", "auto, off, chain-N", "'oak'"]),
@@ -81,6 +97,9 @@ def test_what_does_not_fit_is_refused_by_name(called, model, tmp_path, given, sa
     (tmp_path / "cycle.json").write_text('{"parents": [-1, 2, 1]}')
     (tmp_path / "orphan.json").write_text("[[0, 0]]")
     (tmp_path / "late.json").write_text('{"parents": [-1, 2, 0]}')
+    if "heads" in given:
+        heads = random_heads(tiny_model(d_model=128))
+        save_medusa(tmp_path / "heads", heads.config, heads.params)
     before = sorted(tmp_path.iterdir())
     refused(called(*TEXT, "--model", model, *given), *said)
     assert sorted(tmp_path.iterdir()) == before

@@ -113,8 +113,16 @@ def test_a_folder_is_checked_before_a_model_is_there(folder):
     (folder / CONFIG).write_text(json.dumps({"format": 1}))
     with pytest.raises(ValueError, match=r"drafter: .*eagle.json: weights_sha256 must be a text"):
         check_draft("eagle", DraftOptions(drafter=folder))
-    with pytest.raises(FileNotFoundError, match=r"eagle.json is missing"):
+    with pytest.raises(ValueError, match=r"absent must be a folder with one of eagle.json, .*; got none$"):
         check_draft("eagle", DraftOptions(drafter=folder / "absent"))
+    (folder / "config.json").write_text("{}")
+    (folder / CONFIG).rename(folder / "other.json")
+    with pytest.raises(ValueError, match=r"got none: jax-smash convert .* OUT --to eagle|medusa --base MODEL reads"):
+        check_draft("eagle", DraftOptions(drafter=folder))
+    for name in (CONFIG, "medusa.json"):
+        (folder / name).write_text("{}")
+    with pytest.raises(ValueError, match=r"one of eagle.json, .*; got eagle.json and medusa.json"):
+        check_draft("hybrid", DraftOptions(drafter=folder))
     with pytest.raises(ValueError, match="drafter does not go with method lookup"):
         check_draft("lookup", DraftOptions(drafter=folder))
 
@@ -158,7 +166,7 @@ def test_the_automatic_tree_stops_where_wider_forwards_take_longer():
 def test_a_folder_with_drafters_of_both_kinds_is_refused(folder):
     made = random_drafter1(tiny_model())
     save_eagle1(folder, made.config, made.params)
-    with pytest.raises(ValueError, match=r"must have one drafter; it has both eagle.json and eagle1.json"):
+    with pytest.raises(ValueError, match=r"must be a folder with one of .*; got eagle.json and eagle1.json"):
         check_draft("eagle", DraftOptions(drafter=folder))
 
 

@@ -1,17 +1,25 @@
 """Drafters in folders, of every kind that is trained: read as they were written, and refused where they do not fit."""
 
+import dataclasses
+import json
+
 import jax
 import numpy as np
 import pytest
 
+from jax_smash import generate
 from jax_smash.checkpoints.chimera import load_chimera, random_drafter, save_chimera
 from jax_smash.checkpoints.dflash import load_dflash, save_dflash
 from jax_smash.checkpoints.dflash import random_drafter as random_dflash
 from jax_smash.checkpoints.eagle import load_eagle, random_modules, save_eagle
 from jax_smash.checkpoints.eagle1 import load_eagle1, random_eagle1_modules, save_eagle1
 from jax_smash.checkpoints.medusa import load_medusa, random_heads, save_medusa
-from jax_smash.methods import DraftOptions, make_method
+from jax_smash.loading import quantised
+from jax_smash.methods import RANDOM, DraftOptions, make_method
+from jax_smash.methods.trained import held_as, share_of_step
+from jax_smash.models.definition import NnxModel
 from jax_smash.pytree import size
+from tests import medusa
 from tests.tiny import tiny_config, tiny_model
 
 KINDS = {
@@ -32,8 +40,8 @@ def saved(kind, folder, *, base_fingerprint="", **changes):
     return made
 
 
-def method(kind, drafter):
-    return make_method(tiny_model(), METHODS.get(kind, kind), draft=DraftOptions(drafter=drafter))
+def method(kind, drafter, **options):
+    return make_method(tiny_model(), METHODS.get(kind, kind), draft=DraftOptions(drafter=drafter, **options))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,5 +87,105 @@ def test_a_drafter_of_another_kind_is_refused(kind, other, tmp_path):
     with pytest.raises(ValueError, match=rf"method {kind} needs [\w ]+ as its drafter; got \w+Modules"):
         method(kind, KINDS[other][0](tiny_config()))
     saved(other, tmp_path)
-    with pytest.raises(FileNotFoundError, match=rf"{kind}\.json"):
+    with pytest.raises(ValueError, match=f"holds a drafter of method {other}; got method {kind}"):
         method(kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["chimera", "medusa"])
+def test_a_tree_of_a_size_has_no_node_that_there_is_no_head_for(kind):
+    deep = method("eagle", RANDOM, tree="tree-80").memory["trees"].ladder[0]
+    (tree,) = method(kind, RANDOM, tree="tree-80").memory["trees"].ladder
+    assert (tree.nodes, deep.nodes) == (81, 81)
+    assert (int(tree.depth.max()), int(deep.depth.max())) == (4, 6)
+    # A chain is what was asked for.
+    assert method(kind, RANDOM, tree="chain-6").nodes == 7
+
+
+def test_steps_of_a_hybrid_and_of_its_drafter_alone_are_measured_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_SMASH_HOME", str(tmp_path))
+    drafter = random_modules(tiny_config())
+    alone, again, hybrid = (method(name, drafter, tree="auto") for name in ("eagle", "eagle", "hybrid"))
+    assert alone.follower is again.follower
+    assert alone.follower is not hybrid.follower
+
+
+def test_the_curve_that_a_run_writes_down_has_no_drafting_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_SMASH_HOME", str(tmp_path))
+    first = method("chimera", RANDOM, tree="auto")
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(first.curve.to_json()))
+    again = method("chimera", RANDOM, tree="auto", costs=path)
+    assert again.curve == first.curve
+    np.testing.assert_array_equal(*(made.memory["trees"].sizing.seconds for made in (first, again)))
+
+
+def test_an_int8_target_makes_drafting_no_dearer():
+    shares = [drafted_share(model) for model in (tiny_model(), quantised(tiny_model()))]
+    assert shares[1] == pytest.approx(shares[0], rel=0.25)
+
+
+def drafted_share(model):
+    drafter = held_as(model, random_modules(model.config).params)
+    return share_of_step(model, drafter, head=model.vocab_size)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "chimera"])
+def test_rows_beyond_the_drafters_positions_are_told_of(kind, caplog):
+    drafter = KINDS[kind][0](tiny_config(max_positions=48))
+    make_method(tiny_model(), kind, draft=DraftOptions(drafter=drafter), slots=48)
+    assert not caplog.text
+    make_method(tiny_model(), kind, draft=DraftOptions(drafter=drafter), slots=64)
+    assert "rows have room for 64 tokens, and the drafter has positions for 48: later ones are not" in caplog.text
+
+
+class Plainest:
+    """A model of the reader's own, which says its logits and has no other way to find the likeliest tokens."""
+
+    tree_blocks = True
+
+    def __init__(self, bound):
+        self.embed, self.forward, self.unembed = bound.embed, bound.forward, bound.unembed
+        self.init_cache = bound.init_cache
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainestDef:
+    definition: NnxModel
+
+    def bind(self, params):
+        return Plainest(self.definition.bind(params))
+
+
+def random_shared(kind):
+    """Returns a drafter that says tokens by the target's head."""
+    made = KINDS[kind][0](tiny_config())
+    return made if kind == "chimera" else medusa.random_heads(tiny_model(), num_heads=2, own_rows=False)
+
+
+@pytest.mark.parametrize("kind", ["chimera", "medusa"])
+def test_any_model_that_says_its_logits_is_drafted_for(kind):
+    model = dataclasses.replace(tiny_model(), definition=PlainestDef(tiny_model().definition))
+    drafter = random_shared(kind)
+    request = {"max_new_tokens": 8, "slots": 64}
+    plain = generate(model, [[7, 8, 9]], **request)[0]
+    drafted = generate(model, [[7, 8, 9]], method=kind, draft=DraftOptions(tree="chain-2", drafter=drafter), **request)
+    assert drafted[0].token_ids == plain.token_ids
+
+
+def test_a_chimera_whose_encoder_only_trains_is_refused_before_anything_runs():
+    made = random_drafter(tiny_config())
+    drafter = dataclasses.replace(
+        made, config=dataclasses.replace(made.config, gram_encoder="layer", encoder_mlp_width=48)
+    )
+    with pytest.raises(
+        ValueError, match="the drafter encodes texts by a layer, .* which only trains"
+    ):
+        make_method(tiny_model(), "chimera", draft=DraftOptions(drafter=drafter))
+
+
+def test_what_drawn_blocks_cost_decides_nothing(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(method("chimera", RANDOM, tree="auto").curve.to_json()))
+    draft = DraftOptions(drafter=random_dflash(tiny_config()), verify="rejection", costs=path)
+    with pytest.raises(ValueError, match="costs: drawn blocks of method dflash are whole, whatever they cost"):
+        make_method(tiny_model(), "dflash", draft=draft, sampled=True)

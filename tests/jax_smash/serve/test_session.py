@@ -24,6 +24,29 @@ def test_samples_of_a_prompt_share_its_reading():
     assert len({*texts}) == len(texts) == 6
 
 
+@pytest.mark.parametrize(
+    ("prompts", "limits", "said"),
+    [
+        ([[1, 2]], None, "there must be one of prompts for each of 2 rows; got 1"),
+        ([[1], [2]], [4], "there must be one of limits for each of 2 rows; got 1"),
+        ([[1], [2]], [8, 9], "the limit of row 1 must be from 0 to 8 tokens; got 9"),
+        ([[1], [2, -1]], None, r"row 1: tokens must be from 0 to \d+; got -1"),
+        ([[99_999], [2]], None, r"row 0: tokens must be from 0 to \d+; got 99999"),
+    ],
+)
+def test_a_turn_that_is_not_of_these_rows_is_refused_and_changes_nothing(prompts, limits, said):
+    model = tiny_model()
+    session = Session(
+        model, make_method(model, "ar"), slots=64, max_new_tokens=8, sampling=[SamplingOptions()] * 2, seeds=[0, 1]
+    )
+    session.read([[1, 2, 3], [4]], limits=[8, 0])
+    before = session.outputs()
+    with pytest.raises(ValueError, match=said):
+        session.read(prompts, limits=limits)
+    assert session.outputs() == before
+    assert session.state.rows.token_length.tolist() == [4, 1]
+
+
 @pytest.mark.parametrize(("mesh", "divided"), [(None, 1), ("data=2", 2), ("tp=2", 2)])
 def test_rows_that_a_device_cannot_hold_are_refused_with_the_numbers(monkeypatch, mesh, divided):
     model = tiny_model(num_kv_heads=2, num_heads=4) if mesh is None else on(mesh)
