@@ -132,7 +132,9 @@ def export_eagle(
     ids = _written_ids(config, layer_ids)
     if not config.own_rows:
         if rows is None:
-            raise ValueError("a drafter without rows of its own needs the target's; got no base")
+            raise ValueError(
+                "a drafter that uses the model's own embedding and head needs the model as its base; got none"
+            )
         params["head"] = np.asarray(rows())[tokens].astype(params["w_join"].dtype)
     tensors = to_published(params, config)
     check_savable(tensors)

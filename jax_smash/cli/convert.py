@@ -49,7 +49,7 @@ class Convert:
         skip_absent_tpu()
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         if self.to == "eagle" and self.base is None:
-            raise ValueError("base and layer-ids go with --to eagle, which needs a base; got none")
+            raise ValueError("--to eagle needs --base MODEL, the model that the drafter is for")
         if self.to != "eagle" and self.layer_ids != "told":
             raise ValueError(f"layer-ids go with --to eagle; got --to {self.to}")
         if self.to in ("medusa", "authors") and self.base is None:

@@ -78,5 +78,11 @@ def drafter_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("path", facts["path"]),
         ("target", target + (f", weights with fingerprint {mark}" if mark else ", any weights")),
         ("parameters", f"{facts['parameters']:,}"),
-        *((name.replace("_", " "), f"{value}") for name, value in rest.items()),
+        *((name.replace("_", " "), _shown(value)) for name, value in rest.items()),
     ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value}"

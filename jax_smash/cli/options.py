@@ -134,7 +134,8 @@ class DraftFlags:
     ranks that lead to each node: [[0], [1], [0, 0]]. confident-N is the N tokens that a trained drafter is surest of,
     another shape at each step; confident-N:depth=D,width=K,chain=false has other sizes than EAGLE-2's 6 and 10, or does
     without the drafter's greedy chain. With confident-N:least=P, and in a chain with chain-N:least=P, drafting stops
-    where tokens would be kept with a lower probability; what is not drafted takes a CPU hardly any time."""
+    where tokens would be kept with a lower probability, P from 0 to 1/3; what is not drafted takes a CPU hardly any
+    time. Both go with eagle and medusa, and with hybrid and one of their drafters."""
     costs: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Size the trees of --tree auto by this file alone, whatever steps take: one that tune wrote, or the --json of an
     earlier run, whose choices are then made again on the same kind of device."""
@@ -151,8 +152,8 @@ class DraftFlags:
     drafts with this one's own cache, takes int8 alone."""
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
     """What --method eagle, medusa, chimera or dflash drafts with: a folder with eagle.json and eagle.safetensors (for
-    EAGLE-1 and for other methods, the files of that name), or random for random weights, which tell what drafting
-    costs. Without it they take the one that comes with the package for the model, if there is one; --method hybrid
+    EAGLE-1 and for other methods, the files of that name), or, but for hybrid, random for random weights, which tell
+    what drafting costs. Without it they take the one that comes with the package for the model, if there is one; --method hybrid
     takes that as shipped:eagle."""
     gram_slots: Annotated[int, _flag("N")] = 0
     """Chimera looks up the codes of the last N different trigrams of each row. Drafts do not depend on it."""

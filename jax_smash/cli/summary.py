@@ -31,7 +31,7 @@ def summary(
     parts = [f"{tokens} new tokens in {spent:.2f} s", f"{tokens / spent:.1f} tokens/s"]
     if forwards:
         accepted = sum((c.mean_accepted_tokens or 0) * c.target_forwards for c in completions)
-        parts.append(f"{accepted / forwards:.2f} accepted a forward")
+        parts.append(f"{accepted / forwards:.2f} tokens a forward")
     parts += _drafts([c.drafted for c in completions if c.drafted is not None])
     parts += _slots([c.smashed for c in completions if c.smashed is not None])
     parts.append(f"first token after {1e3 * max(c.time_to_first_token_s for c in completions):.0f} ms")

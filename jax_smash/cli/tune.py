@@ -17,7 +17,7 @@ from jax_smash.cli.program_options import ProgramFlags
 if TYPE_CHECKING:
     from jax_smash.costs.curve import CostCurve
 
-NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 81, 128)
+NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,10 @@ class Tune:
 
         for method in self.methods:
             if method not in REACH:
-                raise UsageError(f"--methods must be of {', '.join(REACH)}, whose trees are sized; got {method!r}")
+                raise UsageError(
+                    f"--methods must be of {', '.join(REACH)}; got {method!r}. For trained drafters measure without "
+                    "--methods: --tree auto adds what drafting takes by its bytes"
+                )
 
 
 def check_nodes(nodes: tuple[int, ...]) -> None:

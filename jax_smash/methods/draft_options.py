@@ -117,7 +117,7 @@ def _foreign(folder: str | Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DraftOptions:
-    """The options of drafted decoding.
+    """The options of drafted decoding. A file may be named by a text, which becomes a `Path`.
 
     Attributes:
       tree: `auto`, a name of `draft.trees.templates.named_tree`, or of `draft.trees.confident.confident`.
@@ -151,6 +151,14 @@ class DraftOptions:
     stored_probabilities: bool = False
     gram_slots: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tree, str):
+            raise TypeError(f"tree must be a name or a .json file's; got {type(self.tree).__name__}")
+        for name in ("costs", "warm_start", "save_warm_start", "lookup_corpus"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                object.__setattr__(self, name, Path(given))
+
 
 def check_draft(name: str, draft: DraftOptions) -> None:
     """Checks drafting options, as far as that is possible without a model.
@@ -160,9 +168,12 @@ def check_draft(name: str, draft: DraftOptions) -> None:
       draft: its options.
 
     Raises:
+      TypeError: they are no `DraftOptions`.
       ValueError: the method does not take one of them, or there is no such tree.
       OSError: a file that one of them names is missing, or cannot be made.
     """
+    if not isinstance(draft, DraftOptions):
+        raise TypeError(f"draft must be DraftOptions; got {type(draft).__name__}")
     for option in misfits(name, draft):
         taken = ", ".join(OPTIONS.get(name, ())) or "no option of drafting"
         raise ValueError(f"{option} does not go with method {name}, which takes {taken}")
@@ -221,8 +232,8 @@ def _check_tree(name: str, draft: DraftOptions) -> None:
     if name == "hybrid" and draft.drafter is not None:
         name = drafts_with(draft.drafter)
     if name not in CONFIDENT:
-        methods = f"for methods {', '.join(CONFIDENT)}, and for hybrid with a drafter of theirs"
-        raise ValueError(f"{draft.tree} grows by a drafter's confidence, {methods}; got {name}")
+        methods = f"methods {' and '.join(CONFIDENT)}, and with hybrid and a drafter of one of them"
+        raise ValueError(f"{draft.tree} needs the drafter's probabilities, so it goes with {methods}; got {name}")
     if draft.verify != "coupling":
         raise ValueError(f"{draft.tree} goes with verify coupling, which keeps the text exact; got {draft.verify}")
 

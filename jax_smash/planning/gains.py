@@ -9,6 +9,7 @@ import numpy as np
 
 from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.trees.acceptance import PRIOR_FALL, prior_rates
+from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.sizing import Rates, likeliest_paths
 from jax_smash.draft.trees.templates import LEVELS, RANKS, named_tree, sized
 from jax_smash.draft.trees.tree import Topology
@@ -150,6 +151,8 @@ def drafts_trees(method: str) -> bool:
 def _tree(reach: Reach | None, acceptance: float, name: str) -> Paths:
     """Returns a tree's drafted nodes. Arrays of it are made only where a template or a file tells its shape."""
     nodes = sized(name)
+    if confident(name) is not None:
+        raise ValueError(f"a tree whose shape follows the drafter cannot be planned; got {name}")
     if nodes is None:
         made = re.fullmatch(r"chain-(\d+)", name)
         return [(0,) * n for n in range(1, int(made[1]) + 1)] if made else _paths(named_tree(name))

@@ -230,10 +230,11 @@ class Session:
         for row, limit in enumerate(limits or ()):
             if not 0 <= limit <= self.max_new_tokens:
                 raise ValueError(f"the limit of row {row} must be from 0 to {self.max_new_tokens} tokens; got {limit}")
+        vocab_size = self.model.vocab_size
         for row, prompt in enumerate(prompts):
-            wrong = next((t for t in _ints(prompt) if not 0 <= t < self.model.vocab_size), None)
+            wrong = next((t for t in _ints(prompt) if not 0 <= t < vocab_size), None)
             if wrong is not None:
-                raise ValueError(f"row {row}: tokens must be from 0 to {self.model.vocab_size - 1}; got {wrong}")
+                raise ValueError(f"row {row}: tokens must be from 0 to {vocab_size - 1}; got {wrong}")
 
     def _check_room(self, texts: list[list[int]], limit: np.ndarray) -> None:
         """Refuses texts that do not fit the cache, or that run past the model's context by sharing slots."""

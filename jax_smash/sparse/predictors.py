@@ -29,10 +29,14 @@ def find_predictor(policy: Learned, base: str) -> Path:
         return folder
     folder = SHIPPED_PREDICTORS / Path(base).name / policy.form
     if not is_butler(folder):
-        found = sorted(f"{file.parent.name} for {file.parent.parent.name}" for file in _shipped())
+        names = {"per_head": "butler"}
+        found = sorted(
+            f"{names.get(file.parent.name, file.parent.name)} for {file.parent.parent.name}" for file in _shipped()
+        )
+        name = names.get(policy.form, policy.form)
         raise FileNotFoundError(
-            f"no predictor of the form {policy.form} is shipped for {base} (shipped: {', '.join(found) or 'none'}); "
-            "give the folder of one behind the policy's name, as in butler:FOLDER"
+            f"policy {name} has no predictor for {base} (shipped: {', '.join(found) or 'none'}); name the folder of "
+            f"one, as in {name}:FOLDER"
         )
     return folder
 

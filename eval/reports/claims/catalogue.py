@@ -84,7 +84,8 @@ def _trained() -> tuple[Claim, ...]:
             name="smollm2-drafters",
             title=f"{SMOLLM2}: tokens a forward with trained drafters",
             text="Mean accepted tokens of answers to Spec-Bench's questions. Drafters were trained on equally many "
-            "tokens of the model's own answers; `hybrid+NAME` is method hybrid with a drafter.",
+            "tokens of the model's own answers; `hybrid+NAME` is method hybrid with a drafter. `eagle-3m` and "
+            "`chimera-3m` come with the package.",
             **accepted,
             table=layouts.accepted_by_tree,
         ),
@@ -144,7 +145,7 @@ CLAIMS = (
     Claim(
         name="smollm2-exactness",
         title=f"{SMOLLM2}: drafted text is plain decoding's",
-        text="Texts of every exact method against plain decoding, greedy and sampled, sums over all conditions. A "
+        text="Texts of the exact methods below against plain decoding, greedy and sampled, sums over all conditions. A "
         "divergence is a near-tie where both tokens lie within rounding of the best; an unexplained token is one that "
         "a plain forward would not have chosen. Variants are trees changed in ways that must not matter; faults are "
         "put in on purpose and must be found.",

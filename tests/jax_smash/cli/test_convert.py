@@ -47,14 +47,14 @@ def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_l
     assert call(*again, "--layer-ids", "inputs")[0] == 0
     for name in ("eagle.json", "eagle.safetensors"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-    assert "base and layer-ids go with --to eagle" in call("convert", "published", "other", "--to", "eagle")[2]
+    assert "--to eagle needs --base MODEL" in call("convert", "published", "other", "--to", "eagle")[2]
 
 
 def test_a_drafter_that_says_tokens_by_the_targets_rows_is_written_with_these(call, two_layers, tmp_path):
     target, tokens = jax_smash.load(two_layers), range(30, 60)
     made = random_drafter(target, tokens=tokens, taps=(0, 1), own_rows=False)
     save_eagle(tmp_path / "ours", made.config, made.params, base_fingerprint="ab")
-    assert "needs the target's; got no base" in call("convert", "ours", "published", "--to", "vllm")[2]
+    assert "needs the model as its base; got none" in call("convert", "ours", "published", "--to", "vllm")[2]
     assert not (tmp_path / "published").exists()
     status, _, told = call("convert", "ours", "published", "--to", "vllm", "--base", two_layers)
     assert status == 0, told

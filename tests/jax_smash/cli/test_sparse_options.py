@@ -109,4 +109,4 @@ def test_a_predictor_in_a_folder_is_decoded_by_and_told_of(call, two_layers, tmp
     assert "of a predictor's weights" in call("info", two_layers, *options)[1]
     status, _, err = call("info", two_layers, "--sparse", "gate")
     assert status == 1
-    assert "no predictor of the form gate is shipped" in err
+    assert "policy gate has no predictor for" in err

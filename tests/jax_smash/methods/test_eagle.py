@@ -137,9 +137,7 @@ def test_a_drafter_is_held_as_its_target_is(folder):
 
 @pytest.mark.parametrize("method", ["lookup", "recycling", "chimera", "draft-model"])
 def test_trees_that_grow_are_refused_where_nothing_is_confident(method):
-    said = (
-        f"tree: confident-9 grows by a drafter's confidence, for methods eagle, medusa, and for hybrid .*; got {method}"
-    )
+    said = f"tree: confident-9 needs the drafter's probabilities, so it goes with methods eagle and medusa, .*; got {method}"
     with pytest.raises(ValueError, match=said):
         check_draft(method, DraftOptions(tree="confident-9"))
 
@@ -147,9 +145,9 @@ def test_trees_that_grow_are_refused_where_nothing_is_confident(method):
 def test_method_hybrid_takes_trees_that_grow_with_a_drafter_that_is_confident(folder):
     check_draft("hybrid", DraftOptions(tree="chain-3:least=0.1", drafter=folder))
     check_draft("hybrid", DraftOptions(tree="confident-9", drafter=random_drafter(tiny_model())))
-    with pytest.raises(ValueError, match=r"tree: confident-9 grows .*; got hybrid"):
+    with pytest.raises(ValueError, match=r"tree: confident-9 needs .*; got hybrid"):
         check_draft("hybrid", DraftOptions(tree="confident-9"))
-    with pytest.raises(ValueError, match=r"tree: confident-9 grows .*; got chimera"):
+    with pytest.raises(ValueError, match=r"tree: confident-9 needs .*; got chimera"):
         check_draft("hybrid", DraftOptions(tree="confident-9", drafter=chimera.random_drafter(tiny_model())))
 
 

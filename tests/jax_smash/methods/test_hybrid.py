@@ -85,7 +85,7 @@ def test_a_folder_tells_which_drafter_it_holds(tmp_path):
     (tmp_path / "empty").mkdir()
     for given, message in (
         (tmp_path / "empty", "drafter: .*empty must be a folder with one of eagle.json, eagle1.json, medusa.json"),
-        ("random", "must be a folder with one of"),
+        ("random", "must be a folder or shipped:METHOD, which tells what drafts; got random"),
     ):
         with pytest.raises(ValueError, match=message):
             make_method(target(), "hybrid", draft=DraftOptions(drafter=given))
