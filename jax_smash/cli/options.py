@@ -153,8 +153,8 @@ class DraftFlags:
     drafter: Annotated[str | None, tyro.conf.DisallowNone, _flag("FOLDER", "")] = None
     """What --method eagle, medusa, chimera or dflash drafts with: a folder with eagle.json and eagle.safetensors (for
     EAGLE-1 and for other methods, the files of that name), or, but for hybrid, random for random weights, which tell
-    what drafting costs. Without it they take the one that comes with the package for the model, if there is one; --method hybrid
-    takes that as shipped:eagle."""
+    what drafting costs. Without it they take the one that comes with the package for the model, if there is one;
+    --method hybrid takes that as shipped:eagle."""
     gram_slots: Annotated[int, _flag("N")] = 0
     """Chimera looks up the codes of the last N different trigrams of each row. Drafts do not depend on it."""
     stored_probabilities: tyro.conf.FlagCreatePairsOff[bool] = False

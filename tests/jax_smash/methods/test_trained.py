@@ -177,7 +177,7 @@ def test_a_chimera_whose_encoder_only_trains_is_refused_before_anything_runs():
     drafter = dataclasses.replace(
         made, config=dataclasses.replace(made.config, gram_encoder="layer", encoder_mlp_width=48)
     )
-    with pytest.raises(ValueError, match="the drafter encodes texts by a layer, .* which only trains"):
+    with pytest.raises(ValueError, match=r"the drafter encodes texts by a layer, .* which only trains"):
         make_method(tiny_model(), "chimera", draft=DraftOptions(drafter=drafter))
 
 

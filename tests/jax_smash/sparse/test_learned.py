@@ -114,12 +114,14 @@ def test_drafting_for_itself_by_a_predictor_says_what_the_model_says(tmp_path):
 
 def test_the_shipped_predictor_is_taken_where_no_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(predictors, "SHIPPED_PREDICTORS", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"form grouped is shipped for two-layer \(shipped: none\)"):
+    with pytest.raises(FileNotFoundError, match=r"policy grouped has no predictor for two-layer \(shipped: none\)"):
         sparsified(base(), GroupedButler())
     made = saved(tmp_path / "two-layer" / "grouped", "grouped")
     policy = GroupedButler(budget=12, window=2)
     assert texts(sparsified(base(), policy)) == texts(sparsified(base(), policy, made))
-    with pytest.raises(FileNotFoundError, match=r"form gate is shipped for two-layer \(shipped: grouped for two-layer"):
+    with pytest.raises(
+        FileNotFoundError, match=r"policy gate has no predictor for two-layer \(shipped: grouped for two-layer"
+    ):
         sparsified(base(), PageGate())
 
 
