@@ -44,7 +44,7 @@ from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices, mesh_of_hosts
 from jax_smash.smash.options import SmashOptions
-from jax_smash.sparse import named_policy, sparsified
+from jax_smash.sparse import named_files, named_policy, sparsified
 
 HAMBURGER = "hamburger"
 
@@ -300,6 +300,7 @@ def finished_tasks(settings: Settings) -> Finished | None:
     chosen = {k: str(v) for k, v in dataclasses.asdict(settings).items() if k not in NOT_MEASURED}
     models = [find(name) for name in dict.fromkeys(c.model for c in settings.contenders())]
     folders = [Path(folder) for folder in settings.modules if folder != "auto"]
+    folders += [path for c in settings.contenders() if c.sparse for path in named_files(c.sparse, c.model).values()]
     sources = [Path(source) for source in settings.sources().values() if source]
     here = commit()
     run = chosen | {"commit": here and here["hash"], "files": file_states(*models, *folders, *sources)}

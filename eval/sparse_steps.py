@@ -29,7 +29,7 @@ from jax_smash.methods import DraftOptions, make_method
 from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
-from jax_smash.sparse import Selecting, named_policy, sparsified
+from jax_smash.sparse import Learned, Selecting, named_policy, sparsified
 
 COLUMNS = ("length", "batch_size", "method", "ms_per_step", "tokens_per_step", "speedup", "kept")
 PART_COLUMNS = ("length", "method", "whole_ms", "part_ms", "score_and_choose_ms", "gather_ms", "attend_ms")
@@ -49,7 +49,7 @@ class Settings:
       batch_size: prompts that decode together.
       steps: of a turn.
       turns: of each contender; medians count.
-      parts: also times what a layer's choice is made of.
+      parts: also times what a layer's choice is made of, but for a trained predictor's.
       dtype: of the weights.
       json: file to write.
       overwrite: replace the file if it exists.
@@ -144,7 +144,9 @@ def measure(settings: Settings) -> dict[str, Any]:
                 timed = _in_turns(sides, settings.turns)
                 facts = {"length": length, "batch_size": settings.batch_size, "policy": name}
                 rows += [facts | row for row in timed if number == 0 or row["method"] != BASELINE]
-                if settings.parts and isinstance(cache, SelectedCache):
+                # What a predictor chooses by is made on the way through the layers: it has no parts of its own.
+                apart = isinstance(cache, SelectedCache) and not isinstance(cache.policy, Learned)
+                if settings.parts and apart:
                     parts.append(facts | {"method": name} | _parts(cache, model))
                 advance()
     return {"rows": rows, "parts": parts}

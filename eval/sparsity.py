@@ -9,7 +9,8 @@ a policy with a costly scorer reads fewer slots, and one whose scorer alone is m
 so. Controls (oracle, random, recency) choose for nothing. Bytes are counted at the length of a task's texts.
 
 Each row has a 95% interval and its difference from dense decoding on the same examples. Every outcome is kept in
-NAME.outcomes.jsonl as soon as it is made: a rerun goes on with them, and may add policies, budgets and tasks.
+NAME.outcomes.jsonl as soon as it is made: a rerun goes on with them, and may add policies, budgets and tasks. Where a
+file that a policy is read from has changed, the policy is asked again.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ class Settings:
       tasks: perplexity (every token is read by a decode step), recall (of the slots with most attention, a policy's
         choice beside the truth), locations, piqa, arc_easy, arc_challenge, openbookqa, winogrande, hellaswag,
         ruler_niah_single_1 and RULER's others; TASK:FILE takes examples from a file, path:FILE prompts with answers,
-        one {"context": …, "answer": …} a line.
+        one {"context": …, "answer": …} a line; with "metric": "rouge_l" in each, continuations are graded by ROUGE-L.
       num: examples of each task.
       length: tokens of a text of perplexity, recall and locations.
       ruler_length: of one of RULER, new tokens included; by default the same.

@@ -36,7 +36,7 @@ from jax_smash.serve.prompts import read_prompts
 from jax_smash.serve.request import make_request
 from jax_smash.sharding import add_virtual_devices, mesh_of, mesh_of_hosts
 from jax_smash.smash.options import SmashOptions
-from jax_smash.sparse import named_policy, sparsified
+from jax_smash.sparse import Selecting, named_policy, paying, sparsified
 from jax_smash.tracing import check_folder, traced
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
@@ -96,6 +96,8 @@ class Settings:
       sparse: measures the methods with caches read by this policy, as in `jax-smash generate --sparse`, against
         `ar` with the whole cache. Of self-sparse only drafts read by it.
       kv_budget, page_size: of the policy.
+      sparse_from: slots from which a step chooses what it reads, as in `jax-smash generate --sparse-from`; by default
+        from where that is faster on this device. 0 always chooses.
       ignore_stop: decode on past stop tokens, so that every method does the same work.
       repeats: of everything; medians count.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
@@ -137,6 +139,7 @@ class Settings:
     sparse: str | None = None
     kv_budget: str | None = None
     page_size: int | None = None
+    sparse_from: int | None = None
     ignore_stop: bool = True
     repeats: int = 5
     settle_seconds: float = 0.2
@@ -211,10 +214,22 @@ class Settings:
           ValueError: an option of it is wrong, or goes with a policy alone.
         """
         if self.sparse is None:
-            if self.kv_budget is not None or self.page_size is not None:
-                raise ValueError("kv_budget and page_size go with sparse")
+            if (self.kv_budget, self.page_size, self.sparse_from) != (None, None, None):
+                raise ValueError("kv_budget, page_size and sparse_from go with sparse")
             return None
-        return named_policy(self.sparse, budget=self.kv_budget, page_size=self.page_size)
+        policy = named_policy(self.sparse, budget=self.kv_budget, page_size=self.page_size)
+        if self.sparse_from is None:
+            return policy
+        if not isinstance(policy, Selecting):
+            raise ValueError(f"sparse_from goes with a policy that chooses slots; got {self.sparse}")
+        return dataclasses.replace(policy, pays_from=self.sparse_from)
+
+    def policy_for(self, model: Model) -> SparsePolicy | None:
+        """Returns the policy for a model that is loaded: short texts are read whole, unless `sparse_from` says else."""
+        policy = self.policy()
+        if policy is None or self.sparse_from is not None:
+            return policy
+        return paying(policy, model, batch=self.batch_size)
 
     @property
     def smashes(self) -> bool:
@@ -268,7 +283,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params), "cache_slots": slots},
         "prompt_tokens": [len(prompt) for batch in batches for prompt in batch],
         "host_load_average": {"before": load_before, "after": os.getloadavg()[0]},
-        "notes": [*_slower(figures, settings.peers), *_notes(model)],
+        "notes": [*_slower(figures, settings.peers), *_notes(model), *_read_whole(settings, model)],
         "rows": figures,
     }
 
@@ -327,8 +342,7 @@ def _prepare(settings: Settings, model: Model, prompts: list[Any] | None) -> tup
 def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
     """Returns the baseline, with plain weights and its whole cache, and the methods as they are asked for."""
     sizes = {"slots": slots, "max_new_tokens": settings.max_new_tokens, "batch_size": settings.batch_size}
-    policy = settings.policy()
-    if settings.weights == "plain" and policy is None:
+    if settings.weights == "plain" and settings.sparse is None:
         names = dict.fromkeys((BASELINE, *settings.methods))
         forced = [smash_options(settings, group_length=n, mode="blind") for n in dict.fromkeys(settings.group_lengths)]
         return [
@@ -336,21 +350,19 @@ def _ours(settings: Settings, model: Model, slots: int) -> list[Contender]:
             *(Ours(HAMBURGER, model, **sizes, smash=smash) for smash in forced),
         ]
     whole = model if settings.weights == "plain" else quantised(model)
+    policy = settings.policy_for(whole)
     sparse = whole if policy is None else sparsified(whole, policy)
     apart = {"weights": settings.weights, "policy": settings.sparse}
-    # Where a policy is for drafts alone, the model checks by its whole cache.
-    methods = [
-        Ours(
-            name,
-            whole if settings.draft(name).sparse is not None else sparse,
-            **sizes,
-            **apart,
-            draft=settings.draft(name),
-            smash=settings.smash(name),
-        )
-        for name in dict.fromkeys(settings.methods)
-    ]
-    return [Ours(BASELINE, model, **sizes), *methods]
+
+    def method(name: str) -> Contender:
+        draft = settings.draft(name)
+        if draft.sparse is None:
+            return Ours(name, sparse, **sizes, **apart, draft=draft, smash=settings.smash(name))
+        # The policy is for drafts alone: the model checks by its whole cache.
+        draft = dataclasses.replace(draft, sparse=policy)
+        return Ours(name, whole, **sizes, **apart, draft=draft, smash=settings.smash(name))
+
+    return [Ours(BASELINE, model, **sizes), *map(method, dict.fromkeys(settings.methods))]
 
 
 def _peer(name: str, model: Model, settings: Settings) -> Contender:
@@ -385,6 +397,14 @@ def _notes(model: Model) -> list[str]:
             "roofline_fraction may exceed 1 and is limited by launching operations, not by reading"
         )
     return notes
+
+
+def _read_whole(settings: Settings, model: Model) -> list[str]:
+    """Returns a note on the texts that a policy leaves whole; none where there are none."""
+    policy = settings.policy_for(model)
+    if not isinstance(policy, Selecting) or not policy.pays_from:
+        return []
+    return [f"under {settings.sparse} texts below {policy.pays_from} slots are read whole; see --sparse-from"]
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:

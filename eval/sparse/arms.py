@@ -6,7 +6,7 @@ from typing import Any
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model
 from jax_smash.protocols import SparsePolicy
-from jax_smash.sparse import Dense, Selecting, SparseDef, StreamingLLM, named_policy, sparse_step_bytes
+from jax_smash.sparse import Dense, Selecting, SparseDef, StreamingLLM, named_whole, sparse_step_bytes
 
 CONTROLS = ("oracle", "random", "recency")
 """Policies that no user would run: what they choose by is not counted."""
@@ -59,8 +59,8 @@ def read_policy(text: str, *, protocol: str, page_size: int | None) -> SparsePol
     Args:
       text: as of `jax-smash generate --sparse`.
       protocol: how it reads prompts.
-      page_size: consecutive slots that are chosen together; None for the policy's own. A policy without pages ignores
-        it.
+      page_size: consecutive slots that are chosen together; None for the policy's own. Policies that choose no slots,
+        dense and streaming, ignore it.
 
     Raises:
       ValueError: there is no such policy, or the text says what other options do.
@@ -70,11 +70,13 @@ def read_policy(text: str, *, protocol: str, page_size: int | None) -> SparsePol
         name = setting.partition("=")[0]
         if name in ("prompt", "budget", "slots", "page_size", "pays_from") and "=" in setting:
             raise ValueError(f"{text!r} must not say {name}: here options say it for all policies, or nothing does")
-    policy = named_policy(text)
+    policy = named_whole(text)
+    if isinstance(policy, StreamingLLM):  # As few slots as it can keep, so that it goes with every model.
+        return dataclasses.replace(policy, slots=policy.sinks + 1)
     if not isinstance(policy, Selecting):
         return policy
     pages = {} if page_size is None else {"page_size": page_size}
-    return dataclasses.replace(policy, budget=1.0, prompt=protocol, **pages)
+    return dataclasses.replace(policy, prompt=protocol, **pages)
 
 
 def policy_of(model: Model) -> SparsePolicy:
@@ -153,8 +155,10 @@ def settled(
         return _unmet(arm(Dense(), 0), reason)
 
     def with_pages(pages: int) -> Arm:
-        # Half a slot less, so that the share of the length is `slots` once it is rounded up.
-        return arm(dataclasses.replace(policy, budget=(pages * size - 0.5) / length), pages * size)
+        # A little less than the slots, so that their share of the length is not rounded up to one more. It is more than
+        # an error of float32, in which a step multiplies, and too little to lose a slot of most shorter texts.
+        slots = pages * size
+        return arm(dataclasses.replace(policy, budget=(slots - max(1e-3, 4e-7 * slots)) / length), slots)
 
     if equal == SLOTS:
         return with_pages(high)

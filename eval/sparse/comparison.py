@@ -8,7 +8,7 @@ from typing import Any
 from eval.exact.exactness_report import say
 from eval.reports.report import commit
 from eval.scores.engine import Engine
-from eval.scores.finished import Finished
+from eval.scores.finished import Finished, file_states
 from eval.sparse.arms import BYTES, DENSE, OWN, Arm, beside, policy_of, settled
 from eval.sparse.asked import Task
 from eval.sparse.rows import rows_of, unmet_row
@@ -16,7 +16,7 @@ from eval.tasks.outcome import Outcome
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model
 from jax_smash.protocols import SparsePolicy
-from jax_smash.sparse import Dense, Selecting, sparsified
+from jax_smash.sparse import Dense, Selecting, named_files, sparsified
 
 BASELINE = "dense"
 
@@ -111,7 +111,7 @@ class Comparison:
 
     def _outcomes(self, arm: Arm, model: Model, task: Task) -> list[Outcome]:
         """Returns what an arm was found to do, now or by an earlier run."""
-        key = {"task": task.name, "policy": arm.name, "budget": arm.asked}
+        key = {"task": task.name, "policy": arm.name, "budget": arm.asked} | self._read_from(arm.name)
         earlier = self.kept and self.kept.get(key, 0)
         if earlier is not None:
             return earlier
@@ -126,6 +126,11 @@ class Comparison:
         if self.kept is not None:
             self.kept.add(key, 0, outcomes)
         return outcomes
+
+    def _read_from(self, name: str) -> dict[str, Any]:
+        """Returns the states of the files that a policy is read from, where there are any."""
+        states = file_states(*named_files(name, self.model.name).values())
+        return {"files": states} if states else {}
 
     def _settled(self, name: str, policy: SparsePolicy, share: float, length: int) -> Arm:
         config, params = self.model.config, self.model.params["target"]

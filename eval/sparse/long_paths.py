@@ -1,9 +1,9 @@
-"""Long prompts from a file, each with an answer that the continuation must hold."""
+"""Long prompts from a file, each with an answer that the continuation must hold, or come near to."""
 
 import functools
 from pathlib import Path
 
-from eval.tasks.questions import Question, QuestionSet
+from eval.tasks.questions import ACCURACY, GRADES, Question, QuestionSet
 from eval.tasks.records import front, read_records
 
 NEW_TOKENS = 64
@@ -12,8 +12,10 @@ NEW_TOKENS = 64
 def path_set(path: Path, *, count: int | None, new_tokens: int | None = None) -> QuestionSet:
     """Returns the prompts of a file, right where the greedy continuation holds the answer, case aside.
 
+    Where the records say `"metric": "rouge_l"`, as for summaries, a continuation is graded by `rouge_l` instead.
+
     Args:
-      path: file of one {"context": …, "answer": …} a line.
+      path: file of one {"context": …, "answer": …} a line, all of them with the same `metric` or without.
       count: prompts, from the front; None takes all.
       new_tokens: that the model writes; None for 64.
 
@@ -21,11 +23,16 @@ def path_set(path: Path, *, count: int | None, new_tokens: int | None = None) ->
       FileNotFoundError: there is no such file.
       ValueError: an entry is malformed, which the message names, or there are fewer than `count`.
     """
-    questions = []
+    questions, metrics = [], set()
     for record in front(read_records(path), count, path):
         context, answer = record.text("context"), record.text("answer")
         if not context.strip() or not answer.strip():
             raise record.error("expected a context and an answer that are not empty")
+        metric = record.fields.get("metric", ACCURACY)
+        if metric not in (ACCURACY, *GRADES) or metric not in (metrics or {metric}):
+            known = " or ".join((ACCURACY, *GRADES))
+            raise record.error(f"metric must be {known}, the same in all records; got {metric!r}")
+        metrics.add(metric)
         holds = functools.partial(_holds, answer)
         questions.append(Question(record.where, prompt=context, message=context, answer=answer, is_correct=holds))
     return QuestionSet(
@@ -33,6 +40,7 @@ def path_set(path: Path, *, count: int | None, new_tokens: int | None = None) ->
         questions=tuple(questions),
         settings={"file": path.name},
         max_new_tokens=new_tokens or NEW_TOKENS,
+        metric=metrics.pop(),
     )
 
 

@@ -40,10 +40,10 @@ def decode_speeds(
     slots = round_up(length + new_tokens, SLOT_MULTIPLE)
     contenders = {}
     for name, model in models.items():
-        endless = Ours(METHOD, model, slots=slots, max_new_tokens=new_tokens, batch_size=1)
-        endless.name = name
-        endless.warm_up([[prompt]])
-        contenders[name] = endless
+        contender = Ours(METHOD, model, slots=slots, max_new_tokens=new_tokens, batch_size=1)
+        contender.name = name
+        contender.warm_up([[prompt]])
+        contenders[name] = contender
     runs = take_turns(list(contenders.values()), [[prompt]], repeats=repeats, settle_seconds=0.0)
     found = []
     for name in contenders:

@@ -42,7 +42,9 @@ def held_of_top(share: float, sinks: int = SINKS) -> Rule:
     beside the sinks, and of equal probabilities the earlier slot comes first. So the `by_group` of an oracle is 1.
 
     Source: TokenButler, section 4.1, top-k recall.
-    Differs: sinks, which every policy keeps, and the new entry, which every step reads, are left out.
+    Differs: sinks, which every policy keeps, and the new entry, which every step reads, are left out. Probabilities are
+    normalised without the new entry's own. So where a KV head has several query heads, the order of their sums may
+    differ from that of dense attention.
 
     Args:
       share: of the slots, over 0 and at most 1.

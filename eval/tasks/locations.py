@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from eval.scores.engine import Engine
-from eval.scores.intervals import ratio_bootstrap
-from eval.scores.paired import difference_of_means
-from eval.tasks.outcome import Outcome, accuracy
+from eval.tasks.outcome import Outcome, accuracy, mean_score
 from jax_smash.tasks.coreference import RELATIONS
 from jax_smash.tasks.dice import Dice
 from jax_smash.tasks.draft import Draft, fill, full_size
@@ -108,18 +106,7 @@ class LocationSet:
         whole = [example | {"score": int(example["score"] == 1)} for example in examples]
         settings = {"length": self.length, "seed": self.seed}
         more = {"location_tokens": sum(pair.scored for pair in pairs)}
-        shares = [example["score"] for example in examples]
-        coverage = Outcome(
-            task=TASK,
-            metric="coverage",
-            settings=settings,
-            n=len(shares),
-            score=sum(shares) / len(shares),
-            interval=ratio_bootstrap(shares, [1] * len(shares)),
-            examples=examples,
-            compare=difference_of_means,
-            more=more,
-        )
+        coverage = mean_score(TASK, "coverage", settings, examples, **more)
         return [accuracy(TASK, "accuracy", settings, whole, **more), coverage]
 
 

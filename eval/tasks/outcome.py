@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from eval.scores.engine import Engine
-from eval.scores.intervals import Interval, wilson
-from eval.scores.paired import Compare, difference_of_shares
+from eval.scores.intervals import Interval, ratio_bootstrap, wilson
+from eval.scores.paired import Compare, difference_of_means, difference_of_shares
 from eval.scores.smashing import Compression
 
 
@@ -63,5 +63,23 @@ def accuracy(
         interval=wilson(right, len(examples)),
         examples=list(examples),
         compare=difference_of_shares,
+        more=more,
+    )
+
+
+def mean_score(
+    task: str, metric: str, settings: dict[str, Any], examples: Sequence[dict[str, Any]], **more: Any
+) -> Outcome:
+    """Returns the mean of the examples' `score`, each from 0 to 1."""
+    scores = [example["score"] for example in examples]
+    return Outcome(
+        task=task,
+        metric=metric,
+        settings=settings,
+        n=len(scores),
+        score=sum(scores) / len(scores),
+        interval=ratio_bootstrap(scores, [1] * len(scores)),
+        examples=list(examples),
+        compare=difference_of_means,
         more=more,
     )

@@ -5,7 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from eval.scores.engine import Engine
-from eval.tasks.outcome import Outcome, accuracy
+from eval.tasks.outcome import Outcome, accuracy, mean_score
+from eval.tasks.rouge import rouge_l
+
+ACCURACY = "accuracy"
+
+GRADES: dict[str, Callable[[str, str], float]] = {"rouge_l": rouge_l}
+"""Metrics that say, from 0 to 1, how near a continuation comes to an answer: of the answer and the continuation."""
 
 MARGIN = 8
 """Tokens that an answer may take beyond the longest right one."""
@@ -32,7 +38,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionSet:
-    """Questions scored by the share of right continuations.
+    """Questions scored by the share of right continuations, or by how near continuations come to the answers.
 
     Attributes:
       task: its name.
@@ -41,6 +47,7 @@ class QuestionSet:
       chat: ask in the model's chat template.
       max_new_tokens: of a continuation; None lets it be a few tokens longer than the longest right answer.
       stop: strings that end a continuation.
+      metric: `accuracy`, or one of `GRADES`.
     """
 
     task: str
@@ -49,9 +56,10 @@ class QuestionSet:
     chat: bool = False
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    metric: str = ACCURACY
 
     def measure(self, engine: Engine) -> list[Outcome]:
-        """Returns the accuracy, with every continuation.
+        """Returns the accuracy, or the mean grade, with every continuation.
 
         A prompt that does not fit beside its continuation loses tokens behind its beginning and is counted as
         truncated; it still counts.
@@ -66,7 +74,7 @@ class QuestionSet:
         examples = [
             {
                 "example": question.name,
-                "score": int(question.is_correct(completion.text)),
+                "score": self._score(question, completion.text),
                 "answer": question.answer,
                 "continuation": completion.text,
             }
@@ -74,10 +82,11 @@ class QuestionSet:
         ]
         truncated = sum(map(len, whole)) - sum(map(len, prompts))
         settings = self.settings | {"chat": self.chat, "max_new_tokens": limit}
+        outcome = accuracy if self.metric == ACCURACY else mean_score
         return [
-            accuracy(
+            outcome(
                 self.task,
-                "accuracy",
+                self.metric,
                 settings,
                 examples,
                 truncated=sum(a is not b for a, b in zip(whole, prompts, strict=True)),
@@ -85,3 +94,8 @@ class QuestionSet:
                 prompt_tokens=sum(map(len, prompts)),
             )
         ]
+
+    def _score(self, question: Question, continuation: str) -> float:
+        if self.metric == ACCURACY:
+            return int(question.is_correct(continuation))
+        return GRADES[self.metric](question.answer, continuation)

@@ -98,7 +98,7 @@ def attend_held(
 
 
 def _hold(view: SelectedLayer, asking: Float[Array, "B N H"]) -> HeldLayer:
-    """Returns the slots that a query chooses; where all of them are read, nothing that means anything."""
+    """Returns the slots that a query chooses; arbitrary values where all slots are read."""
 
     def choose() -> tuple[ChosenPages | None, Gathered | None]:
         chosen = view.policy.select(view, asking)

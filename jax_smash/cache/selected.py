@@ -71,8 +71,8 @@ class Selection:
       slots: of each KV head, the best first; of pages the newest last.
       valid: False where fewer than C are read.
       extra: what the policy wants to know of its choice when the step is committed.
-      pages: the same choice as whole pages, page by page; None where single slots were chosen. Of its slots all are
-        read that are filled and not evicted.
+      pages: the same choice as whole pages, page by page; None where single slots were chosen. Its slots that are
+        filled and not evicted are read.
     """
 
     slots: Int[Array, "B K C"]

@@ -162,6 +162,7 @@ class Generate:
             paths["draft_model"] = find(str(self.draft.draft_model))
         if drafter not in (None, "random"):
             paths["drafter"] = Path(str(drafter)).expanduser()
+        paths |= self._policy_files()
         if self.draft.lookup_corpus is not None:
             paths["lookup_corpus"] = self.draft.lookup_corpus
         if self.draft.warm_start is not None:
@@ -170,6 +171,20 @@ class Generate:
         if schema is not None:
             options["json_schema"] = schema
         return made_with(self.model, options=options, prompts=prompts, paths=paths, without=MODULES)
+
+    def _policy_files(self) -> dict[str, Path]:
+        """Returns the files of the policies of the cache and of drafts, by what a user calls them."""
+        from jax_smash.methods import SPARSE
+        from jax_smash.sparse import named_files
+
+        drafts = str(self.draft.draft_model)
+        texts = {"sparse": self.sparse.sparse, "draft_model": drafts if drafts.startswith(SPARSE) else None}
+        return {
+            f"{option} {what}": path
+            for option, text in texts.items()
+            if text is not None
+            for what, path in named_files(text.removeprefix(SPARSE), self.model).items()
+        }
 
     def _decode(
         self,

@@ -69,6 +69,7 @@ def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFla
 
     Raises:
       UsageError: a policy is out of range.
+      ValueError: it does not go with the model.
     """
     import jax
 
@@ -117,14 +118,20 @@ def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFla
 def _sparse_step(
     name: str, flags: SparseFlags | None, config: "ModelConfig", params: Any, slots: int
 ) -> dict[str, Any] | None:
-    """Returns what a decode step reads under a policy; None without one."""
+    """Returns what a decode step reads under a policy; None without one.
+
+    Raises:
+      ValueError: the policy does not go with the model.
+    """
     policy = None if flags is None else flags.policy()
     if flags is None or policy is None:
         return None
+    from jax_smash.planning.abstract import AbstractModel
     from jax_smash.sparse import Learned, described, sparse_step_bytes
 
     if isinstance(policy, Learned):
         policy = described(policy, name, config)
+    policy.check(dataclasses.replace(AbstractModel(config).model(), name=name))
     step = sparse_step_bytes(config, params, policy, batch=1, slots=slots)
     return {
         "policy": flags.sparse,

@@ -19,7 +19,7 @@ def _flag(metavar: str, hint: str = "") -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SparseFlags:
-    """Reading or keeping a part of the cache, with every method. With self-sparse only drafts read a part."""
+    """Reads or keeps a part of the cache, with every method. With self-sparse only drafts read a part."""
 
     sparse: Annotated[str | None, tyro.conf.DisallowNone, _flag("NAME[:SETTING=VALUE,…]")] = None
     """Which slots of the cache a step reads: h2o, snapkv, tova and streaming evict the others; quest and tokenselect
@@ -70,15 +70,16 @@ class SparseFlags:
         Raises:
           FileNotFoundError, ValueError: a predictor is missing, or does not fit the model.
         """
-        from jax_smash.sparse import Learned, Selecting, described, pays_from, told
+        from jax_smash.sparse import Learned, Selecting, described, paying, told
 
         policy = self.policy()
+        if policy is None:
+            return None, None
         if isinstance(policy, Learned):
             policy = described(policy, model.name, model.config)
-        said = [] if policy is None or (known := told(policy)) is None else [known]
-        if isinstance(policy, Selecting) and self.sparse_from in (None, AUTO) and not policy.pays_from:
-            params = model.params["target"]
-            policy = dataclasses.replace(policy, pays_from=pays_from(policy, model.config, params, batch=batch))
+        said = [] if (known := told(policy)) is None else [known]
+        if self.sparse_from in (None, AUTO):
+            policy = paying(policy, model, batch=batch)
         if isinstance(policy, Selecting) and policy.pays_from:
             said.append(f"texts below {policy.pays_from} slots are read whole, which is faster; see --sparse-from")
         return policy, "; ".join(said) or None

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jax_smash.config import ModelConfig
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.self_sparse import SelfSparse
 from jax_smash.ladder import Reach, make_ladder
@@ -14,7 +15,7 @@ from jax_smash.models.predictors import with_predictor, without_predictor
 from jax_smash.plan import step_bytes
 from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import has_int8
-from jax_smash.sparse import Quest, named_policy, pays_from, self_drafting, sparse_step_bytes
+from jax_smash.sparse import Quest, named_policy, paying, self_drafting, sparse_step_bytes
 
 NAME = "self-sparse"
 
@@ -23,6 +24,11 @@ POLICY = Quest(budget=0.25)
 
 CHAIN = Reach(ranks=1, levels=7, first=0.85, deeper=0.85)
 """A model mostly says by a part of its cache what it says by the whole, so that a second choice seldom helps."""
+
+
+def own_policy(config: ModelConfig) -> Quest:
+    """Returns what chooses where no policy is named: `POLICY`, with fewer dense layers where else none would choose."""
+    return dataclasses.replace(POLICY, dense_layers=min(POLICY.dense_layers, config.num_layers - 1))
 
 
 def self_sparse(setup: Setup) -> Method:
@@ -52,10 +58,7 @@ def _policy(setup: Setup) -> SparsePolicy:
     given, model = setup.draft.sparse, setup.model
     if given is not None:
         return named_policy(given) if isinstance(given, str) else given
-    if model.config is None:
-        return POLICY
-    known = pays_from(POLICY, model.config, model.params["target"], batch=setup.batch)
-    return dataclasses.replace(POLICY, pays_from=known)
+    return POLICY if model.config is None else paying(own_policy(model.config), model, batch=setup.batch)
 
 
 def _rounded(model: Model, checks: Model) -> Any:

@@ -12,7 +12,7 @@ from jax_smash.draft.trees.acceptance import PRIOR_FIRST
 from jax_smash.loading import divisible
 from jax_smash.methods import INT8, SmashOptions, check_draft, check_method
 from jax_smash.methods.draft_options import DraftOptions
-from jax_smash.methods.self_sparse import POLICY
+from jax_smash.methods.self_sparse import own_policy
 from jax_smash.plan import prefill_chunk
 from jax_smash.planning.abstract import Abstract, AbstractModel, abstract
 from jax_smash.planning.drafting import OWN
@@ -115,7 +115,7 @@ class Question:
     @property
     def reads(self) -> SparsePolicy | None:
         """The policy of what a step, or under self-sparse its drafts, reads; None for all of the cache."""
-        return POLICY if self.policy is None and self.method == OWN else self.policy
+        return own_policy(self.config) if self.policy is None and self.method == OWN else self.policy
 
     @property
     def divisor(self) -> int:

@@ -8,8 +8,8 @@ from jax_smash.sparse.grouped import GroupedButler
 from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.learned import Learned
 from jax_smash.sparse.model import SparseDef, sparsified
-from jax_smash.sparse.named import POLICIES, named_policy, told
-from jax_smash.sparse.pays import ChoiceCosts, choice_costs, pays_from
+from jax_smash.sparse.named import POLICIES, named_files, named_policy, named_whole, told
+from jax_smash.sparse.pays import ChoiceCosts, choice_costs, paying, pays_from
 from jax_smash.sparse.predictors import described
 from jax_smash.sparse.quest import Quest
 from jax_smash.sparse.selecting import Selecting
@@ -44,7 +44,10 @@ __all__ = [
     "choice_costs",
     "described",
     "drafting_policy",
+    "named_files",
     "named_policy",
+    "named_whole",
+    "paying",
     "pays_from",
     "self_drafting",
     "sparse_step_bytes",

@@ -29,7 +29,6 @@ class Butler(Learned):
     sinks: int = 4
 
     form = "per_head"
-    attends = True
 
     @property
     def queries_a_layer(self) -> int:

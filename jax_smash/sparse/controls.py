@@ -1,4 +1,4 @@
-"""Policies to compare others with: everything, the last entries, entries at random, and the best that are to be had."""
+"""Policies to compare others with: everything, the last entries, random ones, and those with the most attention."""
 
 import dataclasses
 from typing import Any
@@ -76,6 +76,8 @@ class Oracle(Selecting):
 
     Source: Akhauri et al. 2025, "TokenButler", section 4 (the oracle baseline).
     Differs: slots are chosen by KV head, by the probabilities summed over its query heads, and the first 4 are kept.
+    Probabilities are normalised over the committed slots, without the entry's own. So where a KV head has several query
+    heads, the order of their sums may differ from that of dense attention.
     """
 
     sinks: int = 4

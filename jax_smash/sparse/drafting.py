@@ -20,11 +20,6 @@ class ReadWhole(SparseModel):
     A draft is read as a piece of a prompt is, so what the policy keeps learns from it in the same way.
     """
 
-    @property
-    def continued_blocks(self) -> bool:
-        """Whether a block may have entries that earlier forwards read."""
-        return continues_blocks(self.model) and self.predictor is None
-
     def forward(
         self, inputs: Float[Array, "B T D"], position: Int[Array, "B T"], cache: Any, block: Block, policy: Any = None
     ) -> Forward:

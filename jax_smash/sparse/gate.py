@@ -11,7 +11,7 @@ from jax_smash.cache import Block, Entering, SelectedCache, SelectedLayer, Selec
 from jax_smash.cache.store import HEADS, ROWS
 from jax_smash.cache.write import pick
 from jax_smash.models.predictors import Pool, PredictorConfig, importance
-from jax_smash.pytree import pytree, replace
+from jax_smash.pytree import pytree
 from jax_smash.sharding import on_each_device
 from jax_smash.sparse.learned import FIRST, Learned
 from jax_smash.sparse.memory import Heard, Memory, Parts
@@ -114,8 +114,6 @@ class PageGate(Learned):
         if config.look_ahead == 0:
             queries, position = entering.asking(queries), entering.asking(position)
         made = predictor.queries_of(producer, queries, position)
-        if entering.block.earlier is not None:  # Such a block is never committed.
-            return replace(heard, queries=heard.queries | {producer: made})
         keys = self._page_keys(predictor, producer, cache, plain, entering)
         return Heard(
             queries=heard.queries | {producer: made},

@@ -47,8 +47,6 @@ class Learned(Selecting):
 
     form: ClassVar[str]
     """Of the predictor, one of `models.predictors.FORMS`."""
-    attends: ClassVar[bool] = False
-    """Queries of an entry need what the predictor made of the entries before it, those of its block too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,10 +271,6 @@ class Learned(Selecting):
     @abc.abstractmethod
     def key_bytes(self, slots: int, itemsize: int) -> int:
         """Returns the bytes of one layer's keys of so many slots."""
-
-    def beside_bytes(self, slots: int, itemsize: int) -> int:
-        """Returns what a step reads a row beside the keys, all layers together."""
-        return 0
 
 
 def committed_slots(view: SelectedLayer) -> Bool[Array, "B S"]:

@@ -14,6 +14,8 @@ from jax_smash.sparse.controls import Dense, Oracle, Random, Recency
 from jax_smash.sparse.gate import PageGate
 from jax_smash.sparse.grouped import GroupedButler
 from jax_smash.sparse.h2o import H2O
+from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.predictors import find_predictor
 from jax_smash.sparse.quest import Quest
 from jax_smash.sparse.selecting import Selecting
 from jax_smash.sparse.snapkv import SnapKV
@@ -67,7 +69,7 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
     settable = [field for field in dataclasses.fields(policy) if field.init and field.name not in UNNAMED]  # type: ignore[arg-type]
     fields = {SHARES if field.name == "head_shares" else field.name: field for field in settable}
     given: dict[str, Any] = {}
-    for setting in filter(None, re.split("[,:]", settings)):
+    for setting in _split(settings):
         key, equals, value = setting.partition("=")
         if not equals and "path" in fields and "path" not in given:
             key, equals, value = "path", "=", setting
@@ -91,6 +93,41 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
     return policy(**given)
 
 
+def named_whole(text: str) -> SparsePolicy:
+    """Returns the policy that a text names, with a budget of the whole text where it chooses slots.
+
+    So no setting is too large for the policy's own budget.
+
+    Raises:
+      ValueError: there is no such policy or setting, or a value is out of range.
+    """
+    kind = POLICIES.get(text.partition(":")[0])
+    chooses = isinstance(kind, type) and issubclass(kind, Selecting)
+    return named_policy(text, budget="100%" if chooses else None)
+
+
+def named_files(text: str, base: str) -> dict[str, Path]:
+    """Returns what a text names that lies in files: `predictor`, a folder, and `shares`, a file; each where it is read.
+
+    Args:
+      text: as `named_policy` takes it.
+      base: name of the model, whose shipped predictor is taken where no folder is named.
+
+    Raises:
+      FileNotFoundError: there is no predictor or file.
+      ValueError: there is no such policy or setting, or a value is out of range.
+    """
+    found: dict[str, Path] = {}
+    policy = named_whole(text)
+    if isinstance(policy, Learned):
+        found["predictor"] = find_predictor(policy, base)
+    for setting in _split(text.partition(":")[2]):
+        key, _, value = setting.partition("=")
+        if key == SHARES:
+            found[SHARES] = Path(value)
+    return found
+
+
 def parse_budget(budget: str | int) -> int | float:
     """Returns a budget: a whole number of slots, or of a text like `25%` a share.
 
@@ -110,6 +147,10 @@ def told(policy: SparsePolicy) -> str | None:
     if not isinstance(policy, Selecting) or isinstance(policy.budget, int):
         return None
     return f"a budget of {policy.budget:.0%} of a text is at least {policy.least} slots, which are always read"
+
+
+def _split(settings: str) -> list[str]:
+    return [setting for setting in re.split("[,:]", settings) if setting]
 
 
 def _parsed(key: str, value: str, default: Any) -> Any:

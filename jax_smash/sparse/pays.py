@@ -9,8 +9,13 @@ import numpy as np
 from jax_smash import cpu
 from jax_smash.config import ModelConfig
 from jax_smash.costs.estimate import known_roofline
+from jax_smash.loading import Model
+from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import activation_dtype
+from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.predictors import described
 from jax_smash.sparse.selecting import Selecting
+from jax_smash.sparse.traffic import predictor_bytes
 
 STEP = 64
 """Lengths are looked at in steps of so many slots."""
@@ -36,7 +41,7 @@ class ChoiceCosts:
 
 
 MODELLED_SECONDS = 10e-6
-"""Of a layer's choice on an accelerator: about five operations. A score is written and read, 8 bytes."""
+"""Of a layer's choice on an accelerator: about five operations. A score is written once and read once, 8 bytes."""
 
 UNKNOWN_BYTES_PER_SECOND = 1e12
 """Of a device that nothing is known of."""
@@ -67,10 +72,14 @@ def pays_from(
 ) -> int:
     """Returns the slots from which on a step is faster that reads the slots that a policy chooses.
 
-    seconds + B · (gathered · chosen + scored · scorer + ranked · candidates) / speed < B · all / speed
+    In each of the L layers that choose:
+    seconds + (predictor / L + B · (gathered · chosen + scored · (scorer + beside / L) + ranked · candidates)) / speed
+      < B · all / speed
+
+    A predictor's weights are read once for all rows. What is kept beside its keys is read once a row.
 
     Args:
-      policy: of the cache.
+      policy: of the cache; one with a trained predictor must know its sizes.
       config: the model's sizes.
       params: the target's parameters, or their abstract shapes.
       batch: B, rows that decode together.
@@ -78,17 +87,45 @@ def pays_from(
 
     Returns:
       From 0 to the model's `max_positions`, where it never pays; 0 for a policy that must know of every choice.
+
+    Raises:
+      ValueError: nobody has told the sizes of the predictor.
     """
     if policy.remembers:
         return 0
     costs = choice_costs() if costs is None else costs
     size = np.dtype(activation_dtype(params)).itemsize
     slot = 2 * config.held_kv_heads * config.head_width * size
+    layers = max(sum(kind == "full" for kind in config.layer_kinds[policy.dense_layers :]), 1)
+    predictor = predictor_bytes(policy, params) / layers
     for slots in range(STEP, config.max_positions, STEP):
         wanted = policy.budget if isinstance(policy.budget, int) else int(np.ceil(policy.budget * slots))
         read = min(max(wanted, policy.least), slots) * slot
-        taken = costs.gathered * read + costs.scored * policy.scorer_bytes(config, slots, size)
+        scorer = policy.scorer_bytes(config, slots, size) + policy.beside_bytes(slots, size) / layers
+        taken = costs.gathered * read + costs.scored * scorer
         taken += costs.ranked * config.held_kv_heads * -(-slots // policy.page_size)
-        if costs.seconds * costs.bytes_per_second < batch * (slots * slot - taken):
+        if costs.seconds * costs.bytes_per_second + predictor < batch * (slots * slot - taken):
             return slots
     return config.max_positions
+
+
+def paying(policy: SparsePolicy, model: Model, *, batch: int) -> SparsePolicy:
+    """Returns a policy that reads the whole cache while that is faster, with `pays_from` for a model on this device.
+
+    A policy that says itself from where it chooses stays as it is, and so does one that chooses no slots.
+
+    Args:
+      policy: of the cache; of a trained predictor the description alone is read.
+      model: that is loaded.
+      batch: rows that decode together.
+
+    Raises:
+      FileNotFoundError: a predictor is missing.
+      ValueError: it does not fit the model.
+    """
+    if model.config is None or not isinstance(policy, Selecting) or policy.pays_from:
+        return policy
+    if isinstance(policy, Learned) and policy.predictor is None:
+        policy = described(policy, model.name, model.config)
+    known = pays_from(policy, model.config, model.params["target"], batch=batch)
+    return dataclasses.replace(policy, pays_from=known)

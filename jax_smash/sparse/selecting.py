@@ -125,9 +125,10 @@ class Selecting(abc.ABC):
                 f"budget must be at most the {config.max_positions} slots that a cache of {model.name} may have; "
                 f"got {self.budget}"
             )
-        if self.dense_layers > config.num_layers:
+        if self.dense_layers >= config.num_layers:
             raise ValueError(
-                f"dense_layers must be at most the {config.num_layers} layers of {model.name}; got {self.dense_layers}"
+                f"dense_layers must be fewer than the {config.num_layers} layers of {model.name}; "
+                f"got {self.dense_layers}"
             )
         if self.head_shares is not None:
             shape = tuple(len(layer) for layer in self.head_shares)
@@ -197,6 +198,10 @@ class Selecting(abc.ABC):
           slots: that the row holds.
           itemsize: bytes of a number of a key.
         """
+        return 0
+
+    def beside_bytes(self, slots: int, itemsize: int) -> int:
+        """Returns how many bytes a row a step reads to choose beside `scorer_bytes`, all layers together."""
         return 0
 
     def last(self, limit: Int[Array, "B K"]) -> Int[Array, "B K"]:

@@ -40,10 +40,10 @@ class SnapKV(Selecting):
     Source: Li et al. 2024, "SnapKV: LLM Knows What You are Looking for Before Generation", section 4; 32 observers, and
     pooling over 7 slots.
     Differs: votes are averaged over the query heads of a KV head, which share a set. Evicted entries are masked, so
-    memory is not given back. The paper lets the cache grow with what is generated; here that takes the room of the
-    prompt's least voted entries, and beyond the budget that of the oldest. With `rolling`, as in the comparisons of
-    Akhauri et al. 2025 ("TokenButler", section 4.2), the last entries vote anew after each step, and are kept by votes
-    alone.
+    memory is not given back. The paper lets the cache grow with what is generated; here a generated entry takes the
+    room of the prompt's entry with the fewest votes; when none is left, that of the oldest. With `rolling`, as in the
+    comparisons of Akhauri et al. 2025 ("TokenButler", section 4.2), the last entries vote anew after each step, and are
+    kept by votes alone.
 
     Attributes:
       observers: how many of the last entries vote.

@@ -44,13 +44,19 @@ class StreamingLLM:
         return 1 << (self.window.bit_length() - 1)
 
     def check(self, model: Any) -> None:
-        """Refuses a model whose positions are not by difference alone.
+        """Refuses a model whose positions are not by difference alone, or whose cache has too few slots.
 
         Raises:
-          ValueError: the model is not of this package, or its rotary embedding depends on the length of the text.
+          ValueError: the model is not of this package, its context is less than the slots that are kept, or its rotary
+            embedding depends on the length of the text.
         """
         if model.config is None:
             raise ValueError(f"{model.name} must be a model of this package: StreamingLLM needs its cache")
+        if self.slots > model.config.max_positions:
+            raise ValueError(
+                f"slots must be at most the {model.config.max_positions} slots that a cache of {model.name} may have; "
+                f"got {self.slots}"
+            )
         if model.config.follows_length:
             raise ValueError(
                 f"the rotary embedding of {model.name} must not depend on the length of the text; it is stretched by it"

@@ -39,16 +39,15 @@ class TOVA(Selecting):
         return self.best(view, jnp.broadcast_to(view.channels[:, None], view.layer.keys.shape[:3]))
 
     def committed(self, view: SelectedLayer, step: Step) -> Any:
-        """Notes the last entry's probabilities."""
-        count, heads = step.write.count, view.layer.keys.shape[1]
+        """Notes the last entry's probabilities, summed over all heads: sums order slots as averages do."""
+        count = step.write.count
         last = jnp.maximum(count - 1, 0)[:, None]
         if step.note.selection is None:
             query = step.of(step.note.query)
-            heads = query.shape[2]
             query = jnp.take_along_axis(query, last[:, :, None, None], axis=1)
             position = jnp.take_along_axis(step.of(step.write.position), last, axis=1)
             sums = slot_probabilities(query, position, view).sum((1, 2, 3))
         else:
             place = jnp.arange(step.kept.shape[1], dtype=jnp.int32)[None]
             sums = recorded(view, step, ((place == last) & step.kept).astype(jnp.float32)).sum(1)
-        return jnp.where((count > 0)[:, None], sums / heads, view.channels)
+        return jnp.where((count > 0)[:, None], sums, view.channels)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_smash.cache import LayerPlan
 from jax_smash.config import ModelConfig
 from jax_smash.models.predictors import abstract_predictor, without_predictor
 from jax_smash.plan import step_bytes, tree_bytes
@@ -64,7 +65,7 @@ def sparse_step_bytes(
     Raises:
       ValueError: nobody has told the sizes of the predictor.
     """
-    params, own = without_predictor(params)
+    given, (params, _) = params, without_predictor(params)
     dense = step_bytes(config, params, batch=batch, slots=slots)
     if isinstance(policy, StreamingLLM):
         kept = step_bytes(config, params, batch=batch, slots=min(slots, policy.slots))
@@ -75,16 +76,40 @@ def sparse_step_bytes(
     slot = 2 * config.head_width * size
     cache, scorer, predictor = dense.cache, 0, 0
     plans = policy.plans(config, slots)
-    if isinstance(policy, Learned) and any(plans):
+    if any(plans):
         scorer = batch * policy.beside_bytes(slots, size)
-        predictor = tree_bytes(own or abstract_predictor(policy.sizes, activation_dtype(params))[1])
+        predictor = predictor_bytes(policy, given)
     for plan in plans:
         if plan is None:
             continue
-        shares = plan.by_head or (1.0,) * config.held_kv_heads
-        read = sum(int(np.clip(np.ceil(plan.slots * share), plan.least, plan.slots)) for share in shares)
+        read = sum(_slots_read(plan, slots, config.held_kv_heads, policy.page_size))
         cache -= batch * slot * (config.held_kv_heads * slots - read)
         scorer += batch * policy.scorer_bytes(config, slots, size)
     return SparseStepBytes(
         weights=dense.weights, cache=cache, scorer=scorer, dense_cache=dense.cache, predictor=predictor
     )
+
+
+def predictor_bytes(policy: SparsePolicy, params: Any) -> int:
+    """Returns the bytes of the weights of a policy's predictor; 0 without one.
+
+    Args:
+      policy: one with a trained predictor must know its sizes.
+      params: the target's parameters, or their abstract shapes; the predictor's may be among them.
+
+    Raises:
+      ValueError: nobody has told the sizes of the predictor.
+    """
+    if not isinstance(policy, Learned):
+        return 0
+    base, own = without_predictor(params)
+    return tree_bytes(own or abstract_predictor(policy.sizes, activation_dtype(base))[1])
+
+
+def _slots_read(plan: LayerPlan, slots: int, kv_heads: int, page_size: int) -> list[int]:
+    """Returns the slots that each KV head reads of a row: whole pages within `LayerPlan.limit`."""
+    limit = np.float32(plan.slots)
+    if plan.share is not None:
+        limit = np.ceil(np.float32(slots) * np.float32(plan.share))
+    by_head = np.ceil(limit * np.asarray(plan.by_head or (1.0,) * kv_heads, np.float32))
+    return [int(n) // page_size * page_size for n in np.clip(by_head, plan.least, plan.slots)]

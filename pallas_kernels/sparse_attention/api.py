@@ -38,9 +38,10 @@ def sparse_attention(
       page_size: slots of a page: a power of two from 16 to 128 that divides the cache's slots.
       window: an entry sees positions later than its own minus this; 0 for no window.
       softcap: scores become cap · tanh(score / cap); 0 for none.
-      implementation: None takes what is fastest as far as it was measured, which is the XLA path on every device so
-        far. `kernel` takes the kernel of the platform that the program is compiled for, and the XLA path where there is
-        none for these shapes; `tpu` and `gpu` insist on theirs; `xla` and `reference` need no device of their own.
+      implementation: None takes the XLA path on every device. `kernel` takes the kernel of the platform that the
+        program is compiled for, and the XLA path where there is none for these shapes. `tpu` and `gpu` insist on
+        theirs; `jax_smash.attention.attend_pages` names them where they can run. `xla` and `reference` need no device
+        of their own.
       interpret: runs a kernel that is named, `tpu` or `gpu`, without its device, slowly.
 
     Raises:

@@ -20,9 +20,9 @@ class Pages(NamedTuple):
       table: page numbers in any order, none of them twice; the newest page last by convention. A set for each KV head,
         or one that all KV heads share (the second axis is then 1). Behind its count it may hold anything.
       counts: how many pages of each set are read; at most P.
-      filled: what a caller may know of the slots of each set, counted page by page: that the first so many hold what
-        every valid entry sees, and that the others are empty. Then no positions of slots are looked up. None where the
-        caller does not know; there must be no window.
+      filled: number of filled slots in each set, counted page by page: every valid entry sees these, and the others
+        are empty. Then no positions of slots are looked up. None where the caller does not know; there must be no
+        window.
     """
 
     table: Int[Array, "B Sets P"]

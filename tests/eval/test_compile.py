@@ -21,7 +21,7 @@ from eval.compile import Settings, measure
         ({"kv_budget": "64"}, "kv_budget is for a policy of the cache"),
         ({"sparse": "nothing"}, "a policy must be one of"),
         ({"sparse": "quest", "kv_budget": "40"}, "page_size must divide the budget of 40 slots"),
-        ({"sparse": "quest:dense_layers=17", "kv_budget": "48"}, "dense_layers must be at most the 16 layers"),
+        ({"sparse": "quest:dense_layers=16", "kv_budget": "48"}, "dense_layers must be fewer than the 16 layers"),
         ({"chips": ("v5e",), "tree_sizes": (2,)}, "chip must be"),
     ],
 )

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import math
@@ -339,6 +340,22 @@ def test_a_run_whose_data_have_changed_is_not_resumed(model, piqa, tmp_path, ask
         file.write('{"text": "One more."}\n')
     with pytest.raises(ValueError, match="was begun with files "):
         main(several(model, piqa, tmp_path, resume=True), [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "file"), [("grouped:made", "made/butler.json"), ("recency:shares=made/a", "made/a")]
+)
+def test_a_run_whose_policy_is_read_from_other_files_is_not_resumed(model, piqa, tmp_path, monkeypatch, policy, file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").mkdir()
+    (tmp_path / file).write_text('{"shares": [[1.0, 0.5]]}')
+    settings = Settings(model=model, tasks=("piqa",), data=(piqa,), sparse=(policy,), json=tmp_path / "a.json")
+    quality.finished_tasks(settings).add({}, 0, [])
+    resumed = dataclasses.replace(settings, resume=True)
+    assert quality.finished_tasks(resumed).get({}, 0) == []
+    (tmp_path / file).write_text('{"shares": [[1.0, 0.25]]}')
+    with pytest.raises(ValueError, match="was begun with files "):
+        quality.finished_tasks(resumed)
 
 
 def test_overwriting_starts_again(model, piqa, tmp_path, asked):

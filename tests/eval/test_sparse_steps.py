@@ -2,7 +2,10 @@ import json
 
 import pytest
 
-from eval.sparse_steps import BASELINE, Settings, main
+import jax_smash
+from eval.sparse_steps import BASELINE, Settings, main, measure
+from jax_smash.checkpoints.butler import save_butler
+from tests.predictors import modules_of, sizes_of
 
 POLICY = "quest:budget=25%:page_size=4:dense_layers=1"
 
@@ -26,6 +29,18 @@ def test_every_way_is_timed_behind_one_reading_of_the_prompt(tmp_path, capsys):
     (parts,) = report["parts"]
     assert all(parts[name] > 0 for name in ("whole_ms", "part_ms", "score_and_choose_ms", "gather_ms", "attend_ms"))
     assert "self-sparse" in capsys.readouterr().out
+
+
+def test_a_trained_predictors_choice_is_timed_as_a_whole(tmp_path):
+    model = jax_smash.load("tiny")
+    made = modules_of(sizes_of(model.config, "grouped"))
+    save_butler(tmp_path / "made", made.config, made.params, base_fingerprint=model.fingerprint, trained_length=96)
+    policy = f"grouped:{tmp_path}/made:budget=25%:window=4"
+    found = measure(
+        Settings(model="tiny", lengths=(96,), policies=(policy,), trees=("chain-2",), int8=False, steps=2, turns=1)
+    )
+    assert [row["method"] for row in found["rows"]] == [BASELINE, f"sparse {policy}", f"self-sparse chain-2 {policy}"]
+    assert found["parts"] == []
 
 
 @pytest.mark.parametrize(

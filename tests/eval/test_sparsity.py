@@ -102,6 +102,19 @@ def test_a_run_goes_on_behind_a_file_that_was_cut(given, report, capsys):
         main(dataclasses.replace(given, length=25))
 
 
+def test_a_policy_whose_file_has_changed_is_asked_again_and_no_other(given, tmp_path, capsys):
+    def asked(second):
+        (tmp_path / "shares.json").write_text(json.dumps({"shares": [[1.0, second]]}))
+        main(settings)
+        return capsys.readouterr().err.count(" s\n")
+
+    policies = ("recency", f"recency:shares={tmp_path / 'shares.json'}")
+    changes = {"policies": policies, "budgets": ("50%",), "tasks": given.tasks[:1], "plot": None}
+    settings = dataclasses.replace(given, json=tmp_path / "out.json", **changes)
+    assert asked(0.5) == 3
+    assert asked(0.25) == 1
+
+
 def test_the_command_goes_on_with_what_it_finds_and_leaves_errors_in_a_line(given, report, tmp_path):
     def run(*options):
         command = [sys.executable, "-m", "eval.sparsity", "--model", given.model, "--num", "2", "--length", "24"]

@@ -3,10 +3,12 @@ import json
 
 import pytest
 
+from eval import speed
 from eval.reports.report import run_program
 from eval.speed import PROMPTS, Settings, main, measure
 from eval.timing.measure import Ours
 from jax_smash.serve.prompts import read_prompts
+from jax_smash.sparse import Oracle, paying
 from tests.checkpoints import LLAMA
 from tests.model_directory import write_model
 from tests.tiny import tiny_model
@@ -195,7 +197,9 @@ def test_groups_of_one_length_are_measured_beside_their_cap(config):
         ({"group_lengths": (0, 2)}, "group_lengths and micro_layers must be at least 1; got 0"),
         ({"group_lengths": (2,), "weights": "int8"}, "group_lengths goes with plain weights; got int8"),
         ({"group_lengths": (2,), "sparse": "quest"}, "group_lengths goes with the whole cache; got sparse quest"),
-        ({"kv_budget": "64"}, "kv_budget and page_size go with sparse"),
+        ({"kv_budget": "64"}, "kv_budget, page_size and sparse_from go with sparse"),
+        ({"sparse": "streaming", "sparse_from": 64}, "sparse_from goes with a policy that chooses slots"),
+        ({"sparse": "h2o", "sparse_from": 64}, "pays_from must be 0 for H2O"),
         ({"sparse": "best"}, "a policy must be one of butler, dense"),
         ({"group_lengths": (2,), "smash_mode": "checked"}, "group_lengths goes with smash_mode blind; got checked"),
         ({"group_lengths": (2,), "confidence": 2.0}, "confidence must be over 0 and at most 1; got 2.0"),
@@ -229,6 +233,27 @@ def test_a_file_that_exists_stays_as_it_is(config, tmp_path):
     with pytest.raises(FileExistsError, match="output file exists"):
         main(Settings(random_init=config, json=out))
     assert out.read_text() == "mine"
+
+
+def test_short_texts_are_read_whole_under_a_policy_unless_sparse_from_says_else():
+    model = tiny_model(layer_kinds=("full", "full"))
+    settings = Settings(model="tiny", methods=("ar", "self-sparse"), sparse="oracle", kv_budget="16")
+    from_where = paying(Oracle(budget=16), model, batch=1)
+    assert from_where.pays_from > 0
+    for changes, policy in (
+        ({}, from_where),
+        ({"sparse_from": 0}, Oracle(budget=16)),
+        ({"sparse_from": 48}, Oracle(budget=16, pays_from=48)),
+    ):
+        _, sparse, drafts = speed._ours(dataclasses.replace(settings, **changes), model, 64)
+        assert sparse.model.definition.policy == policy
+        assert drafts.draft.sparse == policy
+        notes = speed._read_whole(dataclasses.replace(settings, **changes), model)
+        assert notes == (
+            [f"under oracle texts below {policy.pays_from} slots are read whole; see --sparse-from"]
+            if policy.pays_from
+            else []
+        )
 
 
 def test_int8_weights_run_beside_plain_ones(config):

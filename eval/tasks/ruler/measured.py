@@ -3,12 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from eval.scores.engine import Engine
-from eval.scores.intervals import ratio_bootstrap
-from eval.scores.paired import difference_of_means
-from eval.tasks.outcome import Outcome, accuracy
+from eval.tasks.outcome import Outcome, accuracy, mean_score
 from eval.tasks.ruler.catalogue import RULER, ruler_examples
 from eval.tasks.ruler.example import Example
 
@@ -65,7 +62,7 @@ class RulerSet:
         more = {"prompt_tokens": sum(map(len, prompts))}
         if all(example.any_reference or len(example.references) == 1 for example in self.examples):
             return [accuracy(self.task, METRIC, settings, examples, **more)]
-        return [_mean(self.task, settings, examples, more)]
+        return [mean_score(self.task, METRIC, settings, examples, **more)]
 
     def _prompt(self, engine: Engine, example: Example) -> list[int]:
         if not self.chat:
@@ -99,18 +96,3 @@ def ruler_set(
     examples = tuple(drawn)
     new_tokens = RULER[task].new_tokens
     return RulerSet(f"{PREFIX}{task}", examples, length=length, new_tokens=new_tokens, seed=seed, chat=chat)
-
-
-def _mean(task: str, settings: dict[str, Any], examples: list[dict[str, Any]], more: dict[str, Any]) -> Outcome:
-    scores = [example["score"] for example in examples]
-    return Outcome(
-        task=task,
-        metric=METRIC,
-        settings=settings,
-        n=len(scores),
-        score=sum(scores) / len(scores),
-        interval=ratio_bootstrap(scores, [1] * len(scores)),
-        examples=examples,
-        compare=difference_of_means,
-        more=more,
-    )

@@ -1,10 +1,12 @@
 """Equal bytes against numbers worked by hand: two layers of two KV heads, 8 wide, float32, 100 slots."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eval.sparse.arms import beside, policy_of, read_policy, settled
-from jax_smash.sparse import sparsified
+from jax_smash.sparse import TOVA, StreamingLLM, sparsified
 from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
 
@@ -97,3 +99,32 @@ def test_what_options_say_for_all_policies_is_refused_in_one():
         read_policy("h2o:budget=12", protocol="dense", page_size=None)
     with pytest.raises(ValueError, match="a policy must be one of"):
         read_policy("guess", protocol="dense", page_size=None)
+
+
+@pytest.mark.parametrize(("share", "length"), [(0.25, 100), (0.33, 999), (0.5, 4096)])
+def test_shorter_texts_read_their_share_to_the_slot(share, length):
+    found = arm("recency", share, length=length)
+    (plan,) = set(found.policy.plans(tiny_model(layer_kinds=("full", "full"), window=0).config, length))
+    filled = np.arange(40, length + 1)
+    expected = np.maximum(-(-filled * found.slots // length), found.policy.least)
+    assert plan.limit(jnp.asarray(filled, jnp.int32), 1)[:, 0].tolist() == expected.tolist()
+
+
+def test_a_long_text_reads_no_slot_more_than_its_share():
+    for share in (0.1, 0.25, 0.3333):
+        found = arm("recency", share, length=131_072)
+        (plan,) = set(found.policy.plans(tiny_model(layer_kinds=("full", "full"), window=0).config, 131_072))
+        assert plan.limit(jnp.asarray([131_072], jnp.int32), 1)[0, 0] == found.slots
+
+
+@pytest.mark.parametrize("text", ["snapkv:observers=512", "recency:window=600", "h2o:grace=700"])
+def test_settings_are_not_judged_by_a_budget_that_is_still_to_be_settled(text):
+    policy = read_policy(text, protocol="dense", page_size=None)
+    assert policy.budget == 1.0
+    name, _, value = text.partition(":")[2].partition("=")
+    assert getattr(policy, name) == int(value)
+
+
+def test_policies_that_choose_no_slots_alone_ignore_the_page_size():
+    assert read_policy("streaming", protocol="dense", page_size=8) == StreamingLLM(slots=5)
+    assert read_policy("tova", protocol="stepwise", page_size=8) == TOVA(budget=1.0, page_size=8, prompt="stepwise")

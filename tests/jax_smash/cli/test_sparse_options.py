@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import jax
 import pytest
@@ -89,6 +90,43 @@ def test_info_tells_what_a_step_reads(call, two_layers):
     assert "oracle reads" in out
     assert "of attention alone" in out
     assert json.loads(call("info", two_layers, "--json")[1])["sparse_step"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--sparse", "quest:dense_layers=0", "--kv-budget", "99984"), "budget must be at most the"),
+        (("--sparse", "quest:dense_layers=99", "--kv-budget", "64"), "dense_layers must be fewer than the 2 layers"),
+        (("--sparse", "streaming:slots=99984"), "slots must be at most the"),
+    ],
+)
+def test_info_refuses_a_policy_that_does_not_go_with_the_model(call, two_layers, options, said):
+    status, out, err = call("info", two_layers, *options)
+    assert (status, out) == (1, "")
+    assert said in " ".join(err.split())
+
+
+@pytest.mark.parametrize("option", ["--sparse", "--draft-model"])
+def test_a_run_is_not_resumed_with_another_predictor(call, two_layers, tmp_path, option):
+    model = jax_smash.load(two_layers)
+
+    def train(seed):
+        made = modules_of(sizes_of(model.config, "grouped"), seed=seed)
+        shutil.rmtree(tmp_path / "trained", ignore_errors=True)
+        save_butler(tmp_path / "trained", made.config, made.params, base_fingerprint=model.fingerprint)
+
+    train(3)
+    policy = "grouped:trained,window=4,budget=16"
+    named = {"--sparse": (option, policy), "--draft-model": ("--method", "draft-model", option, f"sparse:{policy}")}
+    options = ("--model", two_layers, "--prompt", PROMPT, "--max-new-tokens", "2", *named[option])
+    assert call("generate", *options, "--json", "out.jsonl")[0] == 0
+    (tmp_path / "out.jsonl").rename(tmp_path / "out.jsonl.partial")
+    assert call("generate", *options, "--json", "out.jsonl", "--resume")[0] == 0
+    (tmp_path / "out.jsonl").rename(tmp_path / "out.jsonl.partial")
+    train(4)
+    status, _, err = call("generate", *options, "--json", "out.jsonl", "--resume")
+    assert status != 0
+    assert f"was made with {option} predictor: another file or folder" in " ".join(err.split())
 
 
 def test_a_predictor_in_a_folder_is_decoded_by_and_told_of(call, two_layers, tmp_path, caplog):

@@ -5,8 +5,9 @@ import pytest
 from jax_smash import DraftOptions
 from jax_smash.loading import quantised
 from jax_smash.methods import METHODS, make_method
+from jax_smash.methods.self_sparse import POLICY, own_policy
 from jax_smash.sparse import H2O, Quest, Recency, sparsified
-from tests.tiny import tiny_model
+from tests.tiny import tiny_config, tiny_model
 
 
 def model():
@@ -28,6 +29,13 @@ def model():
 def test_what_does_not_fit_is_refused_by_name(draft, said):
     with pytest.raises(ValueError, match=said):
         make_method(model(), "self-sparse", draft=DraftOptions(**draft))
+
+
+def test_without_a_policy_a_layer_chooses_however_few_there_are():
+    shapes = {n: tiny_config(num_layers=n, layer_kinds=("full",) * n) for n in (1, 2, 3, 30)}
+    assert [own_policy(config).dense_layers for config in shapes.values()] == [0, 1, 2, 2]
+    assert own_policy(shapes[30]) == POLICY
+    make_method(model(), "self-sparse", slots=512)
 
 
 def test_a_policy_goes_with_no_other_method():
@@ -52,7 +60,7 @@ def test_a_chain_costs_a_draft_for_each_of_its_tokens():
         assert made.memory["trees"].ladder[0].nodes == 1, "nothing to draft is among what is compared"
         return made.curve.seconds
 
-    whole, part = seconds(sparse=Quest(budget=512)), seconds(sparse=Quest(budget=64, dense_layers=0))
+    whole, part = seconds(sparse=Quest(budget=512, dense_layers=0)), seconds(sparse=Quest(budget=64, dense_layers=0))
     checks = [all_ - whole[0] * (m - 1) for all_, m in zip(whole, (1, 2, 4, 8), strict=False)]
     assert checks == sorted(checks)
     assert checks[0] == pytest.approx(whole[0])

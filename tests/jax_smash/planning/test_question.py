@@ -22,7 +22,7 @@ from tests.jax_smash.planning.plans import plan, question, small
         ({"method": "draft-model"}, "draft_model"),
         ({"draft_model": "int8"}, "draft_model"),
         ({"acceptance": 1.0}, "acceptance must be at least 0 and below 1"),
-        ({"policy": Quest(budget=48, dense_layers=3)}, "dense_layers must be at most the 2 layers"),
+        ({"policy": Quest(budget=48)}, "dense_layers must be fewer than the 2 layers of target; got 2"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, message):

@@ -25,6 +25,7 @@ from jax_smash.sparse import (
     sparse_step_bytes,
     sparsified,
 )
+from jax_smash.sparse.learned import FIRST
 from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
 
@@ -185,23 +186,33 @@ def test_a_text_longer_than_those_of_the_training_is_told_of(tmp_path, caplog):
     assert "room for 64 entries, and the predictor was trained on texts of 32" in caplog.text
 
 
-@pytest.mark.parametrize("page", [4, 16], ids=["gathered", "whole"])
-def test_a_sum_of_probabilities_ends_the_budget(page):
+def gated(page, *, budget=8, sinks=1):
+    """Returns a gate's policy that ends at 0.7, and its view of a layer with 5 full pages and two entries more."""
     model = tiny_model(layer_kinds=("full", "full"), max_positions=512)
     gate = modules("gate", config=model.config, page=page)
-    model = sparsified(model, PageGate(budget=8 * page, sinks=1, top_p=0.7), gate)
+    model = sparsified(model, PageGate(budget=budget * page, sinks=sinks, top_p=0.7), gate)
     policy, bound = model.definition.policy, model.definition.bind(model.params["target"])
     count = 5 * page + 2
     cache = bound.init_cache(1, 16 * page, count)
     token = jnp.ones((1, count), jnp.int32)
     position = jnp.arange(count, dtype=jnp.int32)[None]
     out = bound.forward(bound.embed(token), position, cache, Block.causal(jnp.ones((1, count), bool), prompt=True))
-    view = cache.commit(out.block_kv, Write(position=position, count=jnp.full(1, count, jnp.int32))).layer(0)
+    return policy, cache.commit(out.block_kv, Write(position=position, count=jnp.full(1, count, jnp.int32))).layer(0)
+
+
+def pages_of(found, page):
+    """Returns the pages that each KV head reads of the first row."""
+    return [sorted({int(s) // page for s in found.slots[0, h][found.valid[0, h]]}) for h in range(2)]
+
+
+@pytest.mark.parametrize("page", [4, 16], ids=["gathered", "whole"])
+def test_a_sum_of_probabilities_ends_the_budget(page):
+    policy, view = gated(page)
     likely = np.full((1, 2, 16), -np.inf, np.float32)
     likely[0, :, :5] = np.log([[0.05, 0.5, 0.1, 0.3, 0.05], [0.05, 0.8, 0.05, 0.05, 0.05]])
     found = policy.best(view, jnp.asarray(likely))
     assert isinstance(found, Selection)
-    pages = [sorted({int(s) // page for s in found.slots[0, h][found.valid[0, h]]}) for h in range(2)]
+    pages = pages_of(found, page)
     # The first page and the last, which is not full, are always read; the first counts.
     assert pages == [[0, 1, 3, 5], [0, 1, 5]]
     # What a kernel reads is the same.
@@ -209,6 +220,21 @@ def test_a_sum_of_probabilities_ends_the_budget(page):
     if found.pages is not None:
         assert found.pages.counts.tolist() == [[4, 3]]
         assert [sorted(found.pages.table[0, h, :n].tolist()) for h, n in enumerate((4, 3))] == pages
+
+
+def test_pages_without_a_score_yet_are_read_and_count_for_nothing_in_the_sum():
+    policy, view = gated(4, sinks=0)
+    likely = np.full((1, 2, 16), -np.inf, np.float32)
+    # Pages 1 and 4 came after the last scores.
+    likely[0, :, :5] = np.log([[0.5, 1, 0.35, 0.15, 1], [0.2, 1, 0.75, 0.05, 1]])
+    scored = [pages_of(policy.best(view, jnp.asarray(likely.copy()).at[:, :, jnp.asarray([1, 4])].set(-jnp.inf)), 4)]
+    likely[0, :, [1, 4]] = FIRST
+    found = pages_of(policy.best(view, jnp.asarray(likely)), 4)
+    assert scored == [[[0, 2, 5], [2, 5]]]
+    assert found == [sorted({1, 4, *pages}) for pages in scored[0]]
+    cut = np.asarray(policy._enough(view, jnp.asarray(likely)))
+    assert not cut[0][:, [1, 4]].any()
+    assert cut[0, :, [0, 3]].tolist() == [[False, True], [True, True]]
 
 
 def test_scores_of_one_step_serve_as_many_as_are_asked_for():

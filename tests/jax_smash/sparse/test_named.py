@@ -2,7 +2,19 @@
 
 import pytest
 
-from jax_smash.sparse import H2O, POLICIES, Butler, PageGate, Quest, StreamingLLM, TokenSelect, named_policy, told
+from jax_smash.sparse import (
+    H2O,
+    POLICIES,
+    Butler,
+    PageGate,
+    Quest,
+    StreamingLLM,
+    TokenSelect,
+    named_files,
+    named_policy,
+    predictors,
+    told,
+)
 
 
 def test_a_name_is_the_policy_with_its_papers_settings():
@@ -51,3 +63,19 @@ def test_what_a_share_is_at_least_is_told():
     )
     assert told(named_policy("quest")) is None
     assert told(StreamingLLM()) is None
+
+
+def test_the_files_that_a_text_names_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictors, "SHIPPED_PREDICTORS", tmp_path)
+    for folder in (tmp_path / "two-layer" / "gate", tmp_path / "own"):
+        folder.mkdir(parents=True)
+        (folder / "butler.json").write_text("{}")
+    (tmp_path / "a.json").write_text('{"shares": [[1.0, 0.5]]}')
+    shares = {"shares": tmp_path / "a.json"}
+    assert named_files("h2o:grace=700", "two-layer") == {}
+    assert named_files("dense", "two-layer") == {}
+    assert named_files(f"quest:shares={tmp_path}/a.json", "two-layer") == shares
+    assert named_files("gate:top_p=0.9", "a/two-layer") == {"predictor": tmp_path / "two-layer" / "gate"}
+    assert named_files(f"gate:{tmp_path}/own,shares={tmp_path}/a.json", "x") == {"predictor": tmp_path / "own"} | shares
+    with pytest.raises(FileNotFoundError, match="no predictor of the form grouped is shipped"):
+        named_files("grouped", "two-layer")

@@ -7,7 +7,22 @@ import numpy as np
 import pytest
 
 from jax_smash.cache import Block, KVCache, SelectedCache, Write
-from jax_smash.sparse import ChoiceCosts, Oracle, Quest, Recency, TokenSelect, choice_costs, pays_from, sparsified
+from jax_smash.sparse import (
+    Butler,
+    ChoiceCosts,
+    Dense,
+    Oracle,
+    Quest,
+    Recency,
+    StreamingLLM,
+    TokenSelect,
+    choice_costs,
+    paying,
+    pays_from,
+    sparsified,
+)
+from jax_smash.sparse.traffic import predictor_bytes
+from tests.predictors import sizes_of
 from tests.tiny import tiny_model
 
 SLOTS, READ = 64, 40
@@ -101,3 +116,35 @@ def test_a_policy_that_must_know_of_every_choice_always_chooses():
         TokenSelect(pays_from=64)
     with pytest.raises(ValueError, match="pays_from must be at least 0; got -1"):
         Quest(pays_from=-1)
+
+
+def test_a_predictors_weights_are_read_once_and_what_is_beside_its_keys_once_a_row():
+    config = model().config
+    policy = Butler(budget=64).sized(sizes_of(config, "per_head", attach=0, width=2, reduced=4))
+    weights = predictor_bytes(policy, model().params["target"])
+    slot, layers = 2 * 2 * 8 * 4, 2
+
+    def gain(slots, batch):
+        scorer = policy.scorer_bytes(config, slots, 4) + policy.beside_bytes(slots, 4) / layers
+        choice = 1.5 * min(64, slots) * slot + scorer + 4 * 2 * slots
+        return (batch * (slots * slot - choice) - weights / layers) / 1e10 - 1e-6
+
+    for batch in (1, 8):
+        least = found(policy, batch=batch)
+        assert 0 < least < 4096
+        assert gain(least, batch) > 0 >= gain(least - 64, batch)
+    free = dataclasses.replace(COSTS, seconds=1e-12)
+    assert found(policy, batch=8, costs=free) < found(policy, costs=free), "more rows share the weights"
+    with pytest.raises(ValueError, match="Butler has no predictor yet"):
+        found(Butler(budget=64))
+
+
+def test_a_policy_chooses_from_where_that_pays_for_a_model_unless_it_says_so_itself():
+    params = model().params["target"]
+    known = pays_from(QUEST, model().config, params, batch=2)
+    assert known > 0
+    assert paying(QUEST, model(), batch=2) == dataclasses.replace(QUEST, pays_from=known)
+    given = dataclasses.replace(QUEST, pays_from=7)
+    assert paying(given, model(), batch=2) == given
+    for policy in (TokenSelect(budget=64, sinks=2, window=4), StreamingLLM(slots=64), Dense()):
+        assert paying(policy, model(), batch=2) == policy

@@ -254,7 +254,7 @@ def test_a_text_that_fits_the_budget_is_that_of_the_whole_cache(name):
         policy = dataclasses.replace(policy, cosine=1.0)
     if isinstance(policy, H2O):
         policy = dataclasses.replace(policy, recent=0.5)
-    cache, dense = begun(policy, Recency(budget=SLOTS, dense_layers=2))
+    cache, dense = begun(policy, Recency(budget=SLOTS))
     assert isinstance(cache, SelectedCache)
     rng = np.random.default_rng(1)
     for _ in range(3):
@@ -362,7 +362,7 @@ REFUSED = [
     (lambda: TokenSelect(cosine=2.0), "cosine must be from -1 to 1; got 2.0"),
     (lambda: Oracle(head_shares=((0.0,),)), "head_shares must be over 0 and at most 1"),
     (lambda: sparsified(model(), Oracle(budget=1024)), "budget must be at most the 512 slots"),
-    (lambda: sparsified(model(), Oracle(dense_layers=3)), "dense_layers must be at most the 2 layers"),
+    (lambda: sparsified(model(), Oracle(dense_layers=2)), "dense_layers must be fewer than the 2 layers"),
     (lambda: sparsified(model(), Oracle(head_shares=((1.0, 1.0),))), "must have 2 layers of 2 KV heads"),
 ]
 

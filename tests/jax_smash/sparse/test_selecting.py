@@ -6,7 +6,7 @@ import pytest
 
 from jax_smash.cache import EMPTY, LayerCache, LayerPlan, SelectedLayer
 from jax_smash.pytree import replace
-from jax_smash.sparse import Recency
+from jax_smash.sparse import H2O, Recency
 
 B, K, S = 2, 3, 128
 FILLED = (100, 20)
@@ -77,3 +77,31 @@ def replace_plan(plan, **changes):
 def test_slots_and_pages_that_are_no_whole_tiles_are_chosen_as_slots(size, slots):
     policy = Recency(budget=32, page_size=size)
     assert policy.best(view(policy, slots), scores(K, -(-slots // size))).pages is None
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        H2O(budget=0.25, page_size=16),
+        H2O(budget=0.25, page_size=16, sinks=20, recent=1.0),
+        H2O(budget=64, page_size=16, sinks=4),
+        H2O(budget=64, page_size=16, sinks=4, recent=1.0),
+        H2O(budget=96, page_size=16, sinks=4, grace=48),
+        H2O(budget=0.25, page_size=16, sinks=4, grace=48),
+    ],
+    ids=str,
+)
+def test_pages_of_sinks_and_last_entries_are_within_what_is_read_at_every_length(policy):
+    size, slots = policy.page_size, 512
+    share = policy.budget if isinstance(policy.budget, float) else None
+    plan = replace_plan(view(policy).plan, slots=policy.slots_of(slots), share=share)
+    filled = jnp.arange(1, slots + 1, dtype=jnp.int32)
+    limit = plan.limit(filled, K)
+    page = jnp.arange(slots // size, dtype=jnp.int32)
+    there = page[None, None] * size < filled[:, None, None]
+    always = np.asarray(policy._always(filled, limit, slots // size) & there)
+    assert (always.sum(-1) <= np.asarray(limit) // size).all()
+    assert always[np.arange(slots), :, (np.arange(slots)) // size].all(), "the page of the last entry is read"
+    if policy.grace:
+        first = np.maximum(np.arange(1, slots + 1) - policy.grace, 0) // size
+        assert always[np.arange(slots), :, first].all(), "all of the last entries are read"

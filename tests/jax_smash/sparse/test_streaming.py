@@ -149,3 +149,11 @@ def test_what_cannot_be_is_refused():
     stretched = tiny_model(rope=RopeConfig(scaling="dynamic", factor=2.0, original_positions=64))
     with pytest.raises(ValueError, match="must not depend on the length of the text"):
         sparsified(stretched, StreamingLLM())
+
+
+def test_a_cache_cannot_keep_more_slots_than_the_model_has_positions():
+    sparsified(full_model(), StreamingLLM(slots=512))
+    with pytest.raises(
+        ValueError, match="slots must be at most the 512 slots that a cache of two-layer may have; got 513"
+    ):
+        sparsified(full_model(), StreamingLLM(slots=513))

@@ -1,5 +1,7 @@
 """Bytes of a step under a policy, beside sums by hand."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
@@ -45,3 +47,21 @@ def test_heads_read_their_shares():
     whole = sparse_step_bytes(CONFIG, PARAMS, Recency(budget=BUDGET), batch=1, slots=SLOTS).cache
     shares = Recency(budget=BUDGET, head_shares=((1.0, 0.5), (0.25, 0.25)))
     assert sparse_step_bytes(CONFIG, PARAMS, shares, batch=1, slots=SLOTS).cache == whole // 2
+
+
+def test_heads_read_whole_pages_within_their_shares():
+    def slots(policy, length=SLOTS):
+        found = sparse_step_bytes(CONFIG, PARAMS, policy, batch=1, slots=length)
+        return found.cache // (2 * 8 * 4)
+
+    shares = ((1.0, 0.4), (0.55, 0.25))
+    policy = Quest(budget=160, dense_layers=0, head_shares=shares)
+    # 160, 64, 88 and 40 slots in pages of 16, of which 3 are always read.
+    assert slots(policy) == 160 + 64 + 80 + 48
+    # A quarter of 1,000 slots is 250: 15 pages, though a step of a longer text may read 16.
+    assert slots(Quest(budget=0.25, dense_layers=0), 1000) == 4 * 240
+    for share in (0.4, 0.55):
+        plan = policy.plans(CONFIG, SLOTS)[0]
+        limit = dataclasses.replace(plan, by_head=(1.0, share)).limit(jnp.asarray([SLOTS], jnp.int32), 2)
+        one = dataclasses.replace(policy, head_shares=((1.0, share), (1.0, share)))
+        assert slots(one) == 2 * int((limit // 16 * 16).sum())
