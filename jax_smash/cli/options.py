@@ -21,6 +21,10 @@ MeshText = Annotated[
 ]
 
 
+NONE = "none: name a method that drafts, as in --method hybrid"
+"""Options of drafting that a method takes which drafts nothing."""
+
+
 def _flag(metavar: str, hint: str | None = None) -> Any:
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
@@ -188,7 +192,7 @@ class DraftFlags:
         options = DraftOptions(sparse=sparse, **fields | ({"warm_start": None} if self.begins_cold else {}))
         for name in misfits(method, options):
             taken = ", ".join(_flag_name(option) for option in OPTIONS.get(method, ()))
-            raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or 'none'}")
+            raise UsageError(f"{_flag_name(name)} does not go with --method {method}, which takes {taken or NONE}")
         if method == "draft-model" and self.draft_model is None:
             raise UsageError("--method draft-model needs --draft-model: a model, or int8")
         try:

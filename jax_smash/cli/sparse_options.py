@@ -58,7 +58,8 @@ class SparseFlags:
                 raise UsageError(f"--sparse-from goes with a policy that chooses slots; got {self.sparse}")
             return dataclasses.replace(policy, pays_from=int(given))
         except ValueError as error:
-            raise UsageError(f"--sparse: {error}") from error
+            about_budget = self.kv_budget is not None and str(error).removeprefix("a ").startswith("budget")
+            raise UsageError(f"{'--kv-budget' if about_budget else '--sparse'}: {error}") from error
 
     def policy_for(self, model: Any, *, batch: int) -> tuple[Any, str | None]:
         """Returns the policy for a model, and what a user should know of it; None for nothing.
