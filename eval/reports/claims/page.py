@@ -17,10 +17,11 @@ UNKNOWN = "  - *Its code is not known:*"
 
 INTRODUCTION = """# Results
 
-What holds now, of current models and methods. `python -m eval.results --write` makes this page from the reports in
-[results/](results): every figure on it stands in one of them. Commands are run from a checkout. `DATA` in a command is
-the folder of your data sets, and a file without a folder is one that you have or that is written. Figures in brackets
-are the 95% interval of the one before them, or, for speeds, the range of the repeats.
+The newest reports of current models and methods. `python -m eval.results --write` makes this page from the reports in
+[results/](results): every figure on it stands in one of them, and a line tells where the code has changed since.
+Commands are run from a checkout. `DATA` in a command is the folder of your data sets, and a file without a folder is
+one that you have or that is written. Figures in brackets are the 95% interval of the one before them, or, for speeds,
+the range of the repeats.
 """
 
 
