@@ -137,7 +137,7 @@ REFUSED = [
         lambda _: sparsified(base(), Butler(), modules("gate")),
         "Butler needs a predictor of the form per_head; got gate",
     ),
-    (lambda _: sparsified(base(), Quest(), modules("gate")), "Quest takes no predictor"),
+    (lambda _: sparsified(base(), Quest(dense_layers=0), modules("gate")), "Quest takes no predictor"),
     (lambda _: sparsified(base(), PageGate(page_size=8), modules("gate")), "page_size must be the gate's 4; got 8"),
     (
         lambda _: sparsified(base(), PageGate(budget=30), modules("gate")),
