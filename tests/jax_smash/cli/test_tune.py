@@ -110,7 +110,7 @@ def test_more_slots_than_the_context_are_not_measured(call, home, model):
         (("--slots", "0"), "--slots must be at least 1"),
         (("--repeats", "0"), "--repeats must be at least 1"),
         (("--sampled",), "--sampled is about --methods; name one"),
-        (("--methods", "draft-model"), "--methods must be of recycling, lookup, suffix, hybrid; got 'draft-model'. For trained"),
+        (("--methods", "draft-model"), "--methods must be of recycling, lookup, suffix, hybrid; got 'draft-model'"),
         (("--methods", "lookup", "lookup"), "--methods: values must be different; got lookup more than once"),
         (("--plot", "curve.pdf"), "--plot must be a .png file"),
         (("--plot", "absent/curve.png"), "needs a directory"),
