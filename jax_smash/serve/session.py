@@ -227,7 +227,7 @@ class Session:
         for name, given in (("prompts", prompts), ("limits", limits)):
             if given is not None and len(given) != rows:
                 raise ValueError(f"there must be one of {name} for each of {rows} rows; got {len(given)}")
-        for row, limit in enumerate(limits or ()):
+        for row, limit in enumerate(() if limits is None else limits):
             if not 0 <= limit <= self.max_new_tokens:
                 raise ValueError(f"the limit of row {row} must be from 0 to {self.max_new_tokens} tokens; got {limit}")
         vocab_size = self.model.vocab_size

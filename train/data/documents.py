@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jax_smash.finish import LENGTH, REASONS
+
 # UTF-8 once misread as Windows-1252 comes first: it holds characters that the later pairs would change.
 _REPLACED = {
     "â€œ": '"', "â€™": "'", "â€˜": "'", 'â€"': " -- ", "â€": '"', "“": '"', "”": '"', "„": '"', "‘": "'", "’": "'",
@@ -20,7 +22,7 @@ _DROPPED = re.compile(
     r"|\[(?:Illustration|Drawing|Hieroglyphics)[^\]]*\]|\[\d+\]|^[ \t]*(?:\*[ \t]*)+$|^[ \t]*_{4,}[ \t]*$",
     re.MULTILINE,
 )
-CUT = "length"
+CUT = REASONS[LENGTH]
 """Why an answer ended that is not whole."""
 
 _NUMBERED = re.compile(r"^(\d+) (.*)$")

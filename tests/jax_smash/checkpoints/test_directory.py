@@ -25,11 +25,12 @@ def test_a_directory_appears_when_it_is_complete(tmp_path):
 
 
 def test_what_a_killed_run_left_stands_in_nobodys_way(tmp_path):
-    (tmp_path / f".out.{os.getpid()}.part").mkdir()  # Of a process with the same number, as in containers.
-    for _ in range(2):
-        with new_directory(tmp_path / "out", 0) as work:
-            (work / "file").touch()
-        shutil.rmtree(tmp_path / "out")
+    left = tmp_path / f".out.{os.getpid()}.part"  # Of a process with the same number, as in containers.
+    left.mkdir()
+    with new_directory(tmp_path / "out", 0) as work:
+        (work / "file").touch()
+    assert names(tmp_path / "out") == ["file"]
+    assert names(tmp_path) == [left.name, "out"]
 
 
 def test_an_empty_directory_may_be_filled(tmp_path):
