@@ -65,13 +65,13 @@ class MarkovDef:
 
 
 class Letters:
-    """A tokenizer of one letter a token."""
+    """A tokenizer of one letter a token; what is no letter has none."""
 
     chat_template = None
     eos_token_id = None
 
     def __call__(self, text):
-        return {"input_ids": [ord(c) - ord("a") for c in text]}
+        return {"input_ids": [ord(c) - ord("a") for c in text if c.isalpha()]}
 
     def decode(self, tokens, skip_special_tokens=True):
         """Returns the letters."""
