@@ -27,7 +27,6 @@ def same_programs(cache, tmp_path_factory):
             "JAX_COMPILATION_CACHE_DIR": str(found),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
             "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-            "XLA_FLAGS": "",
         }
 
     return environment

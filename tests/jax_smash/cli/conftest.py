@@ -28,7 +28,8 @@ def two_layers(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory) -> dict[str, str]:
     """The environment of a shell in another directory, where nothing asks the network."""
-    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")}
+    names = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XLA_FLAGS")
+    kept = {k: v for k, v in os.environ.items() if k in names}
     return {
         **kept,
         "PYTHONPATH": str(ROOT),
