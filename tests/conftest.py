@@ -10,13 +10,13 @@ os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # Programs must not come from, or go to, the user's directory.
-# Compiling takes most of a test's time. What XLA calls fusion emitters take half of that; they cannot be turned off from
-# 0.11 on, and XLA ends a process at flags that it does not know.
+# Compiling takes most of a test's time. What XLA calls fusion emitters take half of that. From 0.11 on they cannot be
+# turned off, and XLA ends a process at flags that it does not know.
 os.environ["XLA_FLAGS"] = "--xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
-from jaxtyping import install_import_hook  # noqa: E402
+from jaxtyping import install_import_hook
 
 # Shapes stand in annotations; here they are checked at every call.
 install_import_hook(["jax_smash", "pallas_kernels"], "beartype.beartype")
