@@ -1,6 +1,5 @@
 """Tests run on the CPU with eight virtual devices, strict dtypes, no silent broadcasting and checked shapes."""
 
-import importlib.metadata
 import os
 import pathlib
 
@@ -10,11 +9,6 @@ os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # Programs must not come from, or go to, the user's directory.
-# Compiling takes most of a test's time. What XLA calls fusion emitters take half of that. From 0.11 on they cannot be
-# turned off, and XLA ends a process at flags that it does not know.
-os.environ["XLA_FLAGS"] = "--xla_cpu_parallel_codegen_split_count=1"
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 from jaxtyping import install_import_hook
 
@@ -24,12 +18,12 @@ install_import_hook(["jax_smash", "pallas_kernels"], "beartype.beartype")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.compiling import compile_quickly  # noqa: E402
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Programs this small run once: half of a test's time would go into optimising them. Tests that read a compiled program
-# turn it back on.
-jax.config.update("jax_disable_most_optimizations", True)
+compile_quickly()  # Tests that read a compiled program turn optimisations back on.
 
 # Every compiled program holds a dozen memory mappings for as long as it is cached. Linux grants a process 65,530; the
 # suite needs more, and XLA crashes without them.

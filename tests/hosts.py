@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.compiling import QUICKLY
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -46,7 +48,7 @@ class Hosts:
         self.address = f"localhost:{free_port()}"
         self._files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(count)]  # noqa: SIM115
         variables = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
-        variables |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | (environment or {})
+        variables |= QUICKLY | (environment or {})
         self.processes = []
         for i, (output, errors) in enumerate(self._files):
             words = [*program, "--coordinator", self.address, "--num-processes", count, "--process-id", i]

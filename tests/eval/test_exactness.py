@@ -20,6 +20,7 @@ from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import load
+from tests.compiling import QUICKLY
 from tests.eval.drafting.drafters import MODULES
 from tests.interpreter import ROOT
 from tests.model_directory import write_model, write_modules
@@ -113,7 +114,7 @@ def test_the_program_checks_a_tree_of_siblings_under_all_processors(tmp_path):
         text=True,
         check=False,
         cwd=ROOT,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env=os.environ | QUICKLY,
     )
     assert done.returncode == 0, done.stderr
     assert "NOT AS IT MUST BE" not in done.stderr

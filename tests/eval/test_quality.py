@@ -18,6 +18,7 @@ from eval.scores.quality_rows import Contender
 from eval.tasks.catalogue import TASKS
 from jax_smash import methods
 from tests.checkpoints import write_tensors
+from tests.compiling import QUICKLY
 from tests.model_directory import write_model
 
 FIELDS = {"model", "method", "settings", "task", "metric", "n", "score", "interval", "difference"}
@@ -171,7 +172,7 @@ def test_the_command_line_compares_weights(model, piqa, tmp_path):
         [sys.executable, "-m", "eval.quality", "--model", model, *command.split(), "--json", str(out)],
         capture_output=True,
         text=True,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env=os.environ | QUICKLY,
     )
     assert done.returncode == 0, done.stderr
     assert "perplexity" in done.stdout

@@ -7,6 +7,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from tests.compiling import QUICKLY
+
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
@@ -23,7 +25,7 @@ def same_programs(cache, tmp_path_factory):
         found = shutil.copytree(cache, tmp_path_factory.mktemp("copied"), dirs_exist_ok=True)
         return os.environ | {
             "JAX_PLATFORMS": "cpu",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # Other code may round otherwise.
+            **QUICKLY,  # Other code may round otherwise.
             "JAX_COMPILATION_CACHE_DIR": str(found),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
             "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from tests.compilations import COUNTING, COUNTS
+from tests.compiling import QUICKLY
 from tests.hosts import ROOT
 from tests.train.corpus_files import make_packed
 from tests.train.run.test_settings import FIELDS
@@ -25,7 +26,7 @@ except SystemExit as end:
 def trained(folder, output, *words):
     """Trains in another process, whose caches are its own; returns its programs, and how many came from disk."""
     command = ["--config", "config.json", "--packed", "packed", "--tokenizer", "tokenizer", "--output", output, *words]
-    variables = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_ENABLE_COMPILATION_CACHE": "true"}
+    variables = {"JAX_PLATFORMS": "cpu", **QUICKLY, "JAX_ENABLE_COMPILATION_CACHE": "true"}
     # A file: nothing can be kept in the user's cache directory, and nothing is said of it.
     variables |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "config.json")}
     result = subprocess.run(

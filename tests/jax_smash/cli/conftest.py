@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiling import QUICKLY
 from tests.model_directory import write_model
 
 ROOT = Path(__file__).parents[3]
@@ -28,14 +29,13 @@ def two_layers(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory) -> dict[str, str]:
     """The environment of a shell in another directory, where nothing asks the network."""
-    names = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XLA_FLAGS")
-    kept = {k: v for k, v in os.environ.items() if k in names}
+    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")}
     return {
         **kept,
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        **QUICKLY,
         "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "200",
