@@ -131,10 +131,9 @@ def counted(chip: str, name: str, piece: Piece) -> dict[str, Any]:
       piece: that reads a block of the cache.
     """
     case, core = CASES[name], TPUS[chip.split(":")[0]].part(1)
-    bytes_of_slot = 2 * case.head_width * jnp.dtype(case.dtype).itemsize
     read = SPARSE_CASES[name].most * SPARSE_CASES[name].page_size if name in SPARSE_CASES else case.slots
-    rows, slots = tpu.work_at_once(case.nodes, case.heads // case.kv_heads, read, bytes_of_slot)
-    moved = slots * bytes_of_slot
+    rows, slots = tpu.work_at_once(case.nodes, case.heads // case.kv_heads, read, case.slot_bytes)
+    moved = slots * case.slot_bytes
     floors = {
         "memory": moved / core.bandwidth * core.clock,
         "matrix": 4 * rows * slots * round_up(case.head_width, LANES) / core.peak("bf16") * core.clock,

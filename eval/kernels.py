@@ -149,7 +149,7 @@ def _seconds(program: Callable[[], jax.Array], calls: int) -> float:
 
 
 def _bytes(case: Case, inputs: tree_attention.Inputs, pages: sparse_attention.Pages | None = None) -> int:
-    """Returns the bytes of the keys and values that at least one entry sees, or that are chosen."""
+    """Returns the bytes of the keys and values that at least one entry sees, or that are chosen, scales included."""
     position, slot = np.asarray(inputs.position), np.asarray(inputs.slot_position)
     if pages is not None and isinstance(case, sparse.Case):
         chosen = int(np.sum(pages.counts)) * case.page_size * case.kv_heads // case.sets
@@ -158,7 +158,8 @@ def _bytes(case: Case, inputs: tree_attention.Inputs, pages: sparse_attention.Pa
         if case.window:
             seen &= slot > position.min(1, keepdims=True) - case.window
         chosen = int(seen.sum()) * case.kv_heads
-    return 2 * (chosen + position.size * case.kv_heads) * case.head_width * jnp.dtype(case.dtype).itemsize
+    own = 2 * position.size * case.kv_heads * case.head_width * jnp.dtype(case.dtype).itemsize
+    return chosen * case.slot_bytes + own
 
 
 def _notes(without: Sequence[str]) -> list[str]:

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from pallas_kernels.sparse_attention.inputs import Options, Pages
+from pallas_kernels.sparse_attention.inputs import Options, Pages, Scales
 from pallas_kernels.tree_attention import cases as tree
 from pallas_kernels.tree_attention.inputs import Inputs
 
@@ -21,12 +22,14 @@ class Case(tree.Case):
       most: pages of a set at the most: P.
       chosen: pages of each set, row by row and set by set; as many as there can be where it is empty.
       shared: whether all KV heads have one set.
+      int8: the cache's keys and values are int8, with scales; `dtype` is that of all else.
     """
 
     page_size: int = 128
     most: int = 4
     chosen: tuple[int, ...] = ()
     shared: bool = False
+    int8: bool = False
 
     @property
     def options(self) -> Options:
@@ -37,6 +40,11 @@ class Case(tree.Case):
     def sets(self) -> int:
         """Sets of pages of a row."""
         return 1 if self.shared else self.kv_heads
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot's key and value in one KV head, their scales included."""
+        return 2 * (self.head_width + 4) if self.int8 else super().slot_bytes
 
 
 TESTS = (
@@ -77,34 +85,62 @@ BENCHMARKS = (
     Case("llama-8b-1-2k-of-32k-shared", 1, 32768, (30000,), most=16, shared=True, **tree.LLAMA),
     Case("llama-8b-1-2k-of-32k-8-rows", 1, 32768, (30000,) * 8, page_size=64, most=32, **tree.LLAMA),
     Case("llama-1b-64-2k-of-32k", 64, 32768, (30000,), most=16, **(tree.LLAMA | {"head_width": 64})),
+    *(
+        Case(f"llama-8b-{nodes}-2k-of-32k-int8", nodes, 32768, (30000,), most=16, int8=True, **tree.LLAMA)
+        for nodes in (1, 64)
+    ),
+    Case("llama-1b-64-2k-of-32k-int8", 64, 32768, (30000,), most=16, int8=True, **(tree.LLAMA | {"head_width": 64})),
 )
 
 
 def make(case: Case, seed: int = 0) -> tuple[Inputs, Pages]:
-    """Returns random arrays of a case: those of tree attention, and pages in random order, junk behind their count."""
+    """Returns random arrays of a case: those of tree attention, and pages in random order, junk behind their count.
+
+    Scales of int8 differ from slot to slot; keys and values times theirs are about as large as those of other cases.
+    """
     rng = np.random.default_rng(seed)
     sets, there = (len(case.held), case.sets), case.slots // case.page_size
     numbers = rng.permuted(np.broadcast_to(np.arange(there), (*sets, there)), axis=2)[..., : case.most]
     count = np.asarray(case.chosen or (case.most,) * (sets[0] * sets[1])).reshape(sets)
     table = np.where(np.arange(case.most) < count[..., None], numbers, 10**6)
-    return tree.make(case, seed), Pages(jnp.asarray(table.astype(np.int32)), jnp.asarray(count.astype(np.int32)))
+    inputs, pages = tree.make(case, seed), Pages(*(jnp.asarray(x.astype(np.int32)) for x in (table, count)))
+    if not case.int8:
+        return inputs, pages
+
+    def numbers_of(cached: Array) -> Array:
+        return jnp.asarray(rng.integers(-127, 128, cached.shape, np.int8))
+
+    def scale_of(cached: Array) -> Array:
+        return jnp.asarray(rng.uniform(0.2, 1.8, cached.shape[:3]).astype(np.float32) / 73)
+
+    scales = Scales(scale_of(inputs.keys), scale_of(inputs.values))
+    cached = {"keys": numbers_of(inputs.keys), "values": numbers_of(inputs.values)}
+    return inputs._replace(**cached), pages._replace(scales=scales)
 
 
 def described(case: Case, sharding: Any = None) -> tuple[Inputs, Pages]:
     """Returns the shapes of a case's arrays, without the arrays."""
     inputs = jax.eval_shape(lambda: tree.make(dataclasses.replace(case, slots=8)))
     batch, slots = len(case.held), case.slots
-    cached = jax.ShapeDtypeStruct((batch, case.kv_heads, slots, case.head_width), case.dtype)
+    cached = jax.ShapeDtypeStruct((batch, case.kv_heads, slots, case.head_width), "int8" if case.int8 else case.dtype)
     inputs = inputs._replace(keys=cached, values=cached, slot_position=jax.ShapeDtypeStruct((batch, slots), jnp.int32))
     sets = (batch, case.sets)
-    pages = jax.eval_shape(lambda: Pages(jnp.zeros((*sets, case.most), jnp.int32), jnp.zeros(sets, jnp.int32)))
+
+    def chosen() -> Pages:
+        scale = jnp.zeros(cached.shape[:3])
+        scales = Scales(scale, scale) if case.int8 else None
+        return Pages(jnp.zeros((*sets, case.most), jnp.int32), jnp.zeros(sets, jnp.int32), scales=scales)
+
+    pages = jax.eval_shape(chosen)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), (inputs, pages))
 
 
-def random_case(seed: int, *, dtype: str = "float32", head_widths: tuple[int, ...] = (128, 256)) -> Case:
-    """Returns a random shape, with up to 129 entries and up to 24 pages a set."""
+def random_case(
+    seed: int, *, dtype: str = "float32", head_widths: tuple[int, ...] = (128, 256), int8: bool = False
+) -> Case:
+    """Returns a random shape, with up to 129 entries and up to 24 pages a set, of at least 32 slots where int8."""
     rng = np.random.default_rng(seed)
-    page_size = int(2 ** rng.integers(4, 8))
+    page_size = int(2 ** rng.integers(5 if int8 else 4, 8))
     kv_heads, held, there = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 25))
     most, shared = int(rng.integers(1, there + 1)), bool(rng.integers(2))
     slots: Any = page_size * there
@@ -124,4 +160,5 @@ def random_case(seed: int, *, dtype: str = "float32", head_widths: tuple[int, ..
         most=most,
         chosen=tuple(rng.integers(0, most + 1, held * (1 if shared else kv_heads)).tolist()),
         shared=shared,
+        int8=int8,
     )

@@ -16,6 +16,8 @@ from pallas_kernels.tree_attention.inputs import Inputs
 
 def unsupported(inputs: Inputs, pages: Pages, options: Options) -> str | None:
     """Returns why the kernel cannot run these shapes, or on the GPU that is at hand; None where it can."""
+    if pages.scales is not None:
+        return f"the GPU kernel reads no cache of {inputs.keys.dtype}"
     return gpu.unsupported(inputs)
 
 

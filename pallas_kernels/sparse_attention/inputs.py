@@ -4,13 +4,24 @@ import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.tree_attention import inputs as tree
 from pallas_kernels.tree_attention.inputs import Inputs
 
 LEAST_PAGE, MOST_PAGE = 16, 128
 """Slots of a page: a smaller one is less than a tile of bfloat16, and a larger one chooses too coarsely."""
+
+
+class Scales(NamedTuple):
+    """What a cache of int8 is multiplied by: key s of a KV head is its scale s times the eight-bit numbers of slot s.
+
+    Attributes:
+      keys, values: a scale for each slot, float32 and finite, whatever the slot holds.
+    """
+
+    keys: Float[Array, "B K S"]
+    values: Float[Array, "B K S"]
 
 
 class Pages(NamedTuple):
@@ -23,11 +34,13 @@ class Pages(NamedTuple):
       filled: number of filled slots in each set, counted page by page: every valid entry sees these, and the others
         are empty. Then no positions of slots are looked up. None where the caller does not know; there must be no
         window.
+      scales: of a cache whose keys and values are int8; None where they have the query's type.
     """
 
     table: Int[Array, "B Sets P"]
     counts: Int[Array, "B Sets"]
     filled: Int[Array, "B Sets"] | None = None
+    scales: Scales | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +70,15 @@ def check(inputs: Inputs, pages: Pages, options: Options) -> None:
       ValueError: shapes disagree, or an option is out of range.
       TypeError: an array has another type than it must.
     """
-    tree.check(inputs, options)
+    _check_scales(inputs, pages.scales)
+    tree.check(inputs, options, cached=None if pages.scales is None else jnp.int8)
     batch, kv_heads, slots = inputs.keys.shape[:3]
     if why := unfit(options.page_size, slots):
         raise ValueError(why)
     shape = pages.table.shape
     if len(shape) != 3 or shape[0] != batch or shape[1] not in (1, kv_heads) or not shape[2]:
         raise ValueError(f"table must be ({batch}, {kv_heads} or 1, pages); got {shape}")
-    given = {name: array for name, array in pages._asdict().items() if array is not None}
+    given = {name: x for name in ("table", "counts", "filled") if (x := getattr(pages, name)) is not None}
     for name in ("counts", "filled"):
         if name in given and given[name].shape != shape[:2]:
             raise ValueError(f"{name} must be {shape[:2]} beside a table of {shape}; got {given[name].shape}")
@@ -73,3 +87,22 @@ def check(inputs: Inputs, pages: Pages, options: Options) -> None:
     for name, array in given.items():
         if array.dtype != jnp.int32:
             raise TypeError(f"{name} must be int32; got {array.dtype}")
+
+
+def _check_scales(inputs: Inputs, scales: Scales | None) -> None:
+    """Refuses int8 without scales, and scales that are not those of a cache of int8."""
+    if scales is None:
+        for name in ("keys", "values"):
+            if getattr(inputs, name).dtype == jnp.int8:
+                raise ValueError(f"scales must be given where {name} are int8; got None")
+        return
+    for name, scale in scales._asdict().items():
+        cached = getattr(inputs, name)
+        if cached.dtype != jnp.int8:
+            raise TypeError(f"{name} must be int8 where scales are given; got {cached.dtype}")
+        if scale.shape != cached.shape[:3]:
+            raise ValueError(
+                f"scales.{name} must be {cached.shape[:3]} beside {name} of {cached.shape}; got {scale.shape}"
+            )
+        if scale.dtype != jnp.float32:
+            raise TypeError(f"scales.{name} must be float32; got {scale.dtype}")

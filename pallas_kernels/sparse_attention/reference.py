@@ -31,12 +31,15 @@ def seen_slots(inputs: Inputs, pages: Pages, options: Options) -> Bool[Array, "B
 def attend(inputs: Inputs, pages: Pages, options: Options) -> Float[Array, "B T N H"]:
     """Returns softmax(cap(scale · q kᵀ) + mask) v over chosen slots and block side by side, all of it in float32.
 
-    An entry that sees nothing gets zeros.
+    Keys and values of int8 are multiplied by their slots' scales first. An entry that sees nothing gets zeros.
     """
     batch, width, heads, head_width = inputs.query.shape
     kv_heads = inputs.keys.shape[1]
     slot, _ = chosen_slots(pages, options.page_size, kv_heads)
-    past = (jnp.take_along_axis(x, slot[..., None], axis=2) for x in (inputs.keys, inputs.values))
+    past = [jnp.take_along_axis(x, slot[..., None], axis=2) for x in (inputs.keys, inputs.values)]
+    if pages.scales is not None:
+        scales = (jnp.take_along_axis(x, slot, axis=2)[..., None] for x in pages.scales)
+        past = [x.astype(jnp.float32) * scale for x, scale in zip(past, scales, strict=True)]
     own = (x.transpose(0, 2, 1, 3) for x in (inputs.key, inputs.value))
     keys, values = (jnp.concatenate(both, axis=2).astype(jnp.float32) for both in zip(past, own, strict=True))
     query = inputs.query.reshape(batch, width, kv_heads, -1, head_width).astype(jnp.float32)

@@ -24,6 +24,9 @@ from pallas_kernels.tree_attention.tpu_softmax import LANES, ROWS, Entries, Soft
 TABLE_BYTES = 2**19
 """Bytes of the page tables and the list of blocks: half of the scalar memory of most chips."""
 
+LEAST_INT8_PAGE = 32
+"""Slots along sublanes that fill a tile of int8."""
+
 TOGETHER = 8
 """Pages whose copies are started side by side, and waited for together."""
 
@@ -35,6 +38,11 @@ def unsupported(inputs: Inputs, pages: Pages, options: Options) -> str | None:
         return (
             f"the TPU kernel needs pages of {LANES} slots at a head width of {head_width}, where a TPU has slots along "
             f"lanes; got {options.page_size}"
+        )
+    if inputs.keys.dtype == jnp.int8 and options.page_size < LEAST_INT8_PAGE:
+        return (
+            f"the TPU kernel needs pages of at least {LEAST_INT8_PAGE} slots of int8, which fill a tile; "
+            f"got {options.page_size}"
         )
     _, block_pages = _work_at_once(inputs, pages, options)
     heads, most = pages.table.shape[0] * inputs.keys.shape[1], pages.table.shape[2]
@@ -61,6 +69,9 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
     pages = tables.whole(pages, slots, size)
     total, head, block_of = tables.steps(pages.counts, kv_heads, block_pages, most, tiles)
     positions = tables.chosen_positions(inputs, pages, size, blocks * block)
+    scales = [
+        tables.chosen_scales(x, pages, size, blocks * block).reshape(-1, 1, blocks * block) for x in pages.scales or ()
+    ]
     mine = Entries.of(inputs, entries, tile)
 
     def which(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
@@ -69,6 +80,9 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
 
     def position_index(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
         return _set(head[s], pages.table.shape[1], kv_heads), 0, jnp.minimum(block_of[s], blocks - 1)
+
+    def scale_index(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
+        return head[s], 0, jnp.minimum(block_of[s], blocks - 1)
 
     def held(cache: Array) -> Array:
         cache = cache.swapaxes(2, 3) if slots_last else cache
@@ -83,6 +97,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
             in_specs=[
                 *mine.specs(which),
                 pl.BlockSpec((None, 1, block), position_index),
+                *(pl.BlockSpec((None, 1, block), scale_index) for _ in scales),
                 pl.BlockSpec(memory_space=pl.ANY),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
@@ -99,7 +114,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"), disable_bounds_checks=True
         ),
-        cost_estimate=cost(inputs, tiles, most * size),
+        cost_estimate=cost(inputs, tiles, most * size, _slot_bytes(inputs, pages)),
         name="sparse_attention",
         interpret=interpret,
     )
@@ -110,6 +125,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
         pages.table.reshape(-1),
         *mine.operands,
         positions.reshape(-1, 1, blocks * block),
+        *scales,
         held(inputs.keys),
         held(inputs.values),
     )
@@ -133,8 +149,9 @@ def _kernel(
     The pages of the next block are on their way meanwhile, those of another KV head too.
     """
     theirs, *others = refs if tiles > 1 else (mine, *refs)
-    entry_position, words, own_position, positions, keys, values, out, keys_held, values_held, arrived, *rest = others
-    softmax = Softmax(*rest, options=options)
+    entry_position, words, own_position, positions, *others = others
+    *scales, keys, values, out, keys_held, values_held, arrived, queries, scores, peak, total, mixed = others
+    softmax = Softmax(queries, scores, peak, total, mixed, options=options)
     step, last_step = pl.program_id(1), pl.num_programs(1) - 1
     now = pl.program_id(0) * pl.num_programs(1) + step
     buffer = jax.lax.rem(now, jnp.int32(2))
@@ -199,7 +216,8 @@ def _kernel(
         wait(step, buffer)
         position = positions[...]
         seen = softmax.within(position <= entry_position[...], position, entry_position)
-        softmax.absorb(keys_held[buffer], values_held[buffer], seen, last=slots_last)
+        of_slots = (scales[0][...], scales[1][...]) if scales else None
+        softmax.absorb(keys_held[buffer], values_held[buffer], seen, last=slots_last, scales=of_slots)
 
     @pl.when((step == last_step) | (block_of[step + 1] == 0))
     def _end() -> None:
@@ -229,11 +247,15 @@ def _part(held: Any, buffer: Any, slots: Any, slots_last: bool) -> Any:
 
 def _work_at_once(inputs: Inputs, pages: Pages, options: Options) -> tuple[int, int]:
     """Returns the rows that are worked on at once, and the pages of a block."""
-    kv_heads, head_width = inputs.keys.shape[1], inputs.keys.shape[3]
-    group, slot_bytes = inputs.query.shape[2] // kv_heads, 2 * head_width * inputs.keys.dtype.itemsize
+    width, heads = inputs.query.shape[1:3]
     slots = pages.table.shape[2] * options.page_size
-    rows, block = work_at_once(inputs.query.shape[1], group, slots, slot_bytes)
+    rows, block = work_at_once(width, heads // inputs.keys.shape[1], slots, _slot_bytes(inputs, pages))
     return rows, block // options.page_size
+
+
+def _slot_bytes(inputs: Inputs, pages: Pages) -> int:
+    """Returns the bytes of a slot's key and value in one KV head, their scales included."""
+    return 2 * (inputs.keys.shape[3] * inputs.keys.dtype.itemsize + (0 if pages.scales is None else 4))
 
 
 def _set(head: Any, sets: int, kv_heads: int) -> Any:

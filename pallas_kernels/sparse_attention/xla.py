@@ -1,7 +1,7 @@
 """Sparse attention in XLA's own operations: what runs where no kernel does."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Num, Shaped
 
 from pallas_kernels.sparse_attention import tables
 from pallas_kernels.sparse_attention.inputs import Options, Pages
@@ -24,10 +24,14 @@ def attend(inputs: Inputs, pages: Pages, options: Options) -> Float[Array, "B T 
         apart = entries.reshape(batch, width, kv_heads, -1, head_width).transpose(0, 2, 1, 3, 4)
         return apart.reshape(batch * kv_heads, width, -1, head_width)
 
-    def gathered(cached: Float[Array, "B K S H"]) -> Float[Array, "R 1 C H"]:
+    def gathered(cached: Num[Array, "B K S H"]) -> Num[Array, "R 1 C H"]:
         by_page = cached.reshape(batch, kv_heads, -1, options.page_size, head_width)
         found = jnp.take_along_axis(by_page, pages.table[..., None, None], axis=2, mode="promise_in_bounds")
         return found.reshape(batch * kv_heads, 1, chosen, head_width)
+
+    def scaled(scales: Float[Array, "B K S"]) -> Float[Array, "R 1 C"]:
+        found = tables.chosen_scales(scales, pages, options.page_size, chosen)
+        return found.reshape(batch * kv_heads, 1, chosen)
 
     def each(row: Shaped[Array, "B ..."]) -> Shaped[Array, "R ..."]:
         return jnp.repeat(row, kv_heads, axis=0)
@@ -45,6 +49,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options) -> Float[Array, "B T 
             slot_position=jnp.broadcast_to(position, (batch, kv_heads, chosen)).reshape(-1, chosen),
         ),
         options,
+        None if pages.scales is None else (scaled(pages.scales.keys), scaled(pages.scales.values)),
     )
     apart = out.reshape(batch, kv_heads, width, -1, head_width).transpose(0, 2, 1, 3, 4)
     return apart.reshape(batch, width, heads, head_width)

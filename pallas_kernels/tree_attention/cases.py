@@ -44,6 +44,11 @@ class Case:
         """The numbers of the call."""
         return Options(scale=self.head_width**-0.5, window=self.window, softcap=self.softcap)
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot's key and value in one KV head."""
+        return 2 * self.head_width * jnp.dtype(self.dtype).itemsize
+
 
 TESTS = (
     Case("one entry", 1, 48, (17,)),

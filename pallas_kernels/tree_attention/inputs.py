@@ -59,8 +59,12 @@ def causal_words(width: int) -> UInt32[Array, "T W"]:
     return jnp.where(bits == WORD, jnp.uint32(2**WORD - 1), ones)
 
 
-def check(inputs: Inputs, options: Options) -> None:
+def check(inputs: Inputs, options: Options, *, cached: Any = None) -> None:
     """Refuses arrays that do not belong together.
+
+    Args:
+      inputs, options: of the call.
+      cached: what type the cache's keys and values must have; the query's where None.
 
     Raises:
       ValueError: shapes disagree, or an option is out of range.
@@ -68,8 +72,8 @@ def check(inputs: Inputs, options: Options) -> None:
     """
     batch, width, heads, head_width = inputs.query.shape
     kv_heads, slots = inputs.keys.shape[1:3]
-    own, cached = (batch, width, kv_heads, head_width), (batch, kv_heads, slots, head_width)
-    expected: dict[str, tuple[int, ...]] = {"key": own, "value": own, "keys": cached, "values": cached}
+    own, past = (batch, width, kv_heads, head_width), (batch, kv_heads, slots, head_width)
+    expected: dict[str, tuple[int, ...]] = {"key": own, "value": own, "keys": past, "values": past}
     expected |= {"position": (batch, width), "valid": (batch, width), "slot_position": (batch, slots)}
     for name, shape in expected.items():
         if (found := getattr(inputs, name).shape) != shape:
@@ -81,8 +85,10 @@ def check(inputs: Inputs, options: Options) -> None:
     words = inputs.ancestors.shape
     if len(words) != 3 or words[:2] != (batch, width) or words[2] * WORD < width:
         raise ValueError(f"ancestors must be ({batch}, {width}, words) with a bit an entry; got {words}")
-    for name in ("key", "value", "keys", "values"):
+    for name in ("key", "value"):
         _check_type(name, getattr(inputs, name), inputs.query.dtype)
+    for name in ("keys", "values"):
+        _check_type(name, getattr(inputs, name), cached or inputs.query.dtype)
     for name, dtype in {"position": "int32", "slot_position": "int32", "valid": "bool", "ancestors": "uint32"}.items():
         _check_type(name, getattr(inputs, name), dtype)
     if inputs.query.dtype not in (jnp.float32, jnp.bfloat16):

@@ -43,7 +43,8 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
     kv_heads, slots = inputs.keys.shape[1:3]
     group = heads // kv_heads
     entries, tile = entry_tiles(width, group)
-    rows, block = work_at_once(width, group, slots, 2 * head_width * inputs.keys.dtype.itemsize)
+    slot_bytes = 2 * head_width * inputs.keys.dtype.itemsize
+    rows, block = work_at_once(width, group, slots, slot_bytes)
     tiles = entries // tile
     order, count = needed_blocks(inputs, options, block)
     # A TPU holds an array in the layout that pads less. Asked for in another, the whole cache would be copied.
@@ -86,7 +87,7 @@ def attend(inputs: Inputs, options: Options, *, interpret: Any = False) -> Float
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
         ),
-        cost_estimate=cost(inputs, tiles, slots),
+        cost_estimate=cost(inputs, tiles, slots, slot_bytes),
         name="tree_attention",
         interpret=interpret,
     )
@@ -174,10 +175,11 @@ def _padded(last: int, second: int) -> int:
     return round_up(last, LANES) * round_up(second, ROWS)
 
 
-def cost(inputs: Inputs, tiles: int, slots: int) -> pl.CostEstimate:
-    """Tells the compiler what so many slots of the cache cost."""
+def cost(inputs: Inputs, tiles: int, slots: int, slot_bytes: int) -> pl.CostEstimate:
+    """Tells the compiler what so many slots of the cache cost, of which each has so many bytes in a KV head."""
     batch, width, heads, head_width = inputs.query.shape
     kv_heads = inputs.keys.shape[1]
     scores = batch * heads * width * (slots + width)
-    moved = 2 * batch * head_width * (kv_heads * tiles * (slots + width) + heads * width) * inputs.query.dtype.itemsize
+    own = 2 * width * head_width * (kv_heads * tiles + heads) * inputs.query.dtype.itemsize
+    moved = batch * (kv_heads * tiles * slots * slot_bytes + own)
     return pl.CostEstimate(flops=4 * scores * head_width, bytes_accessed=moved, transcendentals=scores)

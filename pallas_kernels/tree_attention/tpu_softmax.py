@@ -180,14 +180,31 @@ class Softmax:
         seen = self.within(_bits(words[...], pair.shape[0]), own_position[...], entry_position)
         self.absorb(pair[:, : self.head_width], pair[:, self.head_width :], seen, last=False)
 
-    def absorb(self, key: Array, value: Array, seen: Bool[Array, "T U"], *, last: bool) -> None:
-        """Adds a block of keys and values; `last` says that slots are the last axis."""
+    def absorb(
+        self,
+        key: Array,
+        value: Array,
+        seen: Bool[Array, "T U"],
+        *,
+        last: bool,
+        scales: tuple[Float[Array, "1 U"], Float[Array, "1 U"]] | None = None,
+    ) -> None:
+        """Adds a block of keys and values.
+
+        Args:
+          key, value: of a block of slots.
+          seen: of each entry.
+          last: slots are the last axis of keys and values.
+          scales: of the slots' keys and values, where these are int8.
+        """
+        key_scale, value_scale = scales or (None, None)
         # Scores of some columns at a time, in one pass over all rows: a matrix unit takes each key and value once.
         columns = seen.shape[1]
         parts = [slice(start, min(start + COLUMNS, columns)) for start in range(0, columns, COLUMNS)]
         before = top = self.peak[...]
         for part in parts:
-            made = self._score(key[:, part] if last else key[part], seen[:, part], last)
+            scale = None if key_scale is None else key_scale[:, part]
+            made = self._score(key[:, part] if last else key[part], seen[:, part], last, scale)
             self.scores[:, part] = made
             top = jnp.maximum(top, _fold(made, jnp.maximum, made.max))
         highest = jnp.broadcast_to(top.max(1, keepdims=True), top.shape)
@@ -196,8 +213,10 @@ class Softmax:
         for part in parts:
             weights = jnp.exp2(self.scores[:, part] - _as_wide(highest, part.stop - part.start))
             sums += _fold(weights, jnp.add, weights.sum)
-            weighed = value[:, part] if last else value[part]
-            sum_of_values += _product(weights.astype(value.dtype), weighed, 1 if last else 0)
+            weighed = (value[:, part] if last else value[part]).astype(self.queries.dtype)
+            if value_scale is not None:
+                weights *= value_scale[:, part]
+            sum_of_values += _product(weights.astype(weighed.dtype), weighed, 1 if last else 0)
         self.peak[...], self.total[...], self.mixed[...] = highest, sums, sum_of_values
 
     def end(self, out: Any) -> None:
@@ -210,13 +229,15 @@ class Softmax:
         for head in range(self.queries.shape[0] // tile):
             out[:, head * self.head_width : (head + 1) * self.head_width] = mean[head * tile : (head + 1) * tile]
 
-    def _score(self, key: Array, seen: Bool[Array, "T U"], last: bool) -> Float[Array, "R U"]:
-        made = _product(self.queries[...], key, 0 if last else 1)
-        scale, softcap = self.options.scale, self.options.softcap
+    def _score(
+        self, key: Array, seen: Bool[Array, "T U"], last: bool, key_scale: Float[Array, "1 U"] | None
+    ) -> Float[Array, "R U"]:
+        made = _product(self.queries[...], key.astype(self.queries.dtype), 0 if last else 1)
+        softcap = self.options.softcap
+        scale = jnp.float32(self.options.scale / softcap if softcap else self.options.scale * LOG2_E)
+        made = made * (scale if key_scale is None else scale * key_scale)
         if softcap:
-            made = jnp.tanh(made * jnp.float32(scale / softcap)) * jnp.float32(softcap * LOG2_E)
-        else:
-            made = made * jnp.float32(scale * LOG2_E)
+            made = jnp.tanh(made) * jnp.float32(softcap * LOG2_E)
         by_head = made.reshape(-1, seen.shape[0], made.shape[1])
         return jnp.where(seen[None], by_head, MASKED).reshape(made.shape)
 
