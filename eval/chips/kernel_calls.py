@@ -124,15 +124,19 @@ def _most_of_tree_attention(call: Call) -> Most:
 
 def _most_of_sparse_attention(call: Call) -> Most:
     """Every place of the page tables has a page."""
-    counts, table, *_, keys, _ = call.operands[2:]
-    rows, kv_heads, size = keys.shape[0], keys.shape[1], call.kernel.keywords["options"].page_size  # type: ignore[attr-defined]
-    most, block = table.size // counts.size, call.spec.in_specs[-3].block_shape[-1]
+    counts, table = call.operands[2:4]
+    given = list(zip(call.spec.in_specs, call.operands[call.spec.num_scalar_prefetch :], strict=True))
+    # Keys and values, and scales where they are int8.
+    cached = [x for spec, x in given if spec.block_shape is None]
+    block = [spec.block_shape[-1] for spec, _ in given if spec.block_shape is not None][-1]
+    rows, kv_heads, size = *cached[0].shape[:2], call.kernel.keywords["options"].page_size  # type: ignore[attr-defined]
+    most = table.size // counts.size
     full = jnp.full((rows, counts.size // rows), most, jnp.int32)
     total, head, block_of = tables.steps(full, kv_heads, block // size, most, call.own)
     pages = int(call.spec.grid[0]) * rows * kv_heads * most
-    page_bytes = size * keys.size // (rows * kv_heads * max(keys.shape[2:])) * keys.dtype.itemsize
+    page_bytes = sum(size * x.size // (rows * kv_heads * max(x.shape[2:])) * x.dtype.itemsize for x in cached)
     scalars = [head, block_of, full.reshape(-1), jnp.zeros(table.shape, jnp.int32)]
-    return Most(int(total), scalars, 2 * pages * page_bytes)
+    return Most(int(total), scalars, pages * page_bytes)
 
 
 MOST = {"tree_attention": _most_of_tree_attention, "sparse_attention": _most_of_sparse_attention}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pallas_kernels.sparse_attention.inputs import Options, Pages, Scales
+from pallas_kernels.sparse_attention.inputs import Options, Pages
 from pallas_kernels.tree_attention import cases as tree
 from pallas_kernels.tree_attention.inputs import Inputs
 
@@ -110,12 +110,9 @@ def make(case: Case, seed: int = 0) -> tuple[Inputs, Pages]:
     def numbers_of(cached: Array) -> Array:
         return jnp.asarray(rng.integers(-127, 128, cached.shape, np.int8))
 
-    def scale_of(cached: Array) -> Array:
-        return jnp.asarray(rng.uniform(0.2, 1.8, cached.shape[:3]).astype(np.float32) / 73)
-
-    scales = Scales(scale_of(inputs.keys), scale_of(inputs.values))
+    scales = rng.uniform(0.2, 1.8, (len(case.held), case.kv_heads, 2, case.slots)).astype(np.float32) / 73
     cached = {"keys": numbers_of(inputs.keys), "values": numbers_of(inputs.values)}
-    return inputs._replace(**cached), pages._replace(scales=scales)
+    return inputs._replace(**cached), pages._replace(scales=jnp.asarray(scales))
 
 
 def described(case: Case, sharding: Any = None) -> tuple[Inputs, Pages]:
@@ -127,8 +124,7 @@ def described(case: Case, sharding: Any = None) -> tuple[Inputs, Pages]:
     sets = (batch, case.sets)
 
     def chosen() -> Pages:
-        scale = jnp.zeros(cached.shape[:3])
-        scales = Scales(scale, scale) if case.int8 else None
+        scales = jnp.zeros((batch, case.kv_heads, 2, slots)) if case.int8 else None
         return Pages(jnp.zeros((*sets, case.most), jnp.int32), jnp.zeros(sets, jnp.int32), scales=scales)
 
     pages = jax.eval_shape(chosen)
@@ -138,9 +134,9 @@ def described(case: Case, sharding: Any = None) -> tuple[Inputs, Pages]:
 def random_case(
     seed: int, *, dtype: str = "float32", head_widths: tuple[int, ...] = (128, 256), int8: bool = False
 ) -> Case:
-    """Returns a random shape, with up to 129 entries and up to 24 pages a set, of at least 32 slots where int8."""
+    """Returns a random shape, with up to 129 entries and up to 24 pages a set, of 128 slots where int8."""
     rng = np.random.default_rng(seed)
-    page_size = int(2 ** rng.integers(5 if int8 else 4, 8))
+    page_size = int(2**7 if int8 else rng.integers(4, 8))
     kv_heads, held, there = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 25))
     most, shared = int(rng.integers(1, there + 1)), bool(rng.integers(2))
     slots: Any = page_size * there

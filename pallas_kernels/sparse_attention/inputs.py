@@ -13,17 +13,6 @@ LEAST_PAGE, MOST_PAGE = 16, 128
 """Slots of a page: a smaller one is less than a tile of bfloat16, and a larger one chooses too coarsely."""
 
 
-class Scales(NamedTuple):
-    """What a cache of int8 is multiplied by: key s of a KV head is its scale s times the eight-bit numbers of slot s.
-
-    Attributes:
-      keys, values: a scale for each slot, float32 and finite, whatever the slot holds.
-    """
-
-    keys: Float[Array, "B K S"]
-    values: Float[Array, "B K S"]
-
-
 class Pages(NamedTuple):
     """The pages that are read. Page i of Z slots holds the cache's slots i · Z to i · Z + Z - 1.
 
@@ -34,13 +23,14 @@ class Pages(NamedTuple):
       filled: number of filled slots in each set, counted page by page: every valid entry sees these, and the others
         are empty. Then no positions of slots are looked up. None where the caller does not know; there must be no
         window.
-      scales: of a cache whose keys and values are int8; None where they have the query's type.
+      scales: of each slot's key and, behind them, of each slot's value, where the cache is int8: its numbers are
+        multiplied by them. Finite, whatever the slot holds. None where the cache has the query's type.
     """
 
     table: Int[Array, "B Sets P"]
     counts: Int[Array, "B Sets"]
     filled: Int[Array, "B Sets"] | None = None
-    scales: Scales | None = None
+    scales: Float[Array, "B K 2 S"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,20 +79,18 @@ def check(inputs: Inputs, pages: Pages, options: Options) -> None:
             raise TypeError(f"{name} must be int32; got {array.dtype}")
 
 
-def _check_scales(inputs: Inputs, scales: Scales | None) -> None:
+def _check_scales(inputs: Inputs, scales: Float[Array, "..."] | None) -> None:
     """Refuses int8 without scales, and scales that are not those of a cache of int8."""
+    for name in ("keys", "values"):
+        dtype = getattr(inputs, name).dtype
+        if scales is None and dtype == jnp.int8:
+            raise ValueError(f"scales must be given where {name} are int8; got None")
+        if scales is not None and dtype != jnp.int8:
+            raise TypeError(f"{name} must be int8 where scales are given; got {dtype}")
     if scales is None:
-        for name in ("keys", "values"):
-            if getattr(inputs, name).dtype == jnp.int8:
-                raise ValueError(f"scales must be given where {name} are int8; got None")
         return
-    for name, scale in scales._asdict().items():
-        cached = getattr(inputs, name)
-        if cached.dtype != jnp.int8:
-            raise TypeError(f"{name} must be int8 where scales are given; got {cached.dtype}")
-        if scale.shape != cached.shape[:3]:
-            raise ValueError(
-                f"scales.{name} must be {cached.shape[:3]} beside {name} of {cached.shape}; got {scale.shape}"
-            )
-        if scale.dtype != jnp.float32:
-            raise TypeError(f"scales.{name} must be float32; got {scale.dtype}")
+    batch, kv_heads, slots = inputs.keys.shape[:3]
+    if scales.shape != (shape := (batch, kv_heads, 2, slots)):
+        raise ValueError(f"scales must be {shape} beside keys of {inputs.keys.shape}; got {scales.shape}")
+    if scales.dtype != jnp.float32:
+        raise TypeError(f"scales must be float32; got {scales.dtype}")

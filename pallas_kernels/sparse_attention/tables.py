@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Int
 
 from pallas_kernels.sparse_attention.inputs import Pages
 from pallas_kernels.tree_attention.inputs import Inputs
@@ -23,15 +23,15 @@ def chosen_positions(inputs: Inputs, pages: Pages, page_size: int, slots: int) -
 
     Of slots that all entries see, 0: to look positions up takes a TPU longer than to read the pages.
     """
+    batch, sets, most = pages.table.shape
     if pages.filled is not None:
         seen = jnp.minimum(pages.filled, pages.counts * page_size)[:, :, None]
         return jnp.where(jnp.arange(slots, dtype=jnp.int32)[None, None] < seen, 0, HIDDEN)
-    return _of_chosen(inputs.slot_position[:, None], pages, page_size, slots, HIDDEN)
-
-
-def chosen_scales(scales: Float[Array, "B K S"], pages: Pages, page_size: int, slots: int) -> Float[Array, "B K C"]:
-    """Returns the scales of the chosen slots page by page, filled up to so many; 0 behind the count."""
-    return _of_chosen(scales, pages, page_size, slots, 0.0)
+    by_page = inputs.slot_position.reshape(batch, 1, -1, page_size)
+    read = jnp.arange(most, dtype=jnp.int32)[None, None] < pages.counts[:, :, None]
+    found = jnp.take_along_axis(by_page, pages.table[..., None], axis=2, mode="promise_in_bounds")
+    found = jnp.where(read[..., None], found, HIDDEN).reshape(batch, sets, -1)
+    return jnp.pad(found, ((0, 0), (0, 0), (0, slots - found.shape[2])), constant_values=HIDDEN)
 
 
 def steps(
@@ -58,15 +58,3 @@ def steps(
     real = step < ends[-1]
     head = jnp.where(real, (ends[None] <= step[:, None]).sum(1, dtype=jnp.int32), 0)
     return ends[-1], head, jnp.where(real, step - (ends - by_head)[head], 0)
-
-
-def _of_chosen(
-    of_slots: Shaped[Array, "B _ S"], pages: Pages, page_size: int, slots: int, behind: float
-) -> Shaped[Array, "B _ C"]:
-    """Returns what the chosen slots have, page by page, filled up to so many with what stands behind the count."""
-    batch, most = of_slots.shape[0], pages.table.shape[2]
-    by_page = of_slots.reshape(batch, of_slots.shape[1], -1, page_size)
-    read = jnp.arange(most, dtype=jnp.int32)[None, None] < pages.counts[:, :, None]
-    found = jnp.take_along_axis(by_page, pages.table[..., None], axis=2, mode="promise_in_bounds")
-    found = jnp.where(read[..., None], found, behind).reshape(batch, found.shape[1], -1)
-    return jnp.pad(found, ((0, 0), (0, 0), (0, slots - found.shape[2])), constant_values=behind)

@@ -24,9 +24,6 @@ from pallas_kernels.tree_attention.tpu_softmax import LANES, ROWS, Entries, Soft
 TABLE_BYTES = 2**19
 """Bytes of the page tables and the list of blocks: half of the scalar memory of most chips."""
 
-LEAST_INT8_PAGE = 32
-"""Slots along sublanes that fill a tile of int8."""
-
 TOGETHER = 8
 """Pages whose copies are started side by side, and waited for together."""
 
@@ -39,9 +36,9 @@ def unsupported(inputs: Inputs, pages: Pages, options: Options) -> str | None:
             f"the TPU kernel needs pages of {LANES} slots at a head width of {head_width}, where a TPU has slots along "
             f"lanes; got {options.page_size}"
         )
-    if inputs.keys.dtype == jnp.int8 and options.page_size < LEAST_INT8_PAGE:
+    if pages.scales is not None and options.page_size % LANES:
         return (
-            f"the TPU kernel needs pages of at least {LEAST_INT8_PAGE} slots of int8, which fill a tile; "
+            f"the TPU kernel needs pages of {LANES} slots where they are int8, since their scales lie along lanes; "
             f"got {options.page_size}"
         )
     _, block_pages = _work_at_once(inputs, pages, options)
@@ -69,9 +66,6 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
     pages = tables.whole(pages, slots, size)
     total, head, block_of = tables.steps(pages.counts, kv_heads, block_pages, most, tiles)
     positions = tables.chosen_positions(inputs, pages, size, blocks * block)
-    scales = [
-        tables.chosen_scales(x, pages, size, blocks * block).reshape(-1, 1, blocks * block) for x in pages.scales or ()
-    ]
     mine = Entries.of(inputs, entries, tile)
 
     def which(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
@@ -81,14 +75,14 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
     def position_index(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
         return _set(head[s], pages.table.shape[1], kv_heads), 0, jnp.minimum(block_of[s], blocks - 1)
 
-    def scale_index(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
-        return head[s], 0, jnp.minimum(block_of[s], blocks - 1)
-
     def held(cache: Array) -> Array:
-        cache = cache.swapaxes(2, 3) if slots_last else cache
         return cache if interpret else pltpu.with_memory_space_constraint(cache, pltpu.HBM)
 
-    fetched = pltpu.VMEM((2, head_width, block) if slots_last else (2, block, head_width), inputs.keys.dtype)
+    cached = [cache.swapaxes(2, 3) if slots_last else cache for cache in (inputs.keys, inputs.values)]
+    fetched = [pltpu.VMEM((2, head_width, block) if slots_last else (2, block, head_width), inputs.keys.dtype)] * 2
+    if pages.scales is not None:
+        cached.append(pages.scales)
+        fetched.append(pltpu.VMEM((2, 2, block), jnp.float32))
     call = pl.pallas_call(
         functools.partial(_kernel, options=options, tiles=tiles, sets=pages.table.shape[1], slots_last=slots_last),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -97,14 +91,11 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
             in_specs=[
                 *mine.specs(which),
                 pl.BlockSpec((None, 1, block), position_index),
-                *(pl.BlockSpec((None, 1, block), scale_index) for _ in scales),
-                pl.BlockSpec(memory_space=pl.ANY),
-                pl.BlockSpec(memory_space=pl.ANY),
+                *([pl.BlockSpec(memory_space=pl.ANY)] * len(cached)),
             ],
             out_specs=mine.out_spec(which),
             scratch_shapes=[
-                fetched,
-                fetched,
+                *fetched,
                 pltpu.SemaphoreType.DMA((2,)),
                 *scratch(rows, head_width, max(block, tile, ROWS), inputs.query.dtype),
             ],
@@ -125,9 +116,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
         pages.table.reshape(-1),
         *mine.operands,
         positions.reshape(-1, 1, blocks * block),
-        *scales,
-        held(inputs.keys),
-        held(inputs.values),
+        *map(held, cached),
     )
     return mine.by_entry(out)[:, :width]
 
@@ -150,12 +139,15 @@ def _kernel(
     """
     theirs, *others = refs if tiles > 1 else (mine, *refs)
     entry_position, words, own_position, positions, *others = others
-    *scales, keys, values, out, keys_held, values_held, arrived, queries, scores, peak, total, mixed = others
+    *others, arrived, queries, scores, peak, total, mixed = others
+    # Keys and values, and scales where there are any; the result; and where pages of them are held.
+    cached, out, held = others[: len(others) // 2], others[len(others) // 2], others[len(others) // 2 + 1 :]
+    slots_are_last = (slots_last, slots_last, True)
     softmax = Softmax(queries, scores, peak, total, mixed, options=options)
     step, last_step = pl.program_id(1), pl.num_programs(1) - 1
     now = pl.program_id(0) * pl.num_programs(1) + step
     buffer = jax.lax.rem(now, jnp.int32(2))
-    size, kv_heads, most = options.page_size, keys.shape[1], table.shape[0] // count.shape[0]
+    size, kv_heads, most = options.page_size, cached[0].shape[1], table.shape[0] // count.shape[0]
     block_pages = positions.shape[1] // size
     together = min(TOGETHER, block_pages)
 
@@ -172,9 +164,9 @@ def _kernel(
         def copy(i: Array, pages: int) -> None:
             for j in range(pages):
                 at = _slots(table[first + i + j], 1, size)
-                for cached, held in ((keys, keys_held), (values, values_held)):
-                    read = cached.at[row, kv_head, :, at] if slots_last else cached.at[row, kv_head, at]
-                    write = _part(held, buffer, _slots(i + j, 1, size), slots_last)
+                for source, target, last in zip(cached, held, slots_are_last, strict=False):
+                    read = source.at[row, kv_head, :, at] if last else source.at[row, kv_head, at]
+                    write = _part(target, buffer, _slots(i + j, 1, size), last)
                     pltpu.make_async_copy(read, write, arrived.at[buffer]).start()
 
         _by_several(many, together, copy)
@@ -183,8 +175,8 @@ def _kernel(
         """Waits for a step's pages: for as many bytes as they have."""
 
         def arrive(i: Array, pages: int) -> None:
-            for held in (keys_held, values_held):
-                part = _part(held, buffer, _slots(i, pages, size), slots_last)
+            for target, last in zip(held, slots_are_last, strict=False):
+                part = _part(target, buffer, _slots(i, pages, size), last)
                 pltpu.make_async_copy(part, part, arrived.at[buffer]).wait()
 
         _by_several(pages_at(step)[1], together, arrive)
@@ -193,8 +185,9 @@ def _kernel(
     def _start() -> None:
         # A block with few pages leaves what was there before: old values, and never NaN, which no weight of 0 hides.
         def clear(i: Array, _: None) -> None:
-            part = _part(values_held, slice(None), _slots(i, 1, size), slots_last)
-            part[...] = jnp.zeros(part.shape, part.dtype)
+            for target, last in zip(held[1:], slots_are_last[1:], strict=False):
+                part = _part(target, slice(None), _slots(i, 1, size), last)
+                part[...] = jnp.zeros(part.shape, part.dtype)
 
         jax.lax.fori_loop(0, block_pages, clear, None)
         fetch(step, buffer)
@@ -216,8 +209,9 @@ def _kernel(
         wait(step, buffer)
         position = positions[...]
         seen = softmax.within(position <= entry_position[...], position, entry_position)
-        of_slots = (scales[0][...], scales[1][...]) if scales else None
-        softmax.absorb(keys_held[buffer], values_held[buffer], seen, last=slots_last, scales=of_slots)
+        keys, values, *scales = (x[buffer] for x in held)
+        by_slot = (scales[0][:1], scales[0][1:]) if scales else None
+        softmax.absorb(keys, values, seen, last=slots_last, scales=by_slot)
 
     @pl.when((step == last_step) | (block_of[step + 1] == 0))
     def _end() -> None:

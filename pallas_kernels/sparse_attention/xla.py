@@ -29,13 +29,17 @@ def attend(inputs: Inputs, pages: Pages, options: Options) -> Float[Array, "B T 
         found = jnp.take_along_axis(by_page, pages.table[..., None, None], axis=2, mode="promise_in_bounds")
         return found.reshape(batch * kv_heads, 1, chosen, head_width)
 
-    def scaled(scales: Float[Array, "B K S"]) -> Float[Array, "R 1 C"]:
-        found = tables.chosen_scales(scales, pages, options.page_size, chosen)
+    def gathered_scales(scales: Float[Array, "B K S"]) -> Float[Array, "R 1 C"]:
+        by_page = scales.reshape(batch, kv_heads, -1, options.page_size)
+        found = jnp.take_along_axis(by_page, pages.table[..., None], axis=2, mode="promise_in_bounds")
         return found.reshape(batch * kv_heads, 1, chosen)
 
     def each(row: Shaped[Array, "B ..."]) -> Shaped[Array, "R ..."]:
         return jnp.repeat(row, kv_heads, axis=0)
 
+    scales = None
+    if pages.scales is not None:
+        scales = gathered_scales(pages.scales[:, :, 0]), gathered_scales(pages.scales[:, :, 1])
     out = xla.attend(
         Inputs(
             query=by_head(inputs.query),
@@ -49,7 +53,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options) -> Float[Array, "B T 
             slot_position=jnp.broadcast_to(position, (batch, kv_heads, chosen)).reshape(-1, chosen),
         ),
         options,
-        None if pages.scales is None else (scaled(pages.scales.keys), scaled(pages.scales.values)),
+        scales,
     )
     apart = out.reshape(batch, kv_heads, width, -1, head_width).transpose(0, 2, 1, 3, 4)
     return apart.reshape(batch, width, heads, head_width)
