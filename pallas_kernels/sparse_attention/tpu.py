@@ -75,14 +75,14 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
     def position_index(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
         return _set(head[s], pages.table.shape[1], kv_heads), 0, jnp.minimum(block_of[s], blocks - 1)
 
-    def held(cache: Array) -> Array:
-        return cache if interpret else pltpu.with_memory_space_constraint(cache, pltpu.HBM)
+    def in_main_memory(array: Array) -> Array:
+        return array if interpret else pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
-    cached = [cache.swapaxes(2, 3) if slots_last else cache for cache in (inputs.keys, inputs.values)]
-    fetched = [pltpu.VMEM((2, head_width, block) if slots_last else (2, block, head_width), inputs.keys.dtype)] * 2
-    if pages.scales is not None:
-        cached.append(pages.scales)
-        fetched.append(pltpu.VMEM((2, 2, block), jnp.float32))
+    def held(cache: Array) -> Array:
+        return in_main_memory(cache.swapaxes(2, 3) if slots_last else cache)
+
+    scales = [] if pages.scales is None else [pages.scales]
+    fetched = pltpu.VMEM((2, head_width, block) if slots_last else (2, block, head_width), inputs.keys.dtype)
     call = pl.pallas_call(
         functools.partial(_kernel, options=options, tiles=tiles, sets=pages.table.shape[1], slots_last=slots_last),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -91,11 +91,13 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
             in_specs=[
                 *mine.specs(which),
                 pl.BlockSpec((None, 1, block), position_index),
-                *([pl.BlockSpec(memory_space=pl.ANY)] * len(cached)),
+                *([pl.BlockSpec(memory_space=pl.ANY)] * (2 + len(scales))),
             ],
             out_specs=mine.out_spec(which),
             scratch_shapes=[
-                *fetched,
+                fetched,
+                fetched,
+                *(pltpu.VMEM((2, 2, block), jnp.float32) for _ in scales),
                 pltpu.SemaphoreType.DMA((2,)),
                 *scratch(rows, head_width, max(block, tile, ROWS), inputs.query.dtype),
             ],
@@ -116,7 +118,9 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
         pages.table.reshape(-1),
         *mine.operands,
         positions.reshape(-1, 1, blocks * block),
-        *map(held, cached),
+        held(inputs.keys),
+        held(inputs.values),
+        *map(in_main_memory, scales),
     )
     return mine.by_entry(out)[:, :width]
 
@@ -138,11 +142,11 @@ def _kernel(
     The pages of the next block are on their way meanwhile, those of another KV head too.
     """
     theirs, *others = refs if tiles > 1 else (mine, *refs)
-    entry_position, words, own_position, positions, *others = others
-    *others, arrived, queries, scores, peak, total, mixed = others
-    # Keys and values, and scales where there are any; the result; and where pages of them are held.
-    cached, out, held = others[: len(others) // 2], others[len(others) // 2], others[len(others) // 2 + 1 :]
-    slots_are_last = (slots_last, slots_last, True)
+    entry_position, words, own_position, positions, *between, arrived, queries, scores, peak, total, mixed = others
+    # Between: keys, values, and scales where there are any; the result; and where pages of the former are held.
+    half = len(between) // 2
+    cached, out, held = between[:half], between[half], between[half + 1 :]
+    channels = list(zip(cached, held, (slots_last, slots_last, True), strict=False))
     softmax = Softmax(queries, scores, peak, total, mixed, options=options)
     step, last_step = pl.program_id(1), pl.num_programs(1) - 1
     now = pl.program_id(0) * pl.num_programs(1) + step
@@ -164,7 +168,7 @@ def _kernel(
         def copy(i: Array, pages: int) -> None:
             for j in range(pages):
                 at = _slots(table[first + i + j], 1, size)
-                for source, target, last in zip(cached, held, slots_are_last, strict=False):
+                for source, target, last in channels:
                     read = source.at[row, kv_head, :, at] if last else source.at[row, kv_head, at]
                     write = _part(target, buffer, _slots(i + j, 1, size), last)
                     pltpu.make_async_copy(read, write, arrived.at[buffer]).start()
@@ -175,7 +179,7 @@ def _kernel(
         """Waits for a step's pages: for as many bytes as they have."""
 
         def arrive(i: Array, pages: int) -> None:
-            for target, last in zip(held, slots_are_last, strict=False):
+            for _, target, last in channels:
                 part = _part(target, buffer, _slots(i, pages, size), last)
                 pltpu.make_async_copy(part, part, arrived.at[buffer]).wait()
 
@@ -183,9 +187,10 @@ def _kernel(
 
     @pl.when(now == 0)
     def _start() -> None:
-        # A block with few pages leaves what was there before: old values, and never NaN, which no weight of 0 hides.
+        # A block with few pages leaves what was there before: old values and scales, and never NaN, which no weight of
+        # 0 hides.
         def clear(i: Array, _: None) -> None:
-            for target, last in zip(held[1:], slots_are_last[1:], strict=False):
+            for _, target, last in channels[1:]:
                 part = _part(target, slice(None), _slots(i, 1, size), last)
                 part[...] = jnp.zeros(part.shape, part.dtype)
 
