@@ -77,6 +77,10 @@ TESTS = (
     Case("wide heads", 5, 512, (500, 100), head_width=256, page_size=32, most=6),
     Case("bfloat16", 20, 512, (500, 100), dtype="bfloat16", page_size=16, most=7, chosen=(7, 3, 5, 0), head_width=128),
     Case("bfloat16, narrow", 20, 512, (500, 100), dtype="bfloat16", most=2, shared=True, softcap=8.0),
+    Case("int8", 7, 512, (500, 3), chosen=(4, 1, 0, 2), head_width=128, int8=True),
+    Case("int8, narrow, a capped window", 9, 512, (500, 90), window=300, softcap=5.0, most=3, shared=True, int8=True),
+    Case("int8 and bfloat16, wide", 20, 512, (500, 100), dtype="bfloat16", head_width=256, most=3, int8=True),
+    Case("int8, entries in two tiles", 290, 256, (200, 2), heads=2, kv_heads=1, head_width=128, most=2, int8=True),
 )
 
 BENCHMARKS = (
@@ -141,7 +145,7 @@ def random_case(
     most, shared = int(rng.integers(1, there + 1)), bool(rng.integers(2))
     slots: Any = page_size * there
     return Case(
-        name=f"random {seed}",
+        name=f"random {seed}, int8" if int8 else f"random {seed}",
         nodes=int(rng.integers(1, 130)),
         slots=slots,
         held=tuple(rng.integers(0, 2 * slots, held).tolist()),

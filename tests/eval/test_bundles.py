@@ -79,6 +79,14 @@ def test_a_block_of_pages_takes_little_more_than_its_floor(chip):
 
 @needs_libtpu
 @pytest.mark.xdist_group("tpu")
+def test_making_int8_wider_takes_less_than_reading_it():
+    (row,) = measure(Settings(chips=("v5e:1x1",), cases=("llama-8b-1-2k-of-32k-int8",)))["rows"]
+    assert row["bound_by"] == "memory"
+    assert row["bundles"] < row["floor"]
+
+
+@needs_libtpu
+@pytest.mark.xdist_group("tpu")
 def test_the_program_writes_its_report(tmp_path):
     out = tmp_path / "bundles.json"
     command = [sys.executable, "-m", "eval.bundles", "--chips", "v5e:1x1", "--cases", "llama-8b-1", "--json", str(out)]

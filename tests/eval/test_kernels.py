@@ -110,8 +110,11 @@ def test_a_shape_with_pages_and_few_slots_keeps_a_whole_page(case):
     assert pages.table.shape[2] == cut.most
 
 
-def test_the_bytes_of_sparse_attention_are_those_of_its_pages():
-    (row,) = measure(Settings(cases=("llama-8b-1-2k-of-32k-shared",), slots=256, repeats=1, calls=1))["rows"]
+@pytest.mark.parametrize(
+    ("name", "slot_bytes"), [("llama-8b-1-2k-of-32k-shared", 4 * 128), ("llama-8b-1-2k-of-32k-int8", 2 * 128 + 8)]
+)
+def test_the_bytes_of_sparse_attention_are_those_of_its_pages(name, slot_bytes):
+    (row,) = measure(Settings(cases=(name,), slots=256, repeats=1, calls=1))["rows"]
     assert row["program"] == "sparse_attention"
-    read = 2 * (256 + 1) * 8 * 128 * 2
+    read = (256 * slot_bytes + 4 * 128) * 8
     assert row["gigabytes_per_second"] == pytest.approx(read / row["ms"] / 1e6)

@@ -3,6 +3,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from eval.chips.kernel_calls import CALLS, MOST, recorded
 from pallas_kernels.sparse_attention import sparse_attention, tables
@@ -10,8 +11,9 @@ from pallas_kernels.sparse_attention.cases import make
 from tests.sparse_kernels import named
 
 
-def test_sparse_attention_at_the_most_copies_a_page_for_every_place_of_its_tables():
-    case = named("ragged rows")
+@pytest.mark.parametrize("name", ["ragged rows", "int8"])
+def test_sparse_attention_at_the_most_copies_a_page_for_every_place_of_its_tables(name):
+    case = named(name)
     inputs, pages = make(case)
     before = set(CALLS)
     with recorded():
@@ -19,7 +21,7 @@ def test_sparse_attention_at_the_most_copies_a_page_for_every_place_of_its_table
     (key,) = set(CALLS) - before
     most = MOST[key[0]](CALLS[key])
     rows, heads, places = pages.table.shape
-    assert most.copied == rows * heads * places * 2 * case.page_size * case.head_width * 4
+    assert most.copied == rows * heads * places * case.page_size * case.slot_bytes
     total, head, block_of = tables.steps(jnp.full((rows, heads), places, jnp.int32), heads, 4, places, 1)
     assert most.steps == total == rows * heads
     for found, expected in zip(most.scalars, (head, block_of), strict=False):

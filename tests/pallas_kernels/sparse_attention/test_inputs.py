@@ -30,6 +30,26 @@ def test_slots_that_are_known_to_be_filled_go_without_a_window():
         sparse_attention(INPUTS, pages, scale=1.0, page_size=32, window=9)
 
 
+INT8, SCALED = make(named("int8"))
+
+
+@pytest.mark.parametrize(
+    ("of_inputs", "of_pages", "message"),
+    [
+        ({}, {"scales": None}, "scales must be given where keys are int8; got None"),
+        ({"keys": INPUTS.keys}, {"scales": None}, "scales must be given where values are int8; got None"),
+        ({"keys": INPUTS.keys}, {}, "keys must be int8 where scales are given; got float32"),
+        ({"values": INPUTS.values}, {}, "values must be int8 where scales are given; got float32"),
+        ({}, {"scales": SCALED.scales[:, :, 0]}, r"scales must be \(2, 2, 2, 512\) .*; got \(2, 2, 512\)"),
+        ({}, {"scales": SCALED.scales.astype(jnp.bfloat16)}, "scales must be float32; got bfloat16"),
+        ({"key": INT8.key.astype(jnp.int8)}, {}, "key must be float32; got int8"),
+    ],
+)
+def test_int8_that_does_not_go_with_its_scales_is_refused(of_inputs, of_pages, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        sparse_attention(INT8._replace(**of_inputs), SCALED._replace(**of_pages), scale=1.0)
+
+
 @pytest.mark.parametrize("page_size", [0, 8, 48, 256, 1024])
 def test_a_page_that_is_no_power_of_two_in_range_is_refused(page_size):
     with pytest.raises(ValueError, match=f"page_size must be a power of two from 16 to 128 .*; got {page_size}"):

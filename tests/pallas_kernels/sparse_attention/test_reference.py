@@ -12,9 +12,17 @@ from tests.kernels import tolerance
 from tests.sparse_kernels import attended, expected, named
 
 
+def dequantised(inputs, pages):
+    if pages.scales is None:
+        return inputs
+    scales = pages.scales[..., None]
+    return inputs._replace(keys=scales[:, :, 0] * inputs.keys, values=scales[:, :, 1] * inputs.values)
+
+
 def by_masking(inputs, pages, case):
     """The whole cache attended to by each KV head alone, what it did not choose hidden by its position."""
     outs = []
+    inputs = dequantised(inputs, pages)
     group = case.heads // case.kv_heads
     for k in range(case.kv_heads):
         chosen = np.zeros((len(case.held), case.slots), bool)

@@ -1,5 +1,6 @@
 """The TPU kernel, interpreted here and compiled for chips that are not at hand."""
 
+import dataclasses
 import functools
 import importlib.util
 import re
@@ -22,7 +23,20 @@ from tests.sparse_kernels import attended, compiled, ending_in_the_newest_page, 
 
 TOPOLOGIES = ("v4:2x2x1", "v5e:1x1", "v5p:2x2x1", "v6e:1x1", "tpu7x:2x2x1")
 COMPILED = tuple(case for case in BENCHMARKS if not case.name.endswith("8-rows"))
-COVERED = ("one page", "a window", "capped scores", "a capped window", "padding between", "wide heads", "random 1")
+COVERED = (
+    "one page",
+    "a window",
+    "capped scores",
+    "a capped window",
+    "padding between",
+    "wide heads",
+    "int8 and bfloat16, wide",
+    "int8, entries in two tiles",
+    "random 1",
+    "random 0, int8",
+    "random 1, int8",
+    "random 2, int8",
+)
 """Cases whose every feature another case has too."""
 
 
@@ -30,7 +44,7 @@ COVERED = ("one page", "a window", "capped scores", "a capped window", "padding 
     "case",
     [
         pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.name in COVERED else [])
-        for case in (*TESTS, *map(random_case, range(3)))
+        for case in (*TESTS, *map(random_case, range(3)), *(random_case(i, int8=True) for i in range(3)))
     ],
 )
 def test_the_kernel_agrees_with_the_reference(case):
@@ -61,8 +75,20 @@ def test_bits_without_meaning_change_nothing():
     np.testing.assert_array_equal(before, after)
 
 
-def test_what_is_not_chosen_is_not_read():
-    case = named("ragged rows")
+@pytest.mark.parametrize("channel", [0, 1], ids=["key", "value"])
+def test_a_slots_scale_counts_for_its_own_KV_head_alone(channel):
+    case = named("int8")
+    inputs, pages = make(case)
+    slot = case.page_size * int(pages.table[0, 0, 0])
+    changed = pages._replace(scales=pages.scales.at[0, 0, channel, slot].mul(3))
+    differs = np.abs(attended(inputs, changed, case, "tpu") - attended(inputs, pages, case, "tpu")).max((1, 3))
+    assert (differs[0, : case.heads // case.kv_heads] > 0.01).all()
+    assert differs[0, case.heads // case.kv_heads :].max() == differs[1].max() == 0
+
+
+@pytest.mark.parametrize("name", ["ragged rows", "int8"])
+def test_what_is_not_chosen_is_not_read(name):
+    case = named(name)
     inputs, pages = make(case)
     number = np.arange(case.slots) // case.page_size
     read = np.zeros((2, case.kv_heads, case.slots), bool)
@@ -70,8 +96,12 @@ def test_what_is_not_chosen_is_not_read():
         for head, table in enumerate(sets):
             read[row, head] = np.isin(number, table[: pages.counts[row, head]])
     assert 0 < read.mean() < 0.5
-    poisoned = {name: jnp.where(read[..., None], getattr(inputs, name), jnp.nan) for name in ("keys", "values")}
-    found = attended(inputs._replace(**poisoned), pages, case, "tpu")
+    if case.int8:
+        pages = pages._replace(scales=jnp.where(read[:, :, None], pages.scales, jnp.nan))
+    else:
+        poisoned = {name: jnp.where(read[..., None], getattr(inputs, name), jnp.nan) for name in ("keys", "values")}
+        inputs = inputs._replace(**poisoned)
+    found = attended(inputs, pages, case, "tpu")
     np.testing.assert_allclose(found, expected(case), **tolerance(case))
 
 
@@ -89,6 +119,7 @@ def test_pages_are_attended_to_in_blocks_where_they_do_not_fit_at_once(monkeypat
     ("changes", "message"),
     [
         ({"head_width": 64, "page_size": 64}, "needs pages of 128 slots at a head width of 64, .*; got 64"),
+        ({"int8": True, "page_size": 64}, "needs pages of 128 slots where they are int8, .*; got 64"),
         ({"slots": 2**21, "most": 2**16}, "has 524288 bytes of scalar memory for page tables; they take 532480"),
     ],
 )
@@ -101,6 +132,7 @@ def test_what_it_cannot_run_is_refused(changes, message):
 
 
 RAGGED = Case("", 5, 512, (500, 10), page_size=32, most=5, chosen=(5, 2, 0, 3), head_width=128)
+RAGGED_INT8 = dataclasses.replace(RAGGED, page_size=128, most=3, chosen=(3, 2, 0, 1), int8=True)
 
 
 class Copy:
@@ -128,8 +160,9 @@ def simulated(case):
     return np.asarray(jax.jit(functools.partial(tpu.attend, options=case.options, interpret=params))(*make(case)))
 
 
-def test_the_simulated_chip_finds_no_race_and_agrees(capfd):
-    np.testing.assert_allclose(simulated(RAGGED), expected(RAGGED), **tolerance(RAGGED))
+@pytest.mark.parametrize("case", [RAGGED, RAGGED_INT8], ids=["float32", "int8"])
+def test_the_simulated_chip_finds_no_race_and_agrees(case, capfd):
+    np.testing.assert_allclose(simulated(case), expected(case), **tolerance(case))
     assert "RACE" not in "".join(capfd.readouterr())
 
 
@@ -171,8 +204,8 @@ def moved(case, monkeypatch):
         jax.block_until_ready(tpu.attend(*make(case), case.options, interpret=pltpu.InterpretParams()))
         jax.effects_barrier()
     spec = seen["grid_spec"]
-    operands = seen["operands"][spec.num_scalar_prefetch : -2]
-    reads = [Blocks.of(s, x) for s, x in zip(spec.in_specs[:-2], operands, strict=True)]
+    given = zip(spec.in_specs, seen["operands"][spec.num_scalar_prefetch :], strict=True)
+    reads = [Blocks.of(s, x) for s, x in given if s.block_shape is not None]
     grid = tuple(int(n) for n in spec.grid)
     by_grid = kernel_bytes(grid, reads, [Blocks.of(spec.out_specs, seen["out_shape"])], seen["operands"][:4])
     return by_grid.read + by_grid.written, sum(copied)
@@ -185,16 +218,25 @@ NEEDED = 1.15
 
 def needed(case):
     """Bytes of the chosen pages' keys and values, and of the entries' queries, keys, values and results."""
-    entry = case.head_width * 4
+    entry = case.head_width * jnp.dtype(case.dtype).itemsize
     own = len(case.held) * case.nodes * 2 * (case.heads + case.kv_heads) * entry
-    return 2 * sum(case.chosen) * case.page_size * entry, own
+    return sum(case.chosen) * case.page_size * case.slot_bytes, own
 
 
-def test_it_moves_little_more_than_chosen_pages_queries_and_results(monkeypatch):
-    by_grid, copied = moved(BYTES, monkeypatch)
-    pages, own = needed(BYTES)
+BYTES_INT8 = dataclasses.replace(BYTES, page_size=128, dtype="bfloat16", int8=True)
+
+
+@pytest.mark.parametrize("case", [BYTES, BYTES_INT8], ids=["float32", "int8"])
+def test_it_moves_little_more_than_chosen_pages_queries_and_results(case, monkeypatch):
+    by_grid, copied = moved(case, monkeypatch)
+    pages, own = needed(case)
     assert copied == pages
     assert by_grid + copied < NEEDED * (pages + own)
+
+
+def test_pages_of_int8_are_half_the_bytes_and_their_scales():
+    pages, plain = needed(BYTES_INT8)[0], needed(dataclasses.replace(BYTES_INT8, int8=False))[0]
+    assert pages / plain == pytest.approx(0.5 + 4 / (2 * BYTES.head_width))
 
 
 def test_a_kernel_that_read_every_page_of_its_tables_would_move_too_much(monkeypatch):
@@ -220,9 +262,14 @@ def optimised():
 @pytest.mark.xdist_group("tpu")
 @pytest.mark.parametrize(
     ("chip", "case"),
-    # By default two cases a chip: the first, and another one from chip to chip.
+    # By default two cases a chip: the first, and another one from chip to chip; for two chips one of int8, too.
     [
-        pytest.param(chip, case, id=f"{chip}-{case.name}", marks=[] if j in (0, 1 + i % 4) else [pytest.mark.slow])
+        pytest.param(
+            chip,
+            case,
+            id=f"{chip}-{case.name}",
+            marks=[] if j in (0, 1 + i % 4) or (case.int8 and i % 2 and j == 7 - i % 3) else [pytest.mark.slow],
+        )
         for i, chip in enumerate(TOPOLOGIES)
         for j, case in enumerate(COMPILED)
     ],
@@ -234,8 +281,8 @@ def test_it_compiles_for_a_chip_and_leaves_the_cache_where_it_is(chip, case):
     text = jax.jit(run).lower(inputs, pages).compile().as_text()
     assert "tpu_custom_call" in text
     batch, heads, slots, width = inputs.keys.shape
-    shapes = rf"(?:{batch},{heads},{slots},{width}|{batch},{heads},{width},{slots})"
-    # Anything else that makes an array of the cache's shape would copy it.
+    shapes = rf"(?:{batch},{heads},{slots},{width}|{batch},{heads},{width},{slots}|{batch},{heads},2,{slots})"
+    # Anything else that makes an array of the cache's shape, or of its scales', would copy it.
     made = {*re.findall(rf"= \(?\w+\[{shapes}\]\S* .*?([\w-]+)\(", text)}
     assert {"parameter"} <= made <= {"parameter", "bitcast"}
 
