@@ -140,7 +140,7 @@ def random_case(
 ) -> Case:
     """Returns a random shape, with up to 129 entries and up to 24 pages a set, of 128 slots where int8."""
     rng = np.random.default_rng(seed)
-    page_size = int(2**7 if int8 else rng.integers(4, 8))
+    page_size = 2 ** int(7 if int8 else rng.integers(4, 8))
     kv_heads, held, there = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 25))
     most, shared = int(rng.integers(1, there + 1)), bool(rng.integers(2))
     slots: Any = page_size * there

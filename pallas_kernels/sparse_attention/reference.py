@@ -36,12 +36,12 @@ def attend(inputs: Inputs, pages: Pages, options: Options) -> Float[Array, "B T 
     batch, width, heads, head_width = inputs.query.shape
     kv_heads = inputs.keys.shape[1]
     slot, _ = chosen_slots(pages, options.page_size, kv_heads)
-    past = (jnp.take_along_axis(x, slot[..., None], axis=2) for x in (inputs.keys, inputs.values))
+    past = (jnp.take_along_axis(x, slot[..., None], axis=2).astype(jnp.float32) for x in (inputs.keys, inputs.values))
     if pages.scales is not None:
         scales = jnp.take_along_axis(pages.scales, slot[:, :, None], axis=3)[..., None]
-        past = (x.astype(jnp.float32) * scales[:, :, i] for i, x in enumerate(past))
-    own = (x.transpose(0, 2, 1, 3) for x in (inputs.key, inputs.value))
-    keys, values = (jnp.concatenate(both, axis=2).astype(jnp.float32) for both in zip(past, own, strict=True))
+        past = (x * scales[:, :, i] for i, x in enumerate(past))
+    own = (x.transpose(0, 2, 1, 3).astype(jnp.float32) for x in (inputs.key, inputs.value))
+    keys, values = (jnp.concatenate(both, axis=2) for both in zip(past, own, strict=True))
     query = inputs.query.reshape(batch, width, kv_heads, -1, head_width).astype(jnp.float32)
     entries = jnp.broadcast_to(seen_entries(inputs, options)[:, None], (batch, kv_heads, width, width))
     seen = jnp.concatenate([seen_slots(inputs, pages, options), entries], axis=3)[:, :, None]

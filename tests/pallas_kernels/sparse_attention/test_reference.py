@@ -15,8 +15,11 @@ from tests.sparse_kernels import attended, expected, named
 def dequantised(inputs, pages):
     if pages.scales is None:
         return inputs
-    scales = pages.scales[..., None]
-    return inputs._replace(keys=scales[:, :, 0] * inputs.keys, values=scales[:, :, 1] * inputs.values)
+    scaled = {
+        name: pages.scales[:, :, i, :, None] * getattr(inputs, name).astype(jnp.float32)
+        for i, name in enumerate(("keys", "values"))
+    }
+    return inputs._replace(**scaled)
 
 
 def by_masking(inputs, pages, case):
