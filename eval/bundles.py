@@ -6,7 +6,7 @@ A TPU core starts one bundle a cycle. The compiler writes the bundles of each ke
 unit they hold. The block of the cache is the longest straight piece of a kernel. Its floors are the cycles that its
 bytes take of main memory, its products (heads filled up to 128 wide, as a matrix unit is deep) of the matrix units'
 peak, and its other operations of the units that make them. Sparse attention takes about 13 bundles a page on top, which
-start the page's copies.
+start the page's two copies; a page of int8 has three.
 """
 
 import dataclasses

@@ -31,9 +31,12 @@ def sparse_attention(
     every page chosen it is `tree_attention`. An entry that is padding, or sees nothing, gets zeros. Not differentiable,
     but for the reference and the XLA path.
 
+    The cache may be int8, with a scale for each slot's key and value in a KV head: score s is multiplied by the scale
+    of key s, and weight s of the softmax by that of value s. The block's own keys and values have the query's type.
+
     Args:
-      inputs: the arrays of tree attention, the whole cache among them.
-      pages: which pages of the cache are read.
+      inputs: the arrays of tree attention, the whole cache among them; its keys and values may be int8.
+      pages: which pages of the cache are read, and its scales where it is int8.
       scale: multiplies the scores.
       page_size: slots of a page: a power of two from 16 to 128 that divides the cache's slots.
       window: an entry sees positions later than its own minus this; 0 for no window.

@@ -23,8 +23,8 @@ class Pages(NamedTuple):
       filled: number of filled slots in each set, counted page by page: every valid entry sees these, and the others
         are empty. Then no positions of slots are looked up. None where the caller does not know; there must be no
         window.
-      scales: of each slot's key and, behind them, of each slot's value, where the cache is int8: its numbers are
-        multiplied by them. Finite, whatever the slot holds. None where the cache has the query's type.
+      scales: what the numbers of an int8 cache are multiplied by: those of slot s's key by `[b, k, 0, s]`, those of its
+        value by `[b, k, 1, s]`. Finite, at empty slots too. None where the cache has the query's type.
     """
 
     table: Int[Array, "B Sets P"]

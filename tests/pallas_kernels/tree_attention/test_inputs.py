@@ -28,6 +28,7 @@ def test_causal_words_are_a_triangle(width):
         ({"query": INPUTS.query[:, :, :3]}, "multiple of the 2 KV heads, over entries; got 3"),
         ({"ancestors": INPUTS.ancestors[:, :, :0]}, r"ancestors must be \(2, 7, words\) with a bit an entry"),
         ({"key": INPUTS.key.astype(jnp.bfloat16)}, "key must be float32; got bfloat16"),
+        ({"keys": INPUTS.keys.astype(jnp.int8)}, "keys must be float32; got int8"),
         ({"position": INPUTS.position.astype(jnp.int16)}, "position must be int32; got int16"),
         ({"ancestors": INPUTS.ancestors.astype(jnp.int32)}, "ancestors must be uint32; got int32"),
     ],
