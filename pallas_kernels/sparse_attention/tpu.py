@@ -4,8 +4,8 @@ A copy of one page is short, a step of the grid has its price, and a KV head may
 step takes a block of several pages, which copies of its own bring beside each other while the step before computes, and
 the grid is one list of all blocks that there are: no step of it is empty. It runs on one core of a chip that has two.
 
-Pages of int8 are copied as they are, with their scales, and made wider just before they are multiplied. Scores and weights
-are then multiplied by the scales, not keys and values: int8 is exact in bfloat16, and its product with a scale is not.
+Pages of int8 are copied as they are, with their scales, and made wider just before they are multiplied. The scales then
+multiply scores and weights, not keys and values: int8 is exact in bfloat16, and its product with a scale is not.
 """
 
 import functools
