@@ -34,7 +34,7 @@ def test_every_head_has_its_most_pages_at_the_most():
 
 def test_a_table_is_whole_whatever_lies_behind_its_count():
     pages = Pages(jnp.asarray([[[3, 9, -7], [2, 1, 0]]], jnp.int32), jnp.asarray([[1, 7]], jnp.int32))
-    table, count, _ = jax.jit(tables.whole, static_argnums=(1, 2))(pages, 64, 16)
+    table, count, *_ = jax.jit(tables.whole, static_argnums=(1, 2))(pages, 64, 16)
     np.testing.assert_array_equal(table, [[[3, 0, 0], [2, 1, 0]]])
     np.testing.assert_array_equal(count, [[1, 3]])
 
