@@ -31,7 +31,16 @@ from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, re
 from eval.drafting.held_out import Replies, Text, answered_texts, chosen, packed_texts, read_index
 from eval.drafting.trained import Trained, trained_for
 from eval.reports.options import Numbers, Paths
-from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
+from eval.reports.report import (
+    check_folder,
+    check_outputs,
+    heading,
+    print_table,
+    progress,
+    run_program,
+    write_json,
+    write_whole,
+)
 from jax_smash.loading import Model, load
 from jax_smash.methods import DraftOptions, Method, make_method
 from jax_smash.plan import tree_bytes
@@ -119,10 +128,7 @@ class Settings:
             read_index(self.packed)
         elif not self.answers.is_file():
             raise FileNotFoundError(f"{self.answers} must be a file of answers; there is none")
-        if self.output is not None and (self.json or self.plot):
-            raise ValueError("output holds report and picture: give neither json nor plot beside it")
-        if self.output is not None and self.output.exists() and not self.overwrite and any(self.output.iterdir()):
-            raise FileExistsError(f"{self.output} must be absent or empty (--overwrite replaces what it holds)")
+        check_folder(self.output, self.json, self.plot, overwrite=self.overwrite)
         check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
 
     def trained(self) -> list[Trained]:

@@ -6,10 +6,12 @@ r"""Studies of sparse decoding: what query heads agree on, what stays, what evic
     python -m eval.sparse_studies --study oracle-prefill --model smollm2 --json oracle-prefill.json
     python -m eval.sparse_studies --study overhead --model smollm2 --policies quest,tokenselect --json overhead.json
     python -m eval.sparse_studies --study throughput --model smollm2 --lengths 1024,4096 --json throughput.json
+    python -m eval.sparse_studies --study predictors --model smollm2 --runs OUT/sizes --plot predictors.png
 
 They are those of TokenButler, section 4.5 and appendix D, by our own means. `calibrated` gives each KV head its own
 share of a budget, by recall on texts that are not scored, and writes the shares beside the report, for
-`--sparse NAME:shares=FILE`. Recall by the size and the layer of trained predictors is `eval.sparsity --tasks recall`.
+`--sparse NAME:shares=FILE`. `predictors` shows what a run of `train.butler` told of its held-out rows: recall by the
+predictors' size, by the layer that they read, by tokens. `train/recipes/smollm2-butler-ablations.json` trains such.
 """
 
 import dataclasses
@@ -21,7 +23,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from eval.reports.options import Names, Numbers, Paths
-from eval.reports.report import check_outputs, heading, print_table, run_program, write_json, write_whole
+from eval.reports.report import check_folder, check_outputs, heading, print_table, run_program, write_json, write_whole
+from eval.sparse.learning import read_run
 from eval.sparse.studies import STUDIES
 from eval.sparsity import Settings as Comparing
 from eval.tasks.selection import FIRST_POSITION
@@ -30,9 +33,12 @@ from jax_smash.loading import load
 COLUMNS = (
     *("kind", "policy", "budget", "task", "metric", "length", "n", "score", "low", "high", "difference"),
     *("slots", "share", "scorer_share", "ms_per_step", "choice_ms", "tokens_per_second", "speedup"),
-    "training_seconds",
+    *("training_seconds", "parameters", "dense_layers", "tokens", "recent"),
 )
 """Of a table; those that no row has are left out."""
+
+REPORT, PICTURE = "study.json", "study.png"
+"""What `output` holds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +48,8 @@ class Settings:
     Attributes:
       study: calibrated (budgets a head beside uniform ones), agreement (of query heads and layers on their top slots),
         look-ahead (of steps and layers on later ones), oracle-prefill (the oracle beside one that evicts), overhead
-        (bytes and milliseconds of choosing), throughput (tokens a second by the length of the context).
+        (bytes and milliseconds of choosing), throughput (tokens a second by the length of the context), predictors
+        (recall of trained ones by size, layer and tokens).
       model: a shipped model's name, a directory or a hub id.
       policies: of calibrated, overhead and throughput, as in `eval.sparsity`.
       budgets: shares; agreement and look-ahead take the first, of the slots, for what a top set is; overhead and
@@ -54,15 +61,16 @@ class Settings:
       new_tokens: that are timed.
       repeats: of what is timed; medians count.
       page_size: consecutive slots that are chosen together; by default each policy's own.
-      runs: folders of training runs whose seconds overhead tells.
+      runs: folders of training runs: of predictors, or those whose seconds overhead tells.
       batch_size: texts that are read together.
       dtype: of the weights.
       json: file to write.
       plot: picture to write, a PNG.
+      output: folder to make with both of them, in their place.
       overwrite: replace files that exist.
     """
 
-    study: Literal["calibrated", "agreement", "look-ahead", "oracle-prefill", "overhead", "throughput"]
+    study: Literal["calibrated", "agreement", "look-ahead", "oracle-prefill", "overhead", "throughput", "predictors"]
     model: str = "tiny"
     policies: Names = ("oracle",)
     budgets: Names = ("50%",)
@@ -78,6 +86,7 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     json: Path | None = None
     plot: Path | None = None
+    output: Path | None = None
     overwrite: bool = False
 
     def check(self) -> None:
@@ -98,12 +107,14 @@ class Settings:
             raise ValueError(f"length must be over {FIRST_POSITION}, the first position that counts; got {self.length}")
         if self.study == "calibrated" and self.json is None:
             raise ValueError("calibrated writes shares of heads beside its report: give --json")
-        if self.runs and self.study != "overhead":
-            raise ValueError(f"runs go with overhead; got {self.study}")
+        if self.runs and self.study not in ("overhead", "predictors"):
+            raise ValueError(f"runs go with overhead and predictors; got {self.study}")
+        if self.study == "predictors" and not self.runs:
+            raise ValueError("predictors shows runs of train.butler: give --runs")
         for run in self.runs:
-            if not (run / "metrics.jsonl").is_file() or not (run / "settings.json").is_file():
-                raise FileNotFoundError(f"a training run has metrics.jsonl and settings.json; {run} has not")
+            read_run(run)
         self.comparing().check()
+        check_folder(self.output, self.json, self.plot, overwrite=self.overwrite)
         check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
 
     def comparing(self, **changes: Any) -> Comparing:
@@ -131,10 +142,14 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     report = heading("eval.sparse_studies", arguments, dataclasses.asdict(settings)) | {"model": model.name} | found
     flat = [study.shown(row) for row in found["rows"]]
     print_table(title, flat, [c for c in COLUMNS if any(row.get(c) is not None for row in flat)])
-    if settings.plot is not None:
-        write_whole(settings.plot, study.plot(found, title))
-    if settings.json is not None:
-        write_json(settings.json, report)
+    json, plot = settings.json, settings.plot
+    if settings.output is not None:
+        settings.output.mkdir(parents=True, exist_ok=True)
+        json, plot = settings.output / REPORT, settings.output / PICTURE
+    if plot is not None:
+        write_whole(plot, study.plot(found, title))
+    if json is not None:
+        write_json(json, report)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,26 @@ def check_outputs(*paths: Path | None, plot: Path | None, overwrite: bool) -> No
         raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
 
 
+def check_folder(folder: Path | None, *others: Path | None, overwrite: bool) -> None:
+    """Refuses, before any work, a folder for report and picture that could not be made or must not be.
+
+    Args:
+      folder: to make; None for none.
+      others: files that are asked for beside it; there must be none.
+      overwrite: what the folder holds may be replaced.
+
+    Raises:
+      ValueError: files are asked for beside the folder.
+      FileExistsError: the folder holds something.
+    """
+    if folder is None:
+        return
+    if any(others):
+        raise ValueError("output holds report and picture: give neither json nor plot beside it")
+    if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} must be absent or empty (--overwrite replaces what it holds)")
+
+
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
     """Writes a report whole or not at all, without paths of this machine; a number that is not finite is an error.
 

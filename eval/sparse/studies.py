@@ -1,7 +1,6 @@
 """The studies of sparse decoding by name: what each measures of a model, and how it is shown."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from eval.sparse.asked import read_task
 from eval.sparse.calibration import as_tokens, head_recall, shares_by_recall
 from eval.sparse.comparison import Comparison
 from eval.sparse.evicting import EvictingOracle
+from eval.sparse.learning import last_rows, learned, read_run
 from eval.sparse.look_ahead import look_ahead
 from eval.sparse.overhead import DENSE, choice_ms, decode_speeds, training_seconds
 from eval.sparse.rows import shown as compared
@@ -89,13 +89,16 @@ def _oracle_prefill(settings: Any, model: Model) -> Found:
 def _overhead(settings: Any, model: Model) -> Found:
     found = _speeds(settings, model, choices=True)
     for run in settings.runs:
-        with open(run / "settings.json", encoding="utf-8") as file:
-            told = json.load(file)
-        with open(run / "metrics.jsonl", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file if line.endswith("\n")]
+        told, lines = read_run(run)
         seconds = training_seconds(lines, told["batch_size"] * told["length"])
         found["rows"].append({"policy": f"training of {run.name}", "training_seconds": seconds, "steps": told["steps"]})
     return found
+
+
+def _predictors(settings: Any, model: Model) -> Found:
+    assert model.config is not None
+    curve = [row for run in settings.runs for row in learned(run, model.config)]
+    return {"rows": last_rows(curve), "curve": curve}
 
 
 def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
@@ -195,6 +198,12 @@ def _plot_overhead(found: Found, title: str) -> bytes:
     return plot_lines(rows, title=title, value="ms_per_step", label="milliseconds a step, one row")
 
 
+def _plot_learned(found: Found, title: str) -> bytes:
+    from eval.sparse.study_plots import plot_learned
+
+    return plot_learned(found["rows"], found["curve"], title=title)
+
+
 STUDIES: dict[str, Study] = {
     "agreement": Study(_agreement, _plain, _plot_kinds),
     "look-ahead": Study(_look_ahead, _plain, _plot_kinds),
@@ -202,5 +211,6 @@ STUDIES: dict[str, Study] = {
     "oracle-prefill": Study(_oracle_prefill, compared, _plot_scores),
     "overhead": Study(_overhead, _plain, _plot_overhead),
     "throughput": Study(_speeds, _plain, _plot_speeds),
+    "predictors": Study(_predictors, _plain, _plot_learned),
 }
 """The studies by name."""

@@ -62,6 +62,33 @@ def plot_lines(rows: Sequence[dict[str, Any]], *, title: str, value: str, label:
     return _png(figure, title)
 
 
+def plot_learned(rows: Sequence[dict[str, Any]], curve: Sequence[dict[str, Any]], *, title: str) -> bytes:
+    """Draws the recall of trained predictors by tokens, and in the end by parameters; returns a PNG file.
+
+    Args:
+      rows: of the end, as of `eval.sparse.learning.learned`.
+      curve: of all measurements.
+      title: of the picture.
+    """
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    by_tokens, by_size = figure.subplots(1, 2, sharey=True)
+    for i, last in enumerate(rows):
+        name, look = last["policy"], {"color": f"C{i % 10}", "marker": "os^vDP*X"[i % 8]}
+        points = [(x["tokens"], x["score"]) for x in curve if (x["run"], x["policy"]) == (last["run"], name)]
+        by_tokens.plot(*zip(*sorted(points), strict=True), label=name, **look)
+        by_size.plot([last["parameters"]], [last["score"]], linestyle="", **look)
+        by_size.annotate(
+            name, (last["parameters"], last["score"]), xytext=(4, 4), textcoords="offset points", fontsize="small"
+        )
+        by_size.plot([last["parameters"]], [last["recent"]], linestyle="", marker="_", color="gray")
+    by_tokens.set(xlabel="tokens trained on", ylabel="held-out recall")
+    by_size.set(xlabel="parameters (gray: what the last entries hold)")
+    by_tokens.legend(fontsize="small")
+    for axis in (by_tokens, by_size):
+        axis.grid(alpha=0.3)
+    return _png(figure, title)
+
+
 def _reach(row: dict[str, Any]) -> tuple[float, float]:
     bounds = row["interval"] or {"low": row["score"], "high": row["score"]}
     return max(0.0, row["score"] - bounds["low"]), max(0.0, bounds["high"] - row["score"])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from eval.reports.report import run_program
+from eval.sparse.learning import learned, read_run
 from eval.sparse.overhead import choice_ms, decode_speeds, training_seconds
 from eval.sparse.study_plots import plot_lines
 from eval.sparse_studies import Settings, main
@@ -52,12 +53,73 @@ def test_training_takes_what_its_speeds_tell():
         training_seconds([{"step": 5, "loss": 1.0}], 40)
 
 
+PREDICTORS = {"small": {"kind": "per_head", "width": 4}, "deep": {"kind": "per_head", "attach": 1}}
+
+
+def write_run(folder, *, predictors=PREDICTORS, means=({}, {})):
+    """Writes what a run of eight rows of 512 tokens a step leaves, measured after so many times ten steps."""
+    folder.mkdir()
+    told = {"predictors": predictors, "batch_size": 8, "length": 512, "recall_share": 0.5}
+    (folder / "settings.json").write_text(json.dumps(told))
+    lines = [{"step": 5, "loss": 1.0}]
+    lines += [{"step": 10 * (i + 1), "held_out_loss": 1.0, "held_out_means": found} for i, found in enumerate(means)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2')
+    return folder
+
+
+def recalls(small, deep):
+    told = {"small recall": small, "deep recall": deep, "small recent_recall": 0.25, "deep recent_recall": 0.5}
+    return told | {"small loss": 2.0, "deep loss": 2.0}
+
+
+def test_trained_predictors_stand_by_size_layer_and_tokens(tmp_path):
+    model = write_model(tmp_path / "model", max_position_embeddings=512)
+    run = write_run(tmp_path / "run", means=(recalls(0.5, 0.6), recalls(0.75, 0.7)))
+    main(Settings(study="predictors", model=str(model), runs=(run,), length=264, output=tmp_path / "out"), [])
+    report = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert (tmp_path / "out" / "study.png").read_bytes().startswith(b"\x89PNG")
+    told = ("policy", "tokens", "score", "recent", "dense_layers", "budget")
+    rows = [tuple(row[name] for name in told) for row in report["rows"]]
+    assert rows == [("small", 81920, 0.75, 0.25, 1, 0.5), ("deep", 81920, 0.7, 0.5, 1, 0.5)]
+    assert [(x["policy"], x["tokens"], x["score"]) for x in report["curve"] if x["policy"] == "small"] == [
+        ("small", 40960, 0.5),
+        ("small", 81920, 0.75),
+    ]
+    small, deep = (row["parameters"] for row in report["rows"])
+    assert small < deep
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ({"predictors": None}, "runs must be ones of train.butler; .*run trained no predictors"),
+        (
+            {"predictors": {"small": {"kind": "per_head", "attach": 7}}},
+            "attach must be from 0 to the base's last layer",
+        ),
+        ({"means": ()}, "run must have read held-out rows; it has not"),
+    ],
+)
+def test_runs_that_show_nothing_are_refused(run, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        learned(write_run(tmp_path / "run", **{"means": (recalls(0.5, 0.6),)} | run), small().config)
+
+
+def test_a_damaged_run_is_named(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"run: settings.json or metrics.jsonl is damaged"):
+        read_run(run)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"length": 256}, "length must be over 256, the first position that counts; got 256"),
         ({"study": "calibrated"}, "calibrated writes shares of heads beside its report: give --json"),
-        ({"runs": (Path("nowhere"),)}, "runs go with overhead; got agreement"),
+        ({"runs": (Path("nowhere"),)}, "runs go with overhead and predictors; got agreement"),
+        ({"study": "predictors"}, "predictors shows runs of train.butler: give --runs"),
+        ({"json": Path("a.json"), "output": Path("a")}, "output holds report and picture: give neither"),
         ({"runs": (Path("nowhere"),), "study": "overhead"}, "nowhere has not"),
         ({"lengths": ()}, "lengths must be one or more"),
         ({"repeats": 0}, "repeats must be at least 1; got 0"),

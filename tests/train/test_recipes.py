@@ -178,6 +178,18 @@ def test_the_ablations_are_judged_together():
     assert judged.options["drafters"] == [f"@{name}/drafter" for name in runs(found)]
 
 
+def test_ablations_of_a_predictor_change_one_size_each_of_the_shipped_one():
+    found, shipped = (runs(recipe(name)) for name in ("smollm2-butler-ablations", "smollm2-butler"))
+    configs = found["sizes"].configs
+    butler = dataclasses.asdict(configs["butler"])
+    assert configs["butler"] == shipped["butler"].configs["butler"]
+    fields = {"hidden": "hidden", "width": "width", "layer": "attach"}
+    for name, config in configs.items():
+        what, _, value = name.partition("-")
+        changed = {fields[what]: int(value)} if value else {}
+        assert dataclasses.asdict(config) == butler | changed
+
+
 def test_the_states_that_are_kept_are_those_that_each_drafter_reads():
     found = recipe("smollm2-drafters")
     settings, stages = runs(found), {stage.name: stage.options for stage in found.stages}
