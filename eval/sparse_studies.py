@@ -10,8 +10,10 @@ r"""Studies of sparse decoding: what query heads agree on, what stays, what evic
 
 They are those of TokenButler, section 4.5 and appendix D, by our own means. `calibrated` gives each KV head its own
 share of a budget, by recall on texts that are not scored, and writes the shares beside the report, for
-`--sparse NAME:shares=FILE`. `predictors` shows what a run of `train.butler` told of its held-out rows: recall by the
-predictors' size, by the layer that they read, by tokens. `train/recipes/smollm2-butler-ablations.json` trains such.
+`--sparse NAME:shares=FILE`. `overhead` tells how much longer a step takes than one that reads the last slots, as many
+(`choosing_ms`); what policies without a predictor choose by is timed by itself as well. `predictors` shows what a run
+of `train.butler` told of its held-out rows: recall by the predictors' size, by the layer that they read, by tokens.
+`train/recipes/smollm2-butler-ablations.json` trains such.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ from jax_smash.loading import load
 
 COLUMNS = (
     *("kind", "policy", "budget", "task", "metric", "length", "n", "score", "low", "high", "difference"),
-    *("slots", "share", "scorer_share", "ms_per_step", "choice_ms", "tokens_per_second", "speedup"),
+    *("slots", "share", "scorer_share", "ms_per_step", "choice_ms", "choosing_ms", "tokens_per_second", "speedup"),
     *("training_seconds", "parameters", "dense_layers", "tokens", "recent"),
 )
 """Of a table; those that no row has are left out."""

@@ -62,6 +62,24 @@ def decode_speeds(
     return found
 
 
+def with_choosing(rows: Sequence[dict[str, Any]], free: str) -> list[dict[str, Any]]:
+    """Returns rows with `choosing_ms`: the milliseconds that a step takes beyond one of a policy with as many slots.
+
+    It is the median over repeats, in which the two took turns. The dense row has none.
+
+    Args:
+      rows: of `decode_speeds` at one length.
+      free: name of the policy that chooses for nothing.
+    """
+    (base,) = (row["ms_by_repeat"] for row in rows if row["policy"] == free)
+    return [
+        row
+        if row["policy"] == DENSE
+        else row | {"choosing_ms": statistics.median(a - b for a, b in zip(row["ms_by_repeat"], base, strict=True))}
+        for row in rows
+    ]
+
+
 def choice_ms(model: Model, *, length: int, repeats: int, seed: int = 0) -> float | None:
     """Returns the milliseconds that all layers' choices of one step take by themselves.
 

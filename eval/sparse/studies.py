@@ -13,7 +13,7 @@ from eval.sparse.comparison import Comparison
 from eval.sparse.evicting import EvictingOracle
 from eval.sparse.learning import last_rows, learned, read_run
 from eval.sparse.look_ahead import look_ahead
-from eval.sparse.overhead import DENSE, choice_ms, decode_speeds, training_seconds
+from eval.sparse.overhead import DENSE, choice_ms, decode_speeds, training_seconds, with_choosing
 from eval.sparse.rows import shown as compared
 from eval.tasks.catalogue import TASKS
 from eval.tasks.documents import document_set
@@ -24,6 +24,9 @@ from jax_smash.sparse.calibrate import save_shares
 
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 """Steps that a choice is looked back by."""
+
+RECENCY = "recency"
+"""The policy that reads the last slots, and has nothing to choose."""
 
 TIMED = 20
 """Choices that are timed by themselves."""
@@ -107,21 +110,22 @@ def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
     Args:
       settings: of the program.
       model: a dense one.
-      choices: time choices by themselves, too.
+      choices: time choices too: by themselves, and as what a step takes beyond one that reads the last slots.
     """
     share, rows = settings.comparing().shares()[0], []
+    names = dict.fromkeys((*settings.policies, *((RECENCY,) if choices else ())))
     sparse = {
-        name: sparsified(model, read_policy(name, protocol="dense", page_size=settings.page_size))
-        for name in settings.policies
+        name: sparsified(model, read_policy(name, protocol="dense", page_size=settings.page_size)) for name in names
     }
     for length in settings.lengths:
-        arms = {name: _arm(settings, name, sparse[name], share, length) for name in settings.policies}
+        arms = {name: _arm(settings, name, sparse[name], share, length) for name in names}
         models = {DENSE: model}
         for name, arm in arms.items():
             if arm.policy is None:
                 raise ValueError(f"{name} cannot be timed at {share:.0%} of {length} slots: {arm.unmet}")
             models[name] = beside(sparse[name], arm.policy)
-        for row in decode_speeds(models, length=length, new_tokens=settings.new_tokens, repeats=settings.repeats):
+        found = decode_speeds(models, length=length, new_tokens=settings.new_tokens, repeats=settings.repeats)
+        for row in with_choosing(found, RECENCY) if choices else found:
             arm = arms.get(row["policy"])
             if arm is not None:
                 row |= {

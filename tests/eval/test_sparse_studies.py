@@ -6,7 +6,7 @@ import pytest
 
 from eval.reports.report import run_program
 from eval.sparse.learning import learned, read_run
-from eval.sparse.overhead import choice_ms, decode_speeds, training_seconds
+from eval.sparse.overhead import choice_ms, decode_speeds, training_seconds, with_choosing
 from eval.sparse.study_plots import plot_lines
 from eval.sparse_studies import Settings, main
 from jax_smash.sparse import Quest, sparsified
@@ -40,6 +40,22 @@ def test_speeds_have_a_row_a_policy_and_choices_a_time_of_their_own():
     assert choice_ms(small(), length=32, repeats=1) is None
     drawn = plot_lines(rows, title="a", value="ms_per_step", label="ms")
     assert drawn.startswith(b"\x89PNG")
+
+
+def test_choosing_takes_what_a_step_takes_beyond_one_that_reads_the_last_slots():
+    times = {"dense": [9.0, 9.0, 9.0], "quest": [5.0, 7.0, 6.0], "recency": [4.0, 4.5, 4.0]}
+    rows = [{"policy": name, "ms_by_repeat": found} for name, found in times.items()]
+    assert [row.get("choosing_ms") for row in with_choosing(rows, "recency")] == [None, 2.0, 0.0]
+
+
+def test_the_overhead_of_a_policy_is_told_beside_recency(tmp_path):
+    model = write_model(tmp_path / "model", max_position_embeddings=512)
+    timed = {"lengths": (64,), "new_tokens": 3, "repeats": 1, "policies": ("random",)}
+    main(Settings(study="overhead", model=str(model), length=264, json=tmp_path / "a.json", **timed), [])
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert [row["policy"] for row in rows] == ["dense", "random", "recency"]
+    assert ["choosing_ms" in row for row in rows] == [False, True, True]
+    assert rows[2]["choosing_ms"] == 0
 
 
 def test_training_takes_what_its_speeds_tell():
