@@ -51,6 +51,15 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item in kept]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report):
+    """Names what fails as soon as it does: a run that is cut off has no summary."""
+    if not report.failed:
+        return None
+    outcome = "failed" if report.when == "call" else "error"
+    return outcome, f"{outcome[0].upper()}({report.nodeid})", outcome.upper()
+
+
 def _sampled(items, *, one_case, every):
     """Returns the first case of each test, or all, of one test in so many."""
     kept, tests = set(), {}
