@@ -91,6 +91,7 @@ def test_a_run_goes_on_with_the_trees_that_are_missing(written, model, prompts, 
     assert {row["tree"] for row in found[len(rows) :]} == {"tree-3"}
 
 
+@pytest.mark.slow
 def test_modules_of_hamburger_draft_a_chain_of_their_own_in_mode_exact(model, prompts, tmp_path):
     base = load(model)
     for name in ("first", "second"):

@@ -94,6 +94,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(changes, s
         main(dataclasses.replace(Settings(model="absent"), **changes))
 
 
+@pytest.mark.slow
 def test_a_trained_drafter_is_named_by_its_run_and_drafts_beside_lookup_too(given, tmp_path):
     model = load(given.model)
     heads = random_heads(model, num_heads=2)
@@ -120,6 +121,7 @@ def test_a_trained_drafter_is_named_by_its_run_and_drafts_beside_lookup_too(give
         main(dataclasses.replace(given, **named, model=str(other), overwrite=True))
 
 
+@pytest.mark.slow
 def test_modules_of_hamburger_draft_a_chain_of_their_own(given, tmp_path):
     modules = modules_for(load(given.model), micro_steps=3)
     config = dataclasses.replace(modules.config, tokenizer_sha256=tokenizer_sha256(Path(given.model)))

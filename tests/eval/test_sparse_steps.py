@@ -31,6 +31,7 @@ def test_every_way_is_timed_behind_one_reading_of_the_prompt(tmp_path, capsys):
     assert "self-sparse" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_trained_predictors_choice_is_timed_as_a_whole(tmp_path):
     model = jax_smash.load("tiny")
     made = modules_of(sizes_of(model.config, "grouped"))

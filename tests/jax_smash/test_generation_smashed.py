@@ -111,6 +111,7 @@ def many(model, **options):
     return [(c.token_ids, c.finish_reason, c.target_forwards, c.smashed) for c in completions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [

@@ -2,6 +2,8 @@
 
 import functools
 
+import pytest
+
 import jax_smash
 from jax_smash import SmashOptions
 from jax_smash.tasks import examples
@@ -43,6 +45,7 @@ def right(completions):
     return sum(e.is_correct(c.text) for e, c in zip(questions(), completions, strict=True))
 
 
+@pytest.mark.slow
 def test_by_default_they_say_several_tokens_a_slot_and_are_right_about_as_often_as_their_base():
     plain, smash = said("ar"), said("hamburger", least_rows=1)
     assert right(plain) > COUNT / 2

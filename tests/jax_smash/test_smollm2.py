@@ -19,6 +19,7 @@ def model():
     return jax_smash.load("smollm2")
 
 
+@pytest.mark.slow
 @installed
 def test_it_answers_a_question(model):
     answer = jax_smash.generate(model, "What is the capital of France?", chat=True, max_new_tokens=16)[0]

@@ -139,6 +139,7 @@ def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_progr
         assert (tmp_path / "run/drafter" / name).read_bytes() == (whole[0] / "drafter" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_short_training_drafts_more_than_random_weights_do(tmp_path):
     corpus = write_corpus(tmp_path / "data")
     pack_corpus(corpus, tmp_path / "data", find("tiny"), tmp_path / "packed")

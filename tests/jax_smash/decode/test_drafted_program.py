@@ -137,6 +137,7 @@ def test_a_drafter_catches_up_with_one_that_saw_every_step(name):
     assert seen[:3] == seen[3:]
 
 
+@pytest.mark.slow
 def test_where_trees_bear_on_the_text_a_drafter_catches_up_at_the_end_of_a_round_alone():
     """So that it does not matter where calls end."""
     seen = []

@@ -86,6 +86,7 @@ def few(*names):
     return [kind if kind in names else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few("eagle"))
 def test_a_drafter_catches_up_with_one_that_saw_every_step(kind):
     late, always, forgetful = (

@@ -188,6 +188,7 @@ def curves(tmp_path):
     return files
 
 
+@pytest.mark.slow
 def test_where_trees_bear_on_the_text_a_curve_alone_decides_and_a_run_can_be_made_again(curves, tmp_path):
     flat, steep = curves
     first = decoded(flat)

@@ -81,6 +81,7 @@ def test_exact_text_is_that_of_plain_decoding(options):
         assert not any(sum(c.drafted.tried) for c in completions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", few({"confidence": 1.0}, {"trained": 1}, {"micro_steps": 1}))
 def test_groups_of_one_token_are_plain_decoding(options):
     completions = made("hamburger", **options)
