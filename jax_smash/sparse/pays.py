@@ -72,8 +72,9 @@ def pays_from(
 ) -> int:
     """Returns the slots from which on a step is faster that reads the slots that a policy chooses.
 
-    In each of the L layers that choose:
-    seconds + (predictor / L + B · (gathered · chosen + scored · (scorer + beside / L) + ranked · candidates)) / speed
+    In each of the L layers that choose::
+
+      seconds + (predictor / L + B · (gathered · chosen + scored · (scorer + beside / L) + ranked · candidates)) / speed
       < B · all / speed
 
     A predictor's weights are read once for all rows. What is kept beside its keys is read once a row.

@@ -77,5 +77,5 @@ def test_the_files_that_a_text_names_are_found(tmp_path, monkeypatch):
     assert named_files(f"quest:shares={tmp_path}/a.json", "two-layer") == shares
     assert named_files("gate:top_p=0.9", "a/two-layer") == {"predictor": tmp_path / "two-layer" / "gate"}
     assert named_files(f"gate:{tmp_path}/own,shares={tmp_path}/a.json", "x") == {"predictor": tmp_path / "own"} | shares
-    with pytest.raises(FileNotFoundError, match=r"grouped has no predictor for two-layer \(shipped: gate for two-layer"):
+    with pytest.raises(FileNotFoundError, match=r"grouped has no predictor for two-layer \(shipped: gate"):
         named_files("grouped", "two-layer")
