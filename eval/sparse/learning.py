@@ -71,6 +71,5 @@ def learned(run: Path, base: ModelConfig) -> list[dict[str, Any]]:
 
 
 def last_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns of each predictor the row with the most tokens, in the order of the predictors."""
-    last = {(row["run"], row["policy"]): row for row in sorted(rows, key=lambda row: row["tokens"])}
-    return [last[key] for key in dict.fromkeys((row["run"], row["policy"]) for row in rows)]
+    """Returns the last row of each predictor, in the order of the predictors."""
+    return list({(row["run"], row["policy"]): row for row in rows}.values())

@@ -9,7 +9,6 @@ multiply scores and weights, not keys and values: int8 is exact in bfloat16, and
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,15 +19,13 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.sparse_attention import tables
 from pallas_kernels.sparse_attention.inputs import Options, Pages
+from pallas_kernels.sparse_attention.tpu_copies import Copies, set_of
 from pallas_kernels.tree_attention.inputs import Inputs
 from pallas_kernels.tree_attention.tpu import cost, entry_tiles, slots_lie_last, work_at_once
 from pallas_kernels.tree_attention.tpu_softmax import LANES, ROWS, Entries, Softmax, scratch
 
 TABLE_BYTES = 2**19
 """Bytes of the page tables and the list of blocks: half of the scalar memory of most chips."""
-
-TOGETHER = 8
-"""Pages whose copies are started side by side, and waited for together."""
 
 
 def unsupported(inputs: Inputs, pages: Pages, options: Options) -> str | None:
@@ -76,7 +73,7 @@ def attend(inputs: Inputs, pages: Pages, options: Options, *, interpret: Any = F
         return row, kv_head, r, jnp.minimum(block_of[s], tiles - 1)
 
     def position_index(r: Any, s: Any, head: Any, block_of: Any, *_: Any) -> tuple[Any, ...]:
-        return _set(head[s], pages.table.shape[1], kv_heads), 0, jnp.minimum(block_of[s], blocks - 1)
+        return set_of(head[s], pages.table.shape[1], kv_heads), 0, jnp.minimum(block_of[s], blocks - 1)
 
     def in_main_memory(array: Array) -> Array:
         return array if interpret else pltpu.with_memory_space_constraint(array, pltpu.HBM)
@@ -149,60 +146,30 @@ def _kernel(
     # Between: keys, values, and scales where there are any; the result; and where pages of the former are held.
     half = len(between) // 2
     cached, out, held = between[:half], between[half], between[half + 1 :]
-    channels = list(zip(cached, held, (slots_last, slots_last, True), strict=False))
     softmax = Softmax(queries, scores, peak, total, mixed, options=options)
     step, last_step = pl.program_id(1), pl.num_programs(1) - 1
     now = pl.program_id(0) * pl.num_programs(1) + step
     buffer = jax.lax.rem(now, jnp.int32(2))
-    size, kv_heads, most = options.page_size, cached[0].shape[1], table.shape[0] // count.shape[0]
-    block_pages = positions.shape[1] // size
-    together = min(TOGETHER, block_pages)
-
-    def pages_at(step: Array) -> tuple[Array, Array]:
-        """Returns where in the table a step's pages begin, and how many there are."""
-        which, first = _set(head[step], sets, kv_heads), block_of[step] * block_pages
-        return which * most + first, jnp.clip(count[which] - first, 0, block_pages)
-
-    def fetch(step: Array, buffer: Array) -> None:
-        """Starts to copy a step's pages, each behind the one before."""
-        row, kv_head = jax.lax.div(head[step], jnp.int32(kv_heads)), jax.lax.rem(head[step], jnp.int32(kv_heads))
-        first, many = pages_at(step)
-
-        def copy(i: Array, pages: int) -> None:
-            for j in range(pages):
-                at = _slots(table[first + i + j], 1, size)
-                for source, target, last in channels:
-                    read = source.at[row, kv_head, :, at] if last else source.at[row, kv_head, at]
-                    write = _part(target, buffer, _slots(i + j, 1, size), last)
-                    pltpu.make_async_copy(read, write, arrived.at[buffer]).start()
-
-        _by_several(many, together, copy)
-
-    def wait(step: Array, buffer: Array) -> None:
-        """Waits for a step's pages: for as many bytes as they have."""
-
-        def arrive(i: Array, pages: int) -> None:
-            for _, target, last in channels:
-                part = _part(target, buffer, _slots(i, pages, size), last)
-                pltpu.make_async_copy(part, part, arrived.at[buffer]).wait()
-
-        _by_several(pages_at(step)[1], together, arrive)
+    copies = Copies(
+        head=head,
+        block_of=block_of,
+        count=count,
+        table=table,
+        channels=tuple(zip(cached, held, (slots_last, slots_last, True), strict=False)),
+        arrived=arrived,
+        size=options.page_size,
+        sets=sets,
+        block_pages=positions.shape[1] // options.page_size,
+    )
 
     @pl.when(now == 0)
     def _start() -> None:
-        # A block with few pages leaves what was there before: old values and scales, and never NaN, which no weight of
-        # 0 hides.
-        def clear(i: Array, _: None) -> None:
-            for _, target, last in channels[1:]:
-                part = _part(target, slice(None), _slots(i, 1, size), last)
-                part[...] = jnp.zeros(part.shape, part.dtype)
-
-        jax.lax.fori_loop(0, block_pages, clear, None)
-        fetch(step, buffer)
+        copies.clear()
+        copies.fetch(step, buffer)
 
     @pl.when(now < pl.num_programs(0) * pl.num_programs(1) - 1)
     def _fetch_next() -> None:
-        fetch(jnp.where(step == last_step, 0, step + 1), 1 - buffer)
+        copies.fetch(jnp.where(step == last_step, 0, step + 1), 1 - buffer)
 
     @pl.when(block_of[step] == 0)
     def _begin() -> None:
@@ -212,9 +179,9 @@ def _kernel(
     def _own() -> None:
         softmax.absorb_entries(theirs, words, own_position, entry_position)
 
-    @pl.when(pages_at(step)[1] > 0)
+    @pl.when(copies.pages_at(step)[1] > 0)
     def _chosen() -> None:
-        wait(step, buffer)
+        copies.wait(step, buffer)
         position = positions[...]
         seen = softmax.within(position <= entry_position[...], position, entry_position)
         keys, values, *scales = (x[buffer] for x in held)
@@ -224,27 +191,6 @@ def _kernel(
     @pl.when((step == last_step) | (block_of[step + 1] == 0))
     def _end() -> None:
         softmax.end(out)
-
-
-def _by_several(many: Array, together: int, act: Callable[[Array, int], None]) -> None:
-    """Acts on so many pages, on several at once as long as there are: a short loop's own instructions add up.
-
-    Args:
-      many: pages.
-      together: pages at once.
-      act: on the first page and the number of pages.
-    """
-    groups = jax.lax.div(many, jnp.int32(together))
-    jax.lax.fori_loop(0, groups, lambda i, _: act(i * together, together), None)
-    jax.lax.fori_loop(groups * together, many, lambda i, _: act(i, 1), None)
-
-
-def _slots(page: Array, pages: int, size: int) -> Any:
-    return pl.ds(pl.multiple_of(page * size, size), pages * size)
-
-
-def _part(held: Any, buffer: Any, slots: Any, slots_last: bool) -> Any:
-    return held.at[buffer, :, slots] if slots_last else held.at[buffer, slots]
 
 
 def _work_at_once(inputs: Inputs, pages: Pages, options: Options) -> tuple[int, int]:
@@ -258,8 +204,3 @@ def _work_at_once(inputs: Inputs, pages: Pages, options: Options) -> tuple[int, 
 def _slot_bytes(inputs: Inputs, pages: Pages) -> int:
     """Returns the bytes of a slot's key and value in one KV head, their scales included."""
     return 2 * (inputs.keys.shape[3] * inputs.keys.dtype.itemsize + (0 if pages.scales is None else 4))
-
-
-def _set(head: Any, sets: int, kv_heads: int) -> Any:
-    """Returns the set of pages of a KV head, counted over all rows as the heads are."""
-    return head if sets > 1 or kv_heads == 1 else jax.lax.div(head, jnp.int32(kv_heads))

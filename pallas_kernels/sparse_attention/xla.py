@@ -24,22 +24,17 @@ def attend(inputs: Inputs, pages: Pages, options: Options) -> Float[Array, "B T 
         apart = entries.reshape(batch, width, kv_heads, -1, head_width).transpose(0, 2, 1, 3, 4)
         return apart.reshape(batch * kv_heads, width, -1, head_width)
 
-    def gathered(cached: Num[Array, "B K S H"]) -> Num[Array, "R 1 C H"]:
-        by_page = cached.reshape(batch, kv_heads, -1, options.page_size, head_width)
+    def gathered(cached: Num[Array, "B K S X"]) -> Num[Array, "R 1 C X"]:
+        by_page = cached.reshape(batch, kv_heads, -1, options.page_size, cached.shape[3])
         found = jnp.take_along_axis(by_page, pages.table[..., None, None], axis=2, mode="promise_in_bounds")
-        return found.reshape(batch * kv_heads, 1, chosen, head_width)
-
-    def gathered_scales(scales: Float[Array, "B K S"]) -> Float[Array, "R 1 C"]:
-        by_page = scales.reshape(batch, kv_heads, -1, options.page_size)
-        found = jnp.take_along_axis(by_page, pages.table[..., None], axis=2, mode="promise_in_bounds")
-        return found.reshape(batch * kv_heads, 1, chosen)
+        return found.reshape(batch * kv_heads, 1, chosen, cached.shape[3])
 
     def each(row: Shaped[Array, "B ..."]) -> Shaped[Array, "R ..."]:
         return jnp.repeat(row, kv_heads, axis=0)
 
     scales = None
     if pages.scales is not None:
-        scales = gathered_scales(pages.scales[:, :, 0]), gathered_scales(pages.scales[:, :, 1])
+        scales = gathered(pages.scales[:, :, 0, :, None])[..., 0], gathered(pages.scales[:, :, 1, :, None])[..., 0]
     out = xla.attend(
         Inputs(
             query=by_head(inputs.query),

@@ -39,7 +39,6 @@ def path(model, features, vectors, steps):
     return hiddens
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("norms", [{}, {"tap_norms": True, "feeds_normed": True}, {"residual_normed": True}])
 def test_steps_are_those_of_a_path_that_is_drafted_one_by_one(norms):
     made = random_drafter(tiny_model(), spread=4.0, **norms)
