@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jax_smash.sampling.truncation import in_order, largest_threshold
+
 SINKS = 4
 """First entries of a text that are kept in any case, and left out here."""
 
@@ -35,6 +37,10 @@ def recall(
 def _highest(
     scores: Float[Array, "B K X Q S"], candidates: Bool[Array, "B Q S"], count: Float[Array, "B Q"]
 ) -> Bool[Array, "B K X Q S"]:
-    hidden = jnp.where(candidates[:, None, None], -scores, jnp.inf)
-    rank = jnp.argsort(jnp.argsort(hidden, axis=-1), axis=-1).astype(jnp.float32)
-    return (rank < count[:, None, None, :, None]) & candidates[:, None, None]
+    few = count[:, None, None].astype(jnp.int32)
+    order = in_order(jnp.where(candidates[:, None, None], scores, -jnp.inf))
+    ones = jnp.ones((1,) * order.ndim, jnp.int32)
+    least = largest_threshold(order, ones, few)[..., None]
+    above, equal = order > least, (order == least) & candidates[:, None, None]
+    left = few[..., None] - above.sum(-1, keepdims=True, dtype=jnp.int32)
+    return above | (equal & (jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= left))

@@ -16,6 +16,7 @@ from jax_smash.models.rope import longest
 from tests.predictors import SIZES, base_model
 from train.data.rows import Batch
 from train.parts.butler.objective import attention_loss, butler_objective
+from train.parts.butler.recall import recall
 from train.parts.butler.settings import ButlerSettings
 from train.run.optimiser import Optimiser
 
@@ -280,3 +281,21 @@ def _temporaries(kind, length):
 def test_settings_that_cannot_be_are_refused(kind, changes, said):
     with pytest.raises(ValueError, match=said):
         settings_of(kind, **changes)
+
+
+def test_of_equal_scores_the_first_are_the_highest():
+    rng = np.random.default_rng(0)
+    # Few values, 0 and −0 among them, so that most cuts lie between equal scores.
+    truth, scores = (np.round(rng.normal(size=(2, 2, 3, 16, 40)), 0).astype(np.float32) for _ in range(2))
+    candidates = rng.random((2, 16, 40)) < np.linspace(0, 1, 16)[None, :, None]
+    count = np.floor(candidates.sum(-1) / 2)
+
+    def highest(x):
+        order = np.argsort(np.where(candidates[:, None, None], -x, np.inf), axis=-1, kind="stable")
+        return (np.argsort(order, axis=-1) < count[:, None, None, :, None]) & candidates[:, None, None]
+
+    expected = (highest(truth) & highest(scores)).sum(-1).mean((1, 2)) / np.maximum(count, 1)
+    found, any_ = recall(*map(jnp.asarray, (truth, scores, candidates)), 0.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_array_equal(any_, count > 0)
+    assert 0 < expected.mean() < 1
