@@ -113,6 +113,9 @@ class Settings:
             raise ValueError(f"runs go with overhead and predictors; got {self.study}")
         if self.study == "predictors" and not self.runs:
             raise ValueError("predictors shows runs of train.butler: give --runs")
+        names = [run.resolve().name for run in self.runs]
+        if len({*names}) < len(names):
+            raise ValueError(f"runs are told apart by their folders' names, which must differ; got {', '.join(names)}")
         for run in self.runs:
             read_run(run)
         self.comparing().check()

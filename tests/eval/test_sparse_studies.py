@@ -135,6 +135,7 @@ def test_a_damaged_run_is_named(tmp_path):
         ({"study": "calibrated"}, "calibrated writes shares of heads beside its report: give --json"),
         ({"runs": (Path("nowhere"),)}, "runs go with overhead and predictors; got agreement"),
         ({"study": "predictors"}, "predictors shows runs of train.butler: give --runs"),
+        ({"study": "predictors", "runs": (Path("a/run"), Path("b/run"))}, "which must differ; got run, run"),
         ({"json": Path("a.json"), "output": Path("a")}, "output holds report and picture: give neither"),
         ({"runs": (Path("nowhere"),), "study": "overhead"}, "nowhere has not"),
         ({"lengths": ()}, "lengths must be one or more"),
