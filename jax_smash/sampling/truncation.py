@@ -127,8 +127,8 @@ def largest_threshold(order: Int[Array, "*batch V"], weight: Array, least_weight
     Args:
       order: integers to be compared with the threshold.
       weight: of each entry, at least 0, or of all entries.
-      least_weight: of each row, or of all that share an axis of 1; where all entries together do not reach it, the
-        threshold lets all pass.
+      least_weight: `[*batch]`, axes of 1 repeated; where all entries together do not reach it, the threshold lets all
+        pass.
     """
     bounds = jnp.iinfo(jnp.int32)
     zero = jnp.zeros((), weight.dtype)

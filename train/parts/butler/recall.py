@@ -39,8 +39,7 @@ def _highest(
 ) -> Bool[Array, "B K X Q S"]:
     few = count[:, None, None].astype(jnp.int32)
     order = in_order(jnp.where(candidates[:, None, None], scores, -jnp.inf))
-    ones = jnp.ones((1,) * order.ndim, jnp.int32)
-    least = largest_threshold(order, ones, few)[..., None]
+    least = largest_threshold(order, jnp.int32(1), few)[..., None]
     above, equal = order > least, (order == least) & candidates[:, None, None]
     left = few[..., None] - above.sum(-1, keepdims=True, dtype=jnp.int32)
     return above | (equal & (jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= left))
