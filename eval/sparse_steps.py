@@ -24,16 +24,19 @@ from eval.reports.report import check_output, heading, print_table, progress, ru
 from jax_smash.attention import attend, attend_selected
 from jax_smash.cache import Block, LayerCache, SelectedCache, SelectedLayer
 from jax_smash.cache.selected import take_slots
+from jax_smash.draft.trees.templates import named_tree
 from jax_smash.loading import Model, load
 from jax_smash.methods import DraftOptions, make_method
+from jax_smash.methods.self_sparse import CHAIN
 from jax_smash.pytree import replace
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
-from jax_smash.sparse import Learned, Selecting, named_policy, sparsified
+from jax_smash.sparse import Learned, Selecting, named_policy, paying, sparsified
 
 COLUMNS = ("length", "batch_size", "method", "ms_per_step", "tokens_per_step", "speedup", "kept")
 PART_COLUMNS = ("length", "method", "whole_ms", "part_ms", "score_and_choose_ms", "gather_ms", "attend_ms")
 BASELINE = "ar"
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,10 @@ class Settings:
       model: a shipped model's name, a directory or a hub id.
       lengths: tokens of the prompts, pieces of books.
       policies: each as `sparse.named_policy` takes it; of those that choose slots.
-      trees: of self-sparse, which drafts by the first policy.
+      trees: of self-sparse, which drafts by the first policy; auto takes what pays.
       int8: self-sparse also drafts by weights in int8.
+      auto: policies read the whole cache while that is faster on this device, as under `jax-smash generate`; else they
+        always choose.
       batch_size: prompts that decode together.
       steps: of a turn.
       turns: of each contender; medians count.
@@ -60,6 +65,7 @@ class Settings:
     policies: Names = ("quest:budget=25%", "quest:budget=25%:page_size=64")
     trees: Names = ("chain-2", "chain-4")
     int8: bool = True
+    auto: bool = False
     batch_size: int = 1
     steps: int = 8
     turns: int = 5
@@ -87,7 +93,7 @@ class Settings:
 
     def new_tokens(self) -> int:
         """Returns the most tokens that a row may emit: in all turns and in the first step of each contender."""
-        deepest = max((int(tree.removeprefix("chain-")) for tree in self.trees), default=0)
+        deepest = max((CHAIN.levels if tree == AUTO else named_tree(tree).levels for tree in self.trees), default=0)
         return (deepest + 1) * self.steps * (self.turns + 1) + 1
 
 
@@ -157,6 +163,8 @@ def _sides(
 ) -> tuple[list[Side], Any]:
     """Returns ways to decode that have all read the prompts, and the cache that a policy chooses of."""
     policy, length = named_policy(name), len(prompts[0])
+    if settings.auto:
+        policy = paying(policy, model, batch=settings.batch_size)
     first = Side(settings, f"sparse {name}", sparsified(model, policy), "ar", length, DraftOptions())
     first.session.read(prompts)
     held = jax.tree.map(jnp.copy, first.session.state.rows)

@@ -31,6 +31,17 @@ def test_every_way_is_timed_behind_one_reading_of_the_prompt(tmp_path, capsys):
     assert "self-sparse" in capsys.readouterr().out
 
 
+def test_short_texts_are_read_whole_where_that_pays():
+    found = measure(
+        Settings(
+            model="tiny", lengths=(96,), policies=(POLICY,), trees=("auto",), int8=False, auto=True, steps=1, turns=1
+        )
+    )
+    assert [row["method"] for row in found["rows"]] == [BASELINE, f"sparse {POLICY}", f"self-sparse auto {POLICY}"]
+    # No layer of so short a text chooses, so there is no choice to time.
+    assert found["parts"] == []
+
+
 @pytest.mark.slow
 def test_a_trained_predictors_choice_is_timed_as_a_whole(tmp_path):
     model = jax_smash.load("tiny")
