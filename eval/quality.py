@@ -38,8 +38,9 @@ from eval.scores.smashing import Compression, smash_options
 from eval.tasks.catalogue import TASKS, TaskOptions, chosen_tasks
 from eval.tasks.outcome import Outcome, TaskSet
 from eval.tasks.totals import all_tasks
+from jax_smash.checkpoints.tokenizer import load_tokenizer
 from jax_smash.hosts import processes
-from jax_smash.loading import find, load, load_tokenizer, modules_options
+from jax_smash.loading import find, load, modules_options
 from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
 from jax_smash.sharding import add_virtual_devices, mesh_of_hosts

@@ -29,7 +29,8 @@ from eval.sparse.asked import Drawn, Task, check_task, given_length, read_task
 from eval.sparse.comparison import Comparison
 from eval.sparse.rows import COLUMNS, shown
 from eval.tasks.selection import FIRST_POSITION
-from jax_smash.loading import find, load, load_tokenizer
+from jax_smash.checkpoints.tokenizer import load_tokenizer
+from jax_smash.loading import find, load
 from jax_smash.protocols import SparsePolicy
 from jax_smash.sparse import Dense, Selecting
 from jax_smash.sparse.named import parse_budget

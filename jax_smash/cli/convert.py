@@ -86,9 +86,10 @@ class Convert:
 
     def _published_eagle1(self) -> Path:
         """Writes an EAGLE-1 drafter in a published layout and returns its folder."""
+        from jax_smash.checkpoints.configuration import checkpoint_config
         from jax_smash.checkpoints.eagle1 import load_eagle1
         from jax_smash.checkpoints.eagle1_layout import export_eagle1
-        from jax_smash.loading import checkpoint_config, find, stored_vectors
+        from jax_smash.loading import find, stored_vectors
 
         if self.base is None:
             raise ValueError(f"--to {self.to} needs the base that the EAGLE-1 drafter is for; got none")
@@ -100,10 +101,11 @@ class Convert:
 
     def _heads(self) -> Path:
         """Writes Medusa's heads and returns their folder."""
+        from jax_smash.checkpoints.configuration import checkpoint_config
         from jax_smash.checkpoints.directory import new_directory
         from jax_smash.checkpoints.medusa import load_medusa, save_medusa
         from jax_smash.checkpoints.medusa_layout import Layout, export_medusa, import_medusa
-        from jax_smash.loading import checkpoint_config, find, stored_vectors
+        from jax_smash.loading import find, stored_vectors
 
         dtype = None if self.dtype == "auto" else self.dtype
         base = None if self.base is None else find(self.base)
@@ -120,12 +122,13 @@ class Convert:
 
     def _drafter(self) -> Path:
         """Writes an EAGLE-3 drafter, or ours of a published EAGLE-1 drafter, and returns its folder."""
+        from jax_smash.checkpoints.configuration import checkpoint_config
         from jax_smash.checkpoints.directory import new_directory
         from jax_smash.checkpoints.eagle import load_eagle, save_eagle
         from jax_smash.checkpoints.eagle1 import save_eagle1
         from jax_smash.checkpoints.eagle1_layout import import_eagle1, is_published_eagle1
         from jax_smash.checkpoints.eagle_layout import export_eagle, import_eagle
-        from jax_smash.loading import checkpoint_config, find, stored_vectors
+        from jax_smash.loading import find, stored_vectors
 
         dtype = None if self.dtype == "auto" else self.dtype
         if self.to != "eagle":

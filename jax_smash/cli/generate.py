@@ -153,7 +153,8 @@ class Generate:
 
     def _made_with(self, prompts: list[FilePrompt], schema: str | None, drafter: str | Path | None) -> dict[str, Any]:
         """Returns what decides the completions, as it is written to a file's first line and compared on --resume."""
-        from jax_smash.loading import MODULES, find, find_modules
+        from jax_smash.checkpoints.smasher import MODULES
+        from jax_smash.loading import find, find_modules
 
         paths: dict[str, Path | None] = {"model": find(self.model)}
         if self.smash.modules is not None or self.method == HAMBURGER:
