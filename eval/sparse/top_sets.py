@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from eval.sparse.truth import top, wanted
+from eval.sparse.truth import wanted
 from eval.tasks.selection import SINKS
 from jax_smash.attention.formula import MASKED
 from jax_smash.cache import Block
 from jax_smash.loading import Model
 from jax_smash.models.attended import attended
+from jax_smash.sampling.truncation import mark_highest
 
 
 def top_sets(
@@ -69,8 +70,8 @@ def _sets(
             scores = config.attention_softcap * jnp.tanh(scores / config.attention_softcap)
         mass = jax.nn.softmax(jnp.where(committed[:, None, None], scores, MASKED), axis=-1)
         mass = mass.reshape(width - first, -1, width)
-        by_head = top(mass, candidate, count, share)
-        by_layer = top(mass.sum(1, keepdims=True), candidate, count, share)
+        by_head = mark_highest(mass, candidate, count[:, None])
+        by_layer = mark_highest(mass.sum(1, keepdims=True), candidate, count[:, None])
         return by_head.swapaxes(0, 1), by_layer[:, 0]
 
     return jax.lax.map(layer, (made.queries[:, 0], made.keys[:, 0]))

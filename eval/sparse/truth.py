@@ -1,10 +1,8 @@
 """The slots with most attention, and what share of them a choice holds, within a compiled step."""
 
 import functools
-import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -13,6 +11,7 @@ from eval.tasks.selection import SINKS
 from jax_smash.attention import slot_probabilities
 from jax_smash.cache import SelectedLayer, Selection
 from jax_smash.pytree import pytree, replace
+from jax_smash.sampling.truncation import mark_highest
 
 
 @pytree
@@ -58,8 +57,8 @@ def held_of_top(share: float, sinks: int = SINKS) -> Rule:
         mass = true_attention(view, query)
         count = wanted(view.filled, share, sinks)
         groups = mass.shape[2]
-        of_heads = top(mass.reshape(mass.shape[0], -1, slots), candidate, count, share)
-        of_groups = top(mass.sum(2), candidate, count, share)
+        of_heads = mark_highest(mass.reshape(mass.shape[0], -1, slots), candidate, count[:, None])
+        of_groups = mark_highest(mass.sum(2), candidate, count[:, None])
         by_head = jnp.repeat(read, groups, axis=1)
         latest = jnp.arange(slots, dtype=jnp.int32)[None, None] >= view.filled[:, None, None] - read.sum(2)[:, :, None]
         total = jnp.maximum(count, 1).astype(jnp.float32)[:, None]
@@ -95,17 +94,6 @@ def wanted(filled: Int[Array, "B"], share: float, sinks: int) -> Int[Array, "B"]
     """Returns k, the slots that a budget leaves beside the sinks."""
     count = jnp.ceil(filled.astype(jnp.float32) * jnp.float32(share)).astype(jnp.int32)
     return jnp.maximum(count - sinks, 0)
-
-
-def top(
-    score: Float[Array, "B X S"], candidate: Bool[Array, "B 1 S"], count: Int[Array, "B"], share: float
-) -> Bool[Array, "B X S"]:
-    """Marks the `count` candidates with the highest scores; of equal ones the earlier."""
-    slots = score.shape[2]
-    most = min(slots, max(1, math.ceil(share * slots)))
-    found = jax.lax.top_k(jnp.where(candidate, score, -1.0), most)[1]
-    within = jnp.arange(most, dtype=jnp.int32)[None, None] < count[:, None, None]
-    return marked(found, jnp.broadcast_to(within, found.shape), slots)
 
 
 def marked(slots: Int[Array, "B X C"], valid: Bool[Array, "B X C"], width: int) -> Bool[Array, "B X S"]:

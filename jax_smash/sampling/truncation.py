@@ -142,3 +142,20 @@ def largest_threshold(order: Int[Array, "*batch V"], weight: Array, least_weight
     low = jnp.full(order.shape[:-1], bounds.min, jnp.int32)
     high = jnp.full(order.shape[:-1], bounds.max, jnp.int32)
     return jax.lax.fori_loop(0, 32, halve, (low, high))[0]
+
+
+def mark_highest(
+    scores: Float[Array, "*batch V"], candidates: Bool[Array, "*#batch V"], count: Int[Array, "*#batch"]
+) -> Bool[Array, "*batch V"]:
+    """Marks the `count` candidates with the highest scores; of equal ones the first.
+
+    Args:
+      scores: finite where there is a candidate.
+      candidates: what may be marked; axes of 1 are repeated.
+      count: where there are fewer candidates, all are marked.
+    """
+    order = in_order(jnp.where(candidates, scores, -jnp.inf))
+    least = largest_threshold(order, jnp.int32(1), count)[..., None]
+    above, equal = (order > least) & candidates, (order == least) & candidates
+    left = count[..., None] - above.sum(-1, keepdims=True, dtype=jnp.int32)
+    return above | (equal & (jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= left))

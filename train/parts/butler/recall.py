@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jax_smash.sampling.truncation import in_order, largest_threshold
+from jax_smash.sampling.truncation import mark_highest
 
 SINKS = 4
 """First entries of a text that are kept in any case, and left out here."""
@@ -29,17 +29,7 @@ def recall(
       share: of the candidates.
     """
     count = jnp.floor(candidates.sum(-1).astype(jnp.float32) * jnp.float32(share))
-    kept, chosen = (_highest(x, candidates, count) for x in (truth, scores))
+    few = count[:, None, None].astype(jnp.int32)
+    kept, chosen = (mark_highest(x, candidates[:, None, None], few) for x in (truth, scores))
     both = (kept & chosen).sum(-1).astype(jnp.float32).mean((1, 2))
     return both / jnp.maximum(count, 1), (count > 0).astype(jnp.float32)
-
-
-def _highest(
-    scores: Float[Array, "B K X Q S"], candidates: Bool[Array, "B Q S"], count: Float[Array, "B Q"]
-) -> Bool[Array, "B K X Q S"]:
-    few = count[:, None, None].astype(jnp.int32)
-    order = in_order(jnp.where(candidates[:, None, None], scores, -jnp.inf))
-    least = largest_threshold(order, jnp.int32(1), few)[..., None]
-    above, equal = order > least, (order == least) & candidates[:, None, None]
-    left = few[..., None] - above.sum(-1, keepdims=True, dtype=jnp.int32)
-    return above | (equal & (jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= left))
