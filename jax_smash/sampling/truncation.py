@@ -56,8 +56,8 @@ class TopK(Stateless):
         """Returns logits with −inf at what is not kept."""
         vocab_size = logits.shape[-1]
         k = jnp.where(self.k == 0, vocab_size, jnp.minimum(self.k, vocab_size))
-        order = in_order(logits)
-        least = largest_threshold(order, jnp.ones((1, 1, 1), jnp.int32), k[:, None])
+        order = _in_order(logits)
+        least = _largest_threshold(order, jnp.ones((1, 1, 1), jnp.int32), k[:, None])
         return jnp.where(order >= least[..., None], logits, -jnp.inf)
 
 
@@ -82,9 +82,9 @@ class TopP(Stateless):
         self, state: tuple[()], logits: Float[Array, "B M V"], path: Int[Array, "B M P"]
     ) -> Float[Array, "B M V"]:
         """Returns logits with −inf at what is not kept."""
-        order = in_order(logits)
+        order = _in_order(logits)
         probability = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
-        least = largest_threshold(order, probability, self.p[:, None])
+        least = _largest_threshold(order, probability, self.p[:, None])
         kept = (order >= least[..., None]) | (self.p >= 1)[:, None, None]
         return jnp.where(kept, logits, -jnp.inf)
 
@@ -112,13 +112,13 @@ class MinP(Stateless):
         return jnp.where(logits >= least, logits, -jnp.inf)
 
 
-def in_order(x: Float[Array, "*batch V"]) -> Int[Array, "*batch V"]:
+def _in_order(x: Float[Array, "*batch V"]) -> Int[Array, "*batch V"]:
     """Returns integers in the order of the numbers: a float's bits, as a signed magnitude. −0 and 0 are equal."""
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
     return jnp.where(bits < 0, jnp.int32(jnp.iinfo(jnp.int32).min) - bits, bits)
 
 
-def largest_threshold(order: Int[Array, "*batch V"], weight: Array, least_weight: Array) -> Int[Array, "*batch"]:
+def _largest_threshold(order: Int[Array, "*batch V"], weight: Array, least_weight: Array) -> Int[Array, "*batch"]:
     """Returns the largest threshold that entries of at least this weight together reach.
 
     Bisecting the threshold takes 32 sums over the entries; sorting takes ten times as long on a CPU, and a sort or a
@@ -154,8 +154,8 @@ def mark_highest(
       candidates: what may be marked; axes of 1 are repeated.
       count: where there are fewer candidates, all are marked.
     """
-    order = in_order(jnp.where(candidates, scores, -jnp.inf))
-    least = largest_threshold(order, jnp.int32(1), count)[..., None]
+    order = _in_order(jnp.where(candidates, scores, -jnp.inf))
+    least = _largest_threshold(order, jnp.int32(1), count)[..., None]
     above, equal = (order > least) & candidates, (order == least) & candidates
     left = count[..., None] - above.sum(-1, keepdims=True, dtype=jnp.int32)
     return above | (equal & (jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= left))
