@@ -15,7 +15,7 @@ from jax_smash.models.predictors import with_predictor, without_predictor
 from jax_smash.plan import step_bytes
 from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import has_int8
-from jax_smash.sparse import Quest, named_policy, paying, self_drafting, sparse_step_bytes
+from jax_smash.sparse import Quest, Selecting, named_policy, paying, self_drafting, sparse_step_bytes
 
 NAME = "self-sparse"
 
@@ -36,9 +36,10 @@ def self_sparse(setup: Setup) -> Method:
     model, draft = setup.model, setup.draft
     checks, drafts = self_drafting(model, _policy(setup))
     params = checks.params["target"] if draft.draft_model is None else _rounded(model, checks)
+    idle = draft.tree == "auto" and draft.draft_model is None and _reads_all(drafts.policy, model, setup.slots)
     ladder = make_ladder(
         model,
-        draft.tree,
+        "off" if idle else draft.tree,
         method=NAME,
         reach=CHAIN,
         batch=setup.batch,
@@ -46,6 +47,8 @@ def self_sparse(setup: Setup) -> Method:
         sampled=setup.sampled,
         drafting=_plain_steps(model, params, drafts.policy, batch=setup.batch, slots=setup.slots),
     )
+    if idle:
+        ladder = dataclasses.replace(ladder, source="drafts would read the whole of so short a text, as checks do")
     width, room = width_and_room(ladder, model)
     draws = DRAWS.get(draft.verify, Draws.COUPLED)
     drafter = SelfSparse(model=drafts, width=width, room=room, draws=draws, sampled=setup.sampled)
@@ -59,6 +62,11 @@ def _policy(setup: Setup) -> SparsePolicy:
     if given is not None:
         return named_policy(given) if isinstance(given, str) else given
     return POLICY if model.config is None else paying(own_policy(model.config), model, batch=setup.batch)
+
+
+def _reads_all(policy: SparsePolicy, model: Model, slots: int) -> bool:
+    """Whether drafts read whole caches of so many slots in every layer."""
+    return isinstance(policy, Selecting) and model.config is not None and not any(policy.plans(model.config, slots))
 
 
 def _rounded(model: Model, checks: Model) -> Any:

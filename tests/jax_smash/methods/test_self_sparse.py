@@ -65,7 +65,20 @@ def test_a_chain_costs_a_draft_for_each_of_its_tokens():
         beside = float(seconds[1]) - curve.at(chain.nodes)
         return beside / (chain.nodes - 1) / curve.seconds[0]
 
-    whole, part = drafting(sparse=Quest(budget=512, dense_layers=0)), drafting(sparse=Quest(budget=64, dense_layers=0))
-    assert whole == pytest.approx(1, rel=1e-3)
-    assert part < whole
+    most, part = drafting(sparse=Quest(budget=496, dense_layers=0)), drafting(sparse=Quest(budget=64, dense_layers=0))
+    assert most == pytest.approx(1, rel=0.1)
+    assert part < 0.8 * most
     assert drafting(sparse=Quest(budget=64, dense_layers=0), draft_model="int8") < part
+
+
+def test_where_drafts_would_read_the_whole_cache_nothing_is_drafted():
+    """Such a draft takes as long as the text itself, unless its weights are in int8."""
+
+    def nodes(**draft):
+        policy = Quest(budget=64, dense_layers=0)
+        made = make_method(model(), "self-sparse", draft=DraftOptions(sparse=policy, **draft), slots=64)
+        return [tree.nodes for tree in made.memory["trees"].ladder]
+
+    assert nodes() == [1]
+    assert nodes(tree="chain-4") == [5]
+    assert len(nodes(draft_model="int8")) > 1
