@@ -36,10 +36,11 @@ TILE = 1 << 20
 """Numbers of an int8 matrix that become floats at once: 4 MB of them stay in cache."""
 
 CHOICE_SECONDS, CACHE_BYTES_PER_SECOND = 30e-6, 12e9
-"""Of a layer that chooses slots: seconds however long the text is, and bytes of a whole cache that attention reads.
+"""Of a layer that chooses slots: seconds of a row however long its text is, and bytes of a whole cache that attention
+reads.
 
-These and the next were measured on two cores with a float32 layer of SmolLM2's shape, of 2,048 and 8,192 slots, in
-pages of 16 and 64 by their bounds.
+These and the next were measured on two cores with a float32 layer of SmolLM2's shape and one row, of 2,048 and 8,192
+slots, in pages of 16 and 64 by their bounds. With 8 rows each takes about as long.
 """
 
 GATHERED, SCORED, RANKED = 2.25, 1.0, 800.0

@@ -26,7 +26,8 @@ class ChoiceCosts:
     """What a step takes that chooses its slots, beside one that reads all of them in order.
 
     Attributes:
-      seconds: of a layer, however long the text: the choice's operations are launched one after another.
+      seconds: of a layer, however long the texts: the choice's operations are launched one after another.
+      row_seconds: of a layer and row, likewise: what is not done for all rows at once.
       gathered: bytes of chosen slots, in bytes that are read in order.
       scored: bytes that slots are chosen by, likewise.
       ranked: bytes that each slot or page that a KV head chooses among counts for.
@@ -34,6 +35,7 @@ class ChoiceCosts:
     """
 
     seconds: float
+    row_seconds: float
     gathered: float
     scored: float
     ranked: float
@@ -56,7 +58,8 @@ def choice_costs(kind: str | None = None) -> ChoiceCosts:
     kind = jax.devices()[0].device_kind if kind is None else kind
     if kind == "cpu":
         return ChoiceCosts(
-            seconds=cpu.CHOICE_SECONDS,
+            seconds=0.0,
+            row_seconds=cpu.CHOICE_SECONDS,
             gathered=cpu.GATHERED,
             scored=cpu.SCORED,
             ranked=cpu.RANKED,
@@ -64,7 +67,9 @@ def choice_costs(kind: str | None = None) -> ChoiceCosts:
         )
     found = known_roofline(kind)
     speed = UNKNOWN_BYTES_PER_SECOND if found is None else found.bytes_per_second
-    return ChoiceCosts(seconds=MODELLED_SECONDS, gathered=1.0, scored=1.0, ranked=8.0, bytes_per_second=speed)
+    return ChoiceCosts(
+        seconds=MODELLED_SECONDS, row_seconds=0.0, gathered=1.0, scored=1.0, ranked=8.0, bytes_per_second=speed
+    )
 
 
 def pays_from(
@@ -74,7 +79,8 @@ def pays_from(
 
     In each of the L layers that choose::
 
-      seconds + (predictor / L + B · (gathered · chosen + scored · (scorer + beside / L) + ranked · candidates)) / speed
+      seconds + B · row_seconds
+      + (predictor / L + B · (gathered · chosen + scored · (scorer + beside / L) + ranked · candidates)) / speed
       < B · all / speed
 
     A predictor's weights are read once for all rows. What is kept beside its keys is read once a row.
@@ -105,7 +111,8 @@ def pays_from(
         scorer = policy.scorer_bytes(config, slots, size) + policy.beside_bytes(slots, size) / layers
         taken = costs.gathered * read + costs.scored * scorer
         taken += costs.ranked * config.held_kv_heads * -(-slots // policy.page_size)
-        if costs.seconds * costs.bytes_per_second + predictor < batch * (slots * slot - taken):
+        fixed = (costs.seconds + batch * costs.row_seconds) * costs.bytes_per_second + predictor
+        if fixed < batch * (slots * slot - taken):
             return slots
     return config.max_positions
 

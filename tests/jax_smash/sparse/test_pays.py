@@ -26,7 +26,7 @@ from tests.predictors import sizes_of
 from tests.tiny import tiny_model
 
 SLOTS, READ = 64, 40
-COSTS = ChoiceCosts(seconds=1e-6, gathered=1.5, scored=1.0, ranked=4.0, bytes_per_second=1e10)
+COSTS = ChoiceCosts(seconds=1e-6, row_seconds=0.0, gathered=1.5, scored=1.0, ranked=4.0, bytes_per_second=1e10)
 QUEST = Quest(budget=12, page_size=4, dense_layers=0)
 
 
@@ -55,6 +55,8 @@ def test_it_pays_from_where_the_choice_and_what_it_reads_cost_less_than_everythi
 def test_more_rows_pay_earlier_and_larger_budgets_later():
     few, many = found(Quest(budget=64)), found(Quest(budget=64), batch=8)
     assert many < few < found(Quest(budget=512)) < found(Quest(budget=1024))
+    by_row = dataclasses.replace(COSTS, seconds=0.0, row_seconds=1e-6)
+    assert found(Quest(budget=64), batch=8, costs=by_row) == found(Quest(budget=64), costs=by_row) == few
 
 
 def test_what_looks_at_every_key_pays_later_or_never():
@@ -66,7 +68,8 @@ def test_what_looks_at_every_key_pays_later_or_never():
 @pytest.mark.parametrize("kind", ["cpu", "NVIDIA H100 80GB HBM3", "TPU v5 lite", "a new one"])
 def test_every_device_has_costs(kind):
     costs = choice_costs(kind)
-    assert min(dataclasses.astuple(costs)) > 0
+    assert min(dataclasses.astuple(costs)) >= 0
+    assert costs.seconds + costs.row_seconds > 0
 
 
 def read(policy):
