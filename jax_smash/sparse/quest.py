@@ -91,15 +91,23 @@ class Quest(Selecting):
         pages = bounds.low.shape[2]
         touched = min(-(-(width - 1) // size) + 1, pages)
         first = jnp.minimum(step.filled // size, pages - touched)
-        # Of each slot of these pages, which of the new entries it holds.
-        slot = first[:, None] * size + jnp.arange(touched * size, dtype=jnp.int32)[None]
-        entry = slot - step.filled[:, None]
-        new = ((entry >= 0) & (entry < step.write.count[:, None]))[:, :, None, None]
-        found = jnp.take_along_axis(keys, jnp.clip(entry, 0, width - 1)[:, :, None, None], axis=1)
+        if width <= size:
+            # A few entries: each beside each page that it may be in.
+            each = jnp.arange(width, dtype=jnp.int32)[None]
+            page = (step.filled[:, None] + each) // size - first[:, None]
+            new = page[:, None] == jnp.arange(touched, dtype=jnp.int32)[None, :, None]
+            new &= (each < step.write.count[:, None])[:, None]
+            found = keys[:, None]
+        else:
+            # Of each slot of these pages, which of the new entries it holds.
+            slot = first[:, None] * size + jnp.arange(touched * size, dtype=jnp.int32)[None]
+            entry = (slot - step.filled[:, None]).reshape(rows, touched, size)
+            new = (entry >= 0) & (entry < step.write.count[:, None, None])
+            at = jnp.clip(entry, 0, width - 1).reshape(rows, -1, 1, 1)
+            found = jnp.take_along_axis(keys, at, axis=1).reshape(rows, touched, size, heads, -1)
 
-        def of_pages(empty: float) -> Float[Array, "B touched Z K H"]:
-            filled = jnp.where(new, found, jnp.asarray(empty, keys.dtype))
-            return filled.reshape(rows, touched, size, heads, -1)
+        def of_pages(empty: float) -> Float[Array, "B touched X K H"]:
+            return jnp.where(new[..., None, None], found, jnp.asarray(empty, keys.dtype))
 
         fresh = PageBounds(low=of_pages(jnp.inf).min(2).swapaxes(1, 2), high=of_pages(-jnp.inf).max(2).swapaxes(1, 2))
         return on_each_device(_widened, (bounds, HEADS), (fresh, HEADS), (first, ROWS))
