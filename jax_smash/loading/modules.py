@@ -127,6 +127,7 @@ def weights_fingerprint(model: Model) -> str | None:
 
 
 def with_modules(model: Model, modules: SmashModules) -> Model:
+    """Returns a model with modules that fit it, on the devices of the model."""
     mesh = mesh_of(model.params)
     if mesh is not None:
         modules = dataclasses.replace(modules, params=place(modules.params, mesh))
