@@ -28,7 +28,11 @@ class Info:
     slots: Annotated[
         int | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="S", help_behavior_hint="(default: 1024)")
     ] = None
-    """Cache slots that a decode step is taken to read, at most the model's context."""
+    """Cache slots that a decode step is taken to read of each row, at most the model's context."""
+    batch_size: Annotated[
+        int | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 1)")
+    ] = None
+    """Rows that a decode step is taken to have; it reads the weights once for all."""
     weights: WeightsName = "plain"
     """How a decode step is taken to hold matrices: plain as they are stored, int8 as 8-bit integers."""
     sparse: tyro.conf.OmitArgPrefixes[SparseFlags] = dataclasses.field(default_factory=SparseFlags)
@@ -42,11 +46,13 @@ class Info:
           ValueError: its files are damaged or not supported.
         """
         slots = 1024 if self.slots is None else self.slots
+        batch = 1 if self.batch_size is None else self.batch_size
         at_least("--slots", slots, 1)
+        at_least("--batch-size", batch, 1)
         from jax_smash.cli.drafter_info import describe_drafter, drafter_rows
 
         drafter = describe_drafter(self.model)
-        facts = drafter or describe(self.model, slots=slots, weights=self.weights, sparse=self.sparse)
+        facts = drafter or describe(self.model, slots=slots, batch=batch, weights=self.weights, sparse=self.sparse)
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
@@ -58,12 +64,15 @@ class Info:
             console.print(Text.assemble((f"{name:<13}", "bold"), value))
 
 
-def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFlags | None = None) -> dict[str, Any]:
+def describe(
+    name: str, *, slots: int, batch: int = 1, weights: str = "plain", sparse: SparseFlags | None = None
+) -> dict[str, Any]:
     """Returns what there is to know of a model, from its configuration, file headers and tokenizer.
 
     Args:
       name: a shipped model's name, a directory or a hub id.
-      slots: cache slots that a decode step is taken to read; no more than the model's context count.
+      slots: cache slots that a decode step is taken to read of each row; no more than the model's context count.
+      batch: rows of that step.
       weights: how a decode step is taken to hold matrices, one of `quantise.WEIGHTS`.
       sparse: which slots it reads; None reads all.
 
@@ -86,7 +95,7 @@ def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFla
     _, params = abstract_params(config, dtype)
     held = jax.eval_shape(quantise_params, params) if weights == "int8" else params
     slots = min(slots, config.max_positions)
-    step = step_bytes(config, held, batch=1, slots=slots)
+    step = step_bytes(config, held, batch=batch, slots=slots)
     if adapter is not None:
         adapter.over(path, config)  # Refuses what does not fit.
     tokenizer = load_tokenizer(path) if adapter is None else load_tokenizer(own) or load_tokenizer(path)
@@ -103,7 +112,7 @@ def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFla
         **_text(tokenizer, stop_tokens(path, config, tokenizer)),
         "cache_bytes_per_token": step_bytes(config, params, batch=1, slots=1).cache,
         "decode_step": {
-            "batch": 1,
+            "batch": batch,
             "slots": slots,
             "dtype": dtype,
             "weights": weights,
@@ -111,12 +120,12 @@ def describe(name: str, *, slots: int, weights: str = "plain", sparse: SparseFla
             "cache_bytes": step.cache,
             "bytes": step.total,
         },
-        "sparse_step": _sparse_step(name, sparse, config, held, slots),
+        "sparse_step": _sparse_step(name, sparse, config, held, batch, slots),
     }
 
 
 def _sparse_step(
-    name: str, flags: SparseFlags | None, config: "ModelConfig", params: Any, slots: int
+    name: str, flags: SparseFlags | None, config: "ModelConfig", params: Any, batch: int, slots: int
 ) -> dict[str, Any] | None:
     """Returns what a decode step reads under a policy; None without one.
 
@@ -132,7 +141,7 @@ def _sparse_step(
     if isinstance(policy, Learned):
         policy = described(policy, name, config)
     policy.check(dataclasses.replace(AbstractModel(config).model(), name=name))
-    step = sparse_step_bytes(config, params, policy, batch=1, slots=slots)
+    step = sparse_step_bytes(config, params, policy, batch=batch, slots=slots)
     return {
         "policy": flags.sparse,
         "weight_bytes": step.weights,
@@ -172,9 +181,9 @@ def rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("cache", f"{_amount(facts['cache_bytes_per_token'])} a token"),
         (
             "decode step",
-            f"reads {_amount(step['bytes'])} at batch 1 in {step['dtype']}: {held}weights "
+            f"reads {_amount(step['bytes'])} at batch {step['batch']} in {step['dtype']}: {held}weights "
             f"{_amount(step['weight_bytes'])}, "
-            f"{step['slots']:,} cache slots {_amount(step['cache_bytes'])}",
+            f"{step['slots']:,} cache slots{' a row' if step['batch'] > 1 else ''} {_amount(step['cache_bytes'])}",
         ),
         *_sparse_row(facts["sparse_step"]),
     ]

@@ -57,12 +57,26 @@ def test_both_layouts_are_described_alike(call, two_layers, tmp_path):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("slots", ["0", "-3"])
-def test_slots_out_of_range_are_refused(call, slots):
-    assert call("info", "absent", "--slots", slots) == (
+def test_a_step_of_several_rows_reads_the_weights_once(call, two_layers):
+    options = ("--sparse", "quest:dense_layers=0", "--kv-budget", "64", "--page-size", "8")
+    one, three = (
+        json.loads(call("info", two_layers, "--json", "--batch-size", number, *options)[1]) for number in ("1", "3")
+    )
+    for step in ("decode_step", "sparse_step"):
+        assert three[step]["weight_bytes"] == one[step]["weight_bytes"]
+        assert three[step]["cache_bytes"] == 3 * one[step]["cache_bytes"]
+    assert three["sparse_step"]["scorer_bytes"] == 3 * one["sparse_step"]["scorer_bytes"]
+    assert three["sparse_step"]["speedup_bound"] > one["sparse_step"]["speedup_bound"]
+    assert "at batch 3 in float32" in call("info", two_layers, "--batch-size", "3")[1]
+
+
+@pytest.mark.parametrize("option", ["--slots", "--batch-size"])
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_numbers_out_of_range_are_refused(call, option, number):
+    assert call("info", "absent", option, number) == (
         2,
         "",
-        f"jax-smash: error: --slots must be at least 1; got {slots}\n",
+        f"jax-smash: error: {option} must be at least 1; got {number}\n",
     )
 
 
