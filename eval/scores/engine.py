@@ -12,7 +12,7 @@ import numpy as np
 import jax_smash
 from eval.reports.report import progress
 from eval.scores.smashing import Compression
-from jax_smash.decode.forced import forced_log_probs
+from jax_smash.decode.forced import Prompts, forced_log_probs
 from jax_smash.loading import Model
 from jax_smash.methods import make_method
 from jax_smash.protocols import longest_block
@@ -218,42 +218,52 @@ class Engine:
     def _behind_contexts(
         self, texts: Sequence[list[int]], scored: Sequence[int], what: str
     ) -> list[list[TokenLogProb]]:
-        width = bucket(max(map(len, texts)), least=LEAST_SLOTS)  # One program for all.
         # The context's last token is read by a step: the first scored one is predicted by what the policy has left it.
-        prompts = [max(1, len(text) - count - 1) for text, count in zip(texts, scored, strict=True)]
+        reads = [max(1, len(text) - count - 1) for text, count in zip(texts, scored, strict=True)]
         longest = longest_block(self.model.definition.bind(self.model.params["target"]))
-        # A cache that moves on while a prompt is read does so a step at a time.
-        whole = longest is None or width <= longest
-        order = sorted(range(len(texts)), key=lambda i: (len(texts[i]) - prompts[i], len(texts[i])))
+        if longest is not None and max(reads) > longest:  # A cache that moves on while a prompt is read.
+            reads = [1] * len(texts)
+        contexts = [tuple(text[:read]) for text, read in zip(texts, reads, strict=True)]
+        further: dict[tuple[int, ...], int] = {}
+        for context, text in zip(contexts, texts, strict=True):
+            further[context] = max(further.get(context, 0), len(text) - len(context))
+        order = sorted(range(len(texts)), key=lambda i: (further[contexts[i]], contexts[i]))
+        batches = [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
+        # One program for all: texts are as wide as the longest, and a batch has as many contexts as any.
+        width = bucket(max(map(len, texts)), least=LEAST_SLOTS)
+        shape = max(len({contexts[i] for i in batch}) for batch in batches), bucket(max(reads), least=1)
         found: dict[int, list[TokenLogProb]] = {}
         with progress(what, len(texts)) as advance:
-            for first in range(0, len(order), self.batch_size):
-                batch = order[first : first + self.batch_size]
-                records = self._decode([texts[i] for i in batch], [prompts[i] for i in batch] if whole else None, width)
+            for batch in batches:
+                records = self._decode([texts[i] for i in batch], width, [contexts[i] for i in batch], shape)
                 for i, record in zip(batch, records, strict=True):
                     found[i] = record[len(record) - scored[i] :]
                     advance()
         return [found[i] for i in range(len(texts))]
 
     def _decode(
-        self, texts: list[list[int]], prompts: Sequence[int] | None = None, width: int = 0
+        self,
+        texts: list[list[int]],
+        width: int = 0,
+        contexts: Sequence[tuple[int, ...]] | None = None,
+        shape: tuple[int, int] = (0, 0),
     ) -> list[list[TokenLogProb]]:
         width = max(width, bucket(max(map(len, texts)), least=LEAST_SLOTS))
         tokens = np.zeros((self.batch_size, width), np.int32)
         lengths = np.ones((self.batch_size,), np.int32)  # Rows of one token sit out.
-        read = np.ones((self.batch_size,), np.int32)
         for row, text in enumerate(texts):
             tokens[row, : len(text)], lengths[row] = text, len(text)
-            read[row] = 1 if prompts is None else prompts[row]
         params = self.model.params["target"]
         mesh = mesh_of(params)
-        placed = [put(jnp.asarray(x), mesh, "batch") for x in (tokens, lengths, read)]
+        prompts = None if contexts is None else _prompts(contexts, self.batch_size, shape)
+        placed = [put(jnp.asarray(x), mesh, "batch") for x in (tokens, lengths)]
         with on_mesh(mesh):
-            found = self._forced(params, *placed[:2], prompt=None if prompts is None else placed[2])
+            found = self._forced(params, *placed, prompts=jax.tree.map(lambda x: put(x, mesh, "batch"), prompts))
         chosen, values, ids = on_host((found.chosen, found.top_values, found.top_tokens))
         values, ids = values[..., 0], ids[..., 0]
         if np.isnan(chosen).any():
             raise ValueError(f"the logits of {self.model.name} are not numbers")
+        read = [1] * len(texts) if contexts is None else [len(context) for context in contexts]
         return [
             [
                 TokenLogProb(token, float(chosen[row, i]), ((int(ids[row, i]), float(values[row, i])),))
@@ -265,3 +275,13 @@ class Engine:
     @functools.cached_property
     def _forced(self) -> Any:
         return jax.jit(functools.partial(forced_log_probs, self.model.definition, n=1))
+
+
+def _prompts(contexts: Sequence[tuple[int, ...]], rows: int, shape: tuple[int, int]) -> Prompts:
+    """Returns contexts, each once, in an array of a shape, and which of them the rows of a batch stand behind."""
+    different = {context: i for i, context in enumerate(dict.fromkeys(contexts))}
+    tokens, lengths, of = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32), np.zeros(rows, np.int32)
+    for context, i in different.items():
+        tokens[i, : len(context)], lengths[i] = context, len(context)
+    of[: len(contexts)] = [different[context] for context in contexts]
+    return Prompts(tokens=jnp.asarray(tokens), lengths=jnp.asarray(lengths), of=jnp.asarray(of))

@@ -1,5 +1,6 @@
 """Given text read as decoding reads it: a step for each token, with the cache as it then is."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
-from jax_smash.decode.state import DecodeState, LogProbs, Shared
+from jax_smash.decode.state import DecodeState, LogProbs, Shared, take_rows
 from jax_smash.models.rope import reach_of_text
 from jax_smash.protocols import ModelDef
 from jax_smash.pytree import pytree
@@ -50,6 +51,21 @@ class GivenText:
         return jnp.where(ids[None, None] == given[:, :, None], logits, -jnp.inf)
 
 
+@pytree
+class Prompts:
+    """Beginnings of texts, which are read at once as prompts are, each once for all its texts.
+
+    Attributes:
+      tokens: of R different beginnings, padded on the right.
+      lengths: tokens of each, from 1 to P; one of 0 is nobody's.
+      of: the prompt that each of B texts begins with.
+    """
+
+    tokens: Int[Array, "R P"]
+    lengths: Int[Array, "R"]
+    of: Int[Array, "B"]
+
+
 def forced_log_probs(
     model_def: ModelDef,
     params: Any,
@@ -57,7 +73,7 @@ def forced_log_probs(
     lengths: Int[Array, "B"],
     *,
     n: int = 0,
-    prompt: Int[Array, "B"] | None = None,
+    prompts: Prompts | None = None,
 ) -> LogProbs:
     """Returns the log-probability of each token after the first, every token read by a step of plain decoding.
 
@@ -71,11 +87,11 @@ def forced_log_probs(
       tokens: texts, padded on the right.
       lengths: tokens of each text, from 1 to T.
       n: likeliest tokens to record in each place.
-      prompt: tokens of each text, from 1 on, that are read at once, as a prompt is; None for one. A text of no further
-        tokens sits out.
+      prompts: with which the texts begin; None for the first token of each. A text with no further tokens sits out. A
+        cache whose positions depend on how long its text will be takes a prompt for the longest of its texts.
 
     Returns:
-      O = T − 1 entries, entry i of the token i + `prompt`; 0 behind a text's end, NaN from where logits were not
+      O = T − 1 entries, entry i of the token i behind the prompt; 0 behind a text's end, NaN from where logits were not
       numbers.
 
     Raises:
@@ -83,25 +99,31 @@ def forced_log_probs(
 
     Source: TokenButler, section 4.3: the whole text is a decode task, without a prefill.
     """
-    batch, width = tokens.shape
+    width = tokens.shape[1]
     if width < 2:
         raise ValueError(f"tokens must be at least 2 a row; got {width}")
     lengths = lengths.astype(jnp.int32)
-    piece = 1 if prompt is None else width - 1
-    read = jnp.ones_like(lengths) if prompt is None else jnp.minimum(prompt.astype(jnp.int32), lengths)
+    if prompts is None:
+        of = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+        prompts = Prompts(tokens=tokens[:, :1], lengths=jnp.ones_like(lengths), of=of)
+    count, piece = prompts.tokens.shape
     roles = {"target": params}
     strategy = Autoregressive(target=model_def, log_probs=n)
     shared = Shared(processors=(GivenText(tokens=tokens),), stop_tokens=jnp.full((1,), -1, jnp.int32))
-    keys = jax.random.split(jax.random.key(0), batch)  # Nothing is drawn.
+    keys = jax.random.split(jax.random.key(0), count)  # Nothing is drawn.
     slots = round_up(width, SLOT_MULTIPLE)
     rows = init_rows(strategy, roles, shared, keys, slots=slots, output=width - 1, block=piece, log_probs=n)
+    longest = jnp.zeros((count,), jnp.int32).at[prompts.of].max(lengths)
     config = getattr(model_def.bind(params), "config", None)
-    reach = None if config is None else reach_of_text(config, prompt=lengths, new=0)
-    rows = open_turn(rows, limit=lengths - read, stop=jnp.zeros_like(lengths), reach=reach)
-    place = jnp.arange(piece, dtype=jnp.int32)[None]
-    first = Chunk(tokens=tokens[:, :piece], valid=(place < read[:, None]) & (lengths > read)[:, None])
-    state, _ = prefill(strategy, roles, DecodeState(rows=rows, shared=shared), first)
-    state = decode(strategy, roles, start(strategy, roles, state), jnp.int32(width))
+    reach = None if config is None else reach_of_text(config, prompt=longest, new=0)
+    rows = open_turn(rows, limit=longest, stop=jnp.zeros_like(longest), reach=reach)
+    valid = jnp.arange(piece, dtype=jnp.int32)[None] < prompts.lengths[:, None]
+    state = DecodeState(rows=rows, shared=shared)
+    state, _ = prefill(strategy, roles, state, Chunk(tokens=prompts.tokens, valid=valid))
+    read = prompts.lengths[prompts.of]
+    limit = jnp.maximum(lengths - read, 0)
+    rows = open_turn(take_rows(state.rows, prompts.of), limit=limit, stop=jnp.zeros_like(lengths))
+    state = decode(strategy, roles, start(strategy, roles, replace(state, rows=rows)), jnp.int32(width))
     return _told(state.rows.log_probs, state.rows.output_length, lengths - read)
 
 

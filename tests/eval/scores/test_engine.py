@@ -60,6 +60,19 @@ def test_what_is_scored_behind_a_context_is_read_by_steps_of_the_policy_where_th
         np.testing.assert_allclose(whole, [r.log_prob for r in plain[1]], atol=2e-4)
 
 
+def test_texts_behind_the_same_context_score_as_they_do_alone():
+    """The context is read once for all of them that share a batch; one of them is alone in the next."""
+    beginnings = ("Tom sat on", "Tom sat on", "The cat and", "Tom sat on", "a")
+    texts = [small().encode(a + b) for a, b in zip(beginnings, (" the mat", " a", " Tom", " Ann", "b"), strict=True)]
+    scored = [8, 2, 4, 4, 1]
+    for model in (small(), sparsified(small(), Recency(budget=8))):
+        together = Engine(model, batch_size=3, by_steps=True).log_probs(texts, scored=scored)
+        for text, count, found in zip(texts, scored, together, strict=True):
+            (alone,) = Engine(model, batch_size=1, by_steps=True).log_probs([text], scored=[count])
+            assert [r.token for r in found] == [r.token for r in alone] == text[-count:]
+            np.testing.assert_allclose([r.log_prob for r in found], [r.log_prob for r in alone], atol=2e-4)
+
+
 def test_logits_that_are_no_numbers_are_refused():
     broken = jax.tree.map(lambda w: jnp.full_like(w, jnp.nan) if w.ndim > 1 else w, small().params["target"])
     engine = Engine(dataclasses.replace(small(), params={"target": broken}), batch_size=2)

@@ -9,7 +9,7 @@ import pytest
 
 import jax_smash
 from jax_smash.cache import Block
-from jax_smash.decode.forced import forced_log_probs
+from jax_smash.decode.forced import Prompts, forced_log_probs
 from jax_smash.sparse import StreamingLLM, sparsified
 from tests.tiny import tiny_model
 
@@ -44,14 +44,22 @@ def test_every_token_is_scored_as_a_whole_forward_scores_it():
         assert not np.asarray(found.chosen[row, length - 1 :]).any()
 
 
-def test_behind_a_prompt_that_is_read_at_once_tokens_score_the_same():
-    model, tokens, prompt = tiny_model(), texts(), (20, 16, 2, 1)
+def test_behind_prompts_that_are_read_at_once_tokens_score_the_same():
+    """Two texts share a prompt; a third has its own, and a fourth nothing behind it."""
+    model = tiny_model()
+    tokens, of, read = np.array(texts()), (1, 1, 0, 2), (20, 20, 9, 5)
+    tokens[1, :20] = tokens[0, :20]
+    lengths = (WIDTH, 31, 12, 5)
+    beginnings = np.zeros((4, 24), np.int32)
+    for prompt, row in ((0, 2), (1, 0), (2, 3)):
+        beginnings[prompt, : read[row]] = tokens[row, : read[row]]
+    prompts = Prompts(tokens=jnp.asarray(beginnings), lengths=jnp.asarray([9, 20, 5, 0]), of=jnp.asarray(of))
     run = jax.jit(functools.partial(forced_log_probs, model.definition))
-    found = run(model.params["target"], tokens, jnp.asarray(LENGTHS), prompt=jnp.asarray(prompt)).chosen
-    expected, _ = whole(model, tokens)
-    for row, (length, read) in enumerate(zip(LENGTHS, prompt, strict=True)):
-        count = length - read
-        np.testing.assert_allclose(found[row, :count], expected[row, read - 1 : length - 1], rtol=1e-4, atol=1e-4)
+    found = run(model.params["target"], jnp.asarray(tokens), jnp.asarray(lengths), prompts=prompts).chosen
+    alone = forced(model, jnp.asarray(tokens), lengths).chosen
+    for row, (length, first) in enumerate(zip(lengths, read, strict=True)):
+        count = length - first
+        np.testing.assert_allclose(found[row, :count], alone[row, first - 1 : length - 1], rtol=1e-4, atol=1e-4)
         assert not np.asarray(found[row, count:]).any()
 
 
