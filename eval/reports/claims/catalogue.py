@@ -147,8 +147,9 @@ CLAIMS = (
         title=f"{SMOLLM2}: drafted text is plain decoding's",
         text="Texts of the exact methods below against plain decoding, greedy and sampled, sums over all conditions. A "
         "divergence is a near-tie where both tokens lie within rounding of the best; an unexplained token is one that "
-        "a plain forward would not have chosen. Variants are trees changed in ways that must not matter; faults are "
-        "put in on purpose and must be found.",
+        "a plain forward would not have chosen. Processors: none, or all that there are, stop strings and a grammar "
+        "among them. Variants are trees changed in ways that must not matter; faults are put in on purpose and must "
+        "be found.",
         reports=("smollm2-exactness", "smollm2-exactness-*"),
         table=layouts.exactness,
     ),

@@ -77,6 +77,7 @@ def exactness(rows: Rows) -> Table:
         "Method": cells.method,
         "Tree": text("tree", {"off": "none"}),
         "Batch": cells.joined("batches"),
+        "Processors": cells.joined("processed"),
         "Texts": count("texts"),
         "Tokens": count("tokens"),
         "Diverging texts": count("divergences"),

@@ -62,7 +62,7 @@ def exactness_totals(rows: Rows) -> list[Row]:
             row = {**row, "method": f"{row['method']} {row['drafter']}"}
         key = tuple(row[name] for name in ("model", "dtype", "method", "tree"))
         empty = {"conditions": 0, "texts": 0, "equal": 0, "equal_of": 0, "found": 0, "found_of": 0, "worst_gap": None}
-        total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": []})
+        total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": [], "processed": []})
         if row["must"] == "differ":
             total["found"], total["found_of"] = total["found"] + bool(row["passed"]), total["found_of"] + 1
         elif row["way"] != AS_IT_IS:
@@ -71,6 +71,7 @@ def exactness_totals(rows: Rows) -> list[Row]:
             total["conditions"] += 1
             total["texts"] += row["prompts"] if isinstance(row["prompts"], int) else 0
             total["batches"] = sorted({*total["batches"], row["batch_size"]})
+            total["processed"] = [*dict.fromkeys([*total["processed"], row["processors"]])]
             for name in SUMMED:
                 total[name] += row[name]
             gaps = [gap for gap in (total["worst_gap"], row["worst_gap"]) if gap is not None]

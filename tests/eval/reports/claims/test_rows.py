@@ -34,13 +34,15 @@ def test_the_range_is_that_of_the_repeats():
 def exact_row(way="as it is", must="equal", passed=True, batch=1, **more):
     row = {"way": way, "method": "recycling", "tree": "chain-4", "model": "tiny", "dtype": "float32"}
     row |= {"prompts": 10, "tokens": 100, "divergences": 1, "beyond_near_ties": 0, "unexplained": 0}
-    return row | {"batch_size": batch, "worst_gap": None, "must": must, "passed": passed} | more
+    return (
+        row | {"batch_size": batch, "worst_gap": None, "must": must, "passed": passed} | {"processors": "none"} | more
+    )
 
 
 def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
     rows = [
         exact_row(),
-        exact_row(batch=8, worst_gap=0.2),
+        exact_row(batch=8, worst_gap=0.2, processors="all"),
         exact_row(way="padded"),
         exact_row(way="bit flipped", must="differ"),
         exact_row(way="penalty skipped", must="differ", passed=False),
@@ -49,7 +51,7 @@ def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
     (total,) = exactness_totals(rows)
     assert (total["texts"], total["tokens"], total["divergences"]) == (20, 200, 2)
     assert (total["equal"], total["equal_of"], total["found"], total["found_of"]) == (1, 1, 1, 2)
-    assert (total["batches"], total["worst_gap"]) == ([1, 8], 0.2)
+    assert (total["batches"], total["processed"], total["worst_gap"]) == ([1, 8], ["none", "all"], 0.2)
 
 
 def test_contenders_stand_beside_the_baseline_of_the_same_examples():
