@@ -11,7 +11,7 @@ from eval.prompts.question_sets import Question, turn_tokens
 from eval.scores.intervals import ratio_bootstrap
 from eval.tasks.variety import RUN, VARIED, distinct_share
 from jax_smash.decode.draft_report import drafted_rows
-from jax_smash.decode.speculative import Trees
+from jax_smash.decode.drafts import Trees
 from jax_smash.draft.trees.tree import Topology
 from jax_smash.loading import Model
 from jax_smash.methods import Method

@@ -9,12 +9,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.decode.budget import ROUND_STEPS, Sizing, changed_if, resized, seen_in_shadow
-from jax_smash.decode.missed import Missed, nothing_missed
+from jax_smash.decode.budget import ROUND_STEPS, changed_if, resized, seen_in_shadow
+from jax_smash.decode.drafts import (
+    DraftRows,
+    memory_of,
+    noted,
+    notes_of,
+    ranks_of,
+    trees_of,
+    with_memory,
+    with_notes,
+    with_trees,
+    with_used,
+)
+from jax_smash.decode.missed import nothing_missed
 from jax_smash.decode.state import DecodeState, committed, context, emit, lay_out, processed_logits, running_rows
 from jax_smash.draft.context import Outcome, Seen
-from jax_smash.draft.trees.acceptance import Acceptance, observe, sibling_ranks
-from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.draft.trees.acceptance import Acceptance
+from jax_smash.draft.trees.tree import DraftTree, at_nodes, grow
 from jax_smash.draft.verify.accept import Accepted, accept
 from jax_smash.draft.verify.named import COUPLING, Verification
 from jax_smash.draft.verify.walk import NodeLogits
@@ -25,37 +37,6 @@ from jax_smash.sharding import constrain
 
 Steps = tuple[DecodeState, Int[Array, ""]]
 """What a loop of steps carries: the state and the number of steps made."""
-
-
-@pytree
-class DraftRows:
-    """What drafted decoding notes of each row, under the role `drafts`.
-
-    Attributes:
-      tried: for each depth, from 1: steps with a node of this depth below a kept node, since the rows were made.
-      kept: for each depth: steps in which such a node was kept.
-      missed: what was read while nothing was drafted and the drafter has not learned from yet.
-    """
-
-    tried: Int[Array, "B levels"]
-    kept: Int[Array, "B levels"]
-    missed: Missed
-
-
-@pytree
-class Trees:
-    """The trees that all rows draft, under the role `trees`.
-
-    Attributes:
-      ladder: the tree of each budget, the smallest first; a root alone is plain decoding.
-      choice: index of the budget in use.
-      sizing: what the choice is based on; None where it is fixed.
-    """
-
-    ladder: tuple[Topology, ...]
-    choice: Int[Array, ""]
-    sizing: Sizing | None = None
-
 
 LogProbsOf = tuple[Float[Array, "B P"], Float[Array, "B P n"], Int[Array, "B P n"]]
 """Log-probabilities as `sampling.log_probabilities` returns them."""
@@ -145,12 +126,12 @@ class Speculative:
         width = chunk.tokens.shape[1]
         # The target has read the chunk: its tokens are counted.
         first = state.rows.token_length - chunk.valid.sum(1, dtype=jnp.int32)
-        if _trees(state).sizing is not None:
+        if trees_of(state).sizing is not None:
             late = functools.partial(self._caught_up, params, read=first)
-            state = changed_if(_notes(state).missed.some, late, state)
+            state = changed_if(notes_of(state).missed.some, late, state)
         position = first[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
         seen = Seen(token=chunk.tokens, valid=chunk.valid, position=position, hidden=hidden, taps=taps)
-        return _with(state, *self.drafter.read(params, *_learned(state), seen))
+        return with_memory(state, *self.drafter.read(params, *memory_of(state), seen))
 
     def start(self, params: Params, state: DecodeState) -> DecodeState:
         """Emits the token after the prompt."""
@@ -178,7 +159,7 @@ class Speculative:
         Args:
           unfinished: says whether there is another step to make.
         """
-        (state, began), trees = carry, _trees(carry[0])
+        (state, began), trees = carry, trees_of(carry[0])
         if trees.sizing is None:
             return self._turn(0, params, carry)
 
@@ -189,14 +170,14 @@ class Speculative:
         for rung in range(len(trees.ladder)):
             turn = functools.partial(self._turn, rung, params)
             carry = jax.lax.while_loop(functools.partial(goes_on, rung), turn, carry)
-        state = _with_trees(carry[0], _used(_trees(carry[0]), carry[1] - began))
+        state = with_trees(carry[0], with_used(trees_of(carry[0]), carry[1] - began))
         return lay_out(self._reviewed(params, state, over=~unfinished(carry)), constrain), carry[1]
 
     def _turn(self, rung: int, params: Params, carry: Steps) -> Steps:
         return lay_out(self._step(rung, params, carry[0]), constrain), carry[1] + 1
 
     def _step(self, rung: int, params: Params, state: DecodeState) -> DecodeState:
-        rows, trees, running = state.rows, _trees(state), running_rows(state)
+        rows, trees, running = state.rows, trees_of(state), running_rows(state)
         topology = trees.ladder[rung]
         # While nothing is drafted, the drafter need not learn at once; it catches up before the next draft.
         undrafted = trees.sizing is not None and not topology.levels
@@ -205,7 +186,7 @@ class Speculative:
         else:
             with jax.named_scope("draft"):
                 tree, made = self.drafter.propose(
-                    params, *_learned(state), context(state, self.drafter.needs), topology
+                    params, *memory_of(state), context(state, self.drafter.needs), topology
                 )
             tree = tree.valid_first() if self.narrows else tree
         read, nodes = tree.padded(self.tile), tree.token.shape[1]
@@ -217,11 +198,11 @@ class Speculative:
         position = rows.token_length[:, None] - 1 + read.depth
         emitted = committed(emitted, checked.block_kv, position, count, path, ran=running)
         if undrafted:
-            notes = _notes(emitted)
+            notes = notes_of(emitted)
             missed = notes.missed.with_read(
                 rows.pending, count > 0, hidden[:, :1], tuple(tap[:, :1] for tap in checked.taps)
             )
-            return _with_notes(emitted, replace(notes, missed=missed))
+            return with_notes(emitted, replace(notes, missed=missed))
         # The drafter knows nothing of padding.
         target, likeliest, hidden, taps = jax.tree.map(
             lambda x: x[:, :nodes], (choice.target, choice.likeliest, hidden, checked.taps)
@@ -238,8 +219,8 @@ class Speculative:
             taps=taps,
         )
         with jax.named_scope("learn"):
-            learned = self.drafter.learn(params, *_learned(emitted), made, outcome)
-            return _with(_noted(emitted, outcome), *learned)
+            learned = self.drafter.learn(params, *memory_of(emitted), made, outcome)
+            return with_memory(noted(emitted, outcome), *learned)
 
     def _checked(self, params: Params, state: DecodeState, tree: DraftTree) -> _Checked:
         """Lets the target read a tree, in a forward that is no wider than the rows' valid nodes need."""
@@ -299,7 +280,7 @@ class Speculative:
         Args:
           over: the call ends here.
         """
-        trees, missed = _trees(state), _notes(state).missed
+        trees, missed = trees_of(state), notes_of(state).missed
         behind = missed.some
         due = (trees.sizing.steps % ROUND_STEPS == 0) & behind
         # A drafter that reads the target's cache is told nothing of it as it was.
@@ -309,7 +290,7 @@ class Speculative:
             # Always true, but known only once the drafter's arrays were read; else XLA would copy them to write them.
             due &= (known.trials >= 0).all()
         ladder, choice, sizing = resized(trees.ladder, trees.choice, trees.sizing)
-        state = _with_trees(state, replace(trees, ladder=ladder, choice=choice, sizing=sizing))
+        state = with_trees(state, replace(trees, ladder=ladder, choice=choice, sizing=sizing))
         if self.exact:
             # The host may have the next call draft. Where trees bear on the text, it must not matter where calls end.
             due |= over & behind
@@ -317,12 +298,12 @@ class Speculative:
 
     def _in_shadow(self, params: Params, state: DecodeState, known: Acceptance) -> Acceptance:
         """Returns what is known after an unchecked draft that follows the first token that the drafter missed."""
-        missed, now = _notes(state).missed, context(state)
+        missed, now = notes_of(state).missed, context(state)
         token, count = missed.seen(now.token_length).token, missed.count
         before = replace(now, pending=token[:, 0], token_length=now.token_length - count)
-        shadow, _ = self.drafter.propose(params, *_learned(state), before, _trees(state).ladder[1])
+        shadow, _ = self.drafter.propose(params, *memory_of(state), before, trees_of(state).ladder[1])
         then = jnp.where(count == 1, state.rows.pending, token[:, 1])
-        return seen_in_shadow(known, shadow, _ranks(shadow), then, count > 0)
+        return seen_in_shadow(known, shadow, ranks_of(shadow), then, count > 0)
 
     def _caught_up(self, params: Params, state: DecodeState, *, read: Int[Array, "B"]) -> DecodeState:
         """Lets the drafter learn from what it missed.
@@ -330,11 +311,13 @@ class Speculative:
         Args:
           read: tokens that the target had read of each row then.
         """
-        notes, drafter = _notes(state), self.drafter
+        notes, drafter = notes_of(state), self.drafter
         if not isinstance(drafter, LateLearner):
             raise TypeError(f"trees of {type(drafter).__name__} cannot be sized: it learns from checked trees alone")
-        state = _with(state, *drafter.follow(params, *_learned(state), notes.missed.seen(read), state.rows.pending))
-        return _with_notes(state, replace(notes, missed=notes.missed.emptied()))
+        state = with_memory(
+            state, *drafter.follow(params, *memory_of(state), notes.missed.seen(read), state.rows.pending)
+        )
+        return with_notes(state, replace(notes, missed=notes.missed.emptied()))
 
     def _emit(self, state: DecodeState, choice: "_Choice") -> DecodeState:
         """Emits what the target chose on the accepted path."""
@@ -355,66 +338,3 @@ def _processed(
 ) -> Float[Array, "B M V"]:
     # Gather the vocabulary: what follows is separate for each row.
     return processed_logits(state, constrain(logits, "batch"), path)
-
-
-def _learned(state: DecodeState) -> tuple[Any, Any]:
-    """Returns what the drafter keeps of the rows, and what they share."""
-    return state.rows.memory["drafter"], state.shared.memory["drafter"]
-
-
-def _with(state: DecodeState, own: Any, shared: Any) -> DecodeState:
-    """Returns a state in which the drafter keeps this."""
-    memory = state.shared.memory | {"drafter": shared}
-    return replace(state, rows=state.rows.remembering(drafter=own), shared=replace(state.shared, memory=memory))
-
-
-def _trees(state: DecodeState) -> Any:
-    return state.shared.memory["trees"]
-
-
-def _with_trees(state: DecodeState, trees: Trees) -> DecodeState:
-    return replace(state, shared=replace(state.shared, memory=state.shared.memory | {"trees": trees}))
-
-
-def _notes(state: DecodeState) -> DraftRows:
-    return state.rows.memory["drafts"]
-
-
-def _with_notes(state: DecodeState, notes: DraftRows) -> DecodeState:
-    return replace(state, rows=state.rows.remembering(drafts=notes))
-
-
-def _used(trees: Trees, made: Int[Array, ""]) -> Trees:
-    """Counts steps with the chosen tree."""
-    sizing = trees.sizing
-    assert sizing is not None
-    return replace(
-        trees, sizing=replace(sizing, steps=sizing.steps + made, used=sizing.used.at[trees.choice].add(made))
-    )
-
-
-def _noted(state: DecodeState, outcome: Outcome) -> DecodeState:
-    """Counts at which depths a node was tried and at which one was kept, of each row and for the choice of trees."""
-    trees, notes, tree = _trees(state), _notes(state), outcome.tree
-    if trees.sizing is not None:
-        known = observe(trees.sizing.known, tree, outcome.accepted, _ranks(tree), outcome.running)
-        state = _with_trees(state, replace(trees, sizing=replace(trees.sizing, known=known)))
-    if not tree.levels:
-        return state
-    depth = jnp.arange(1, tree.levels + 1, dtype=jnp.int32)[None]
-    # A child was tried at this depth if the node kept at the depth before has one.
-    parent = outcome.accepted.path[:, :-1]
-    below = (tree.parent[:, None] == parent[:, :, None]) & tree.valid[:, None]
-    has_child = (below & (tree.depth[:, None] == depth[:, :, None])).any(-1)
-    reached = (depth <= outcome.accepted.count[:, None]) & outcome.running[:, None]
-    kept = (depth < outcome.accepted.count[:, None]) & outcome.running[:, None]
-    notes = replace(
-        notes,
-        tried=notes.tried.at[:, : tree.levels].add((has_child & reached).astype(jnp.int32)),
-        kept=notes.kept.at[:, : tree.levels].add(kept.astype(jnp.int32)),
-    )
-    return _with_notes(state, notes)
-
-
-def _ranks(tree: DraftTree) -> Int[Array, "B M"]:
-    return sibling_ranks(tree) if tree.rank is None else tree.rank

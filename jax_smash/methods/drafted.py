@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_smash.cache import Block
-from jax_smash.decode.speculative import Speculative, Trees
+from jax_smash.decode.drafts import Trees
+from jax_smash.decode.speculative import Speculative
 from jax_smash.draft.corpus import Corpus, index_corpus
 from jax_smash.draft.corpus_texts import read_texts
 from jax_smash.draft.draft_model import DraftModel, Draws

@@ -12,9 +12,9 @@ from eval.chips.program import Program, copies, host_traffic
 from jax_smash import SamplingOptions, generate
 from jax_smash.costs import CostCurve
 from jax_smash.decode.budget import ROUND_STEPS, unused
+from jax_smash.decode.drafts import Trees
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
-from jax_smash.decode.speculative import Trees
 from jax_smash.draft.trees.acceptance import prior_rates
 from jax_smash.draft.trees.sizing import best_tree
 from jax_smash.draft.verify.named import COUPLING, VERIFICATIONS

@@ -7,7 +7,7 @@ import pytest
 
 from jax_smash import SamplingOptions
 from jax_smash.decode.budget import ROUND_STEPS, unused
-from jax_smash.decode.speculative import Trees
+from jax_smash.decode.drafts import Trees
 from jax_smash.draft.trees.acceptance import prior_rates
 from jax_smash.draft.trees.sizing import best_tree
 from jax_smash.draft.trees.tree import chain
