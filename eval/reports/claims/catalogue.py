@@ -171,6 +171,16 @@ CLAIMS = (
         table=layouts.by_policy,
     ),
     Claim(
+        name="smollm2-recall",
+        title=f"{SMOLLM2}: what policies find of what the model attends to",
+        text="Of the half of the entries to which a query head attends most, the share that the policy reads; of a "
+        "group of query heads, which read the same entries, those to which it attends most in sum. A mean over layers "
+        "from the second on and over steps behind the first 256 tokens, sinks left out. `gate` and `quest` choose "
+        "pages.",
+        reports=("smollm2-recall", "smollm2-recall-*"),
+        table=layouts.by_recall,
+    ),
+    Claim(
         name="smollm2-parity",
         title=f"{SMOLLM2}: the same GGUF file in transformers",
         text="Both sides read the file by themselves and compute in float32. Logits are compared at every place of the "

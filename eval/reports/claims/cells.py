@@ -64,8 +64,14 @@ def score(row: Row) -> str:
     if bounds is None:
         return figure(value, 4)
     if bounds["kind"] in OF_SHARES:
-        return f"{100 * value:.1f}% ({100 * bounds['low']:.1f} to {100 * bounds['high']:.1f})"
+        return share(row)
     return f"{figure(value, 4)} ({span(bounds['low'], bounds['high'], value, 4)})"
+
+
+def share(row: Row) -> str:
+    """Writes a score that is a mean of shares in per cent, with its interval if there is one."""
+    value, bounds = f"{100 * row['score']:.1f}%", row["interval"]
+    return value if bounds is None else f"{value} ({100 * bounds['low']:.1f} to {100 * bounds['high']:.1f})"
 
 
 def of(name: str, cell: Cell) -> Cell:

@@ -187,6 +187,23 @@ def by_policy(rows: Rows) -> Table:
     return crossed(met, down, cells.task, cells.score)
 
 
+def by_recall(rows: Rows) -> Table:
+    """A line a policy of the cache and number of slots: recall by query head, by group, and of as many last entries."""
+    metrics = {
+        "recall": "A query head",
+        "group_recall": "A group of heads",
+        "recent_recall": "The last entries, a query head",
+    }
+    met = [row for row in rows if row["unmet"] is None]
+    last = [
+        {**row, "metric": "recent_recall", "score": row["recent_recall"], "interval": None}
+        for row in met
+        if row["metric"] == "recall" and row.get("recent_recall") is not None
+    ]
+    down = {"Policy": text("policy"), "Slots": lambda row: f"{row['slots']:,} of {row['length']:,}"}
+    return crossed(met + last, down, lambda row: columns[row["metric"]], cells.share)
+
+
 def parity(rows: Rows) -> Table:
     """A line a checkpoint."""
     columns = {
