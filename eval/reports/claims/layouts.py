@@ -189,7 +189,7 @@ def by_policy(rows: Rows) -> Table:
 
 def by_recall(rows: Rows) -> Table:
     """A line a policy of the cache and number of slots: recall by query head, by group, and of as many last entries."""
-    metrics = {
+    columns = {
         "recall": "A query head",
         "group_recall": "A group of heads",
         "recent_recall": "The last entries, a query head",
