@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from eval.chips.compile_tables import print_tables
-from eval.chips.extrapolated import LAYERS, extrapolated
+from eval.chips.extrapolated import compiled_layers, extrapolated
 from eval.chips.figures import program_figures, readable
 from eval.chips.ideal import ideal
 from eval.chips.kernel_calls import recorded
@@ -60,7 +60,8 @@ class Settings:
       page_size: consecutive slots that it chooses together.
       programs: which to compile, of prefill, start and decode.
       num_layers: keep only this many layers.
-      extrapolate: compile models of 2 and 4 layers only, and continue their figures in a straight line.
+      extrapolate: compile models of 2 and 4 layers only, or of more where a policy reads the first ones whole, and
+        continue their figures in a straight line.
       batch_size: rows.
       slots: capacity of the cache a row.
       prefill_chunk: entries a row that one prefill reads; by default what a quarter of the chip's memory allows.
@@ -169,6 +170,10 @@ class Settings:
                 raise ValueError(f"{name} is for a policy of the cache (sparse), and there is none; got {value}")
         return None
 
+    def layers(self) -> tuple[int, int]:
+        """Returns the layers of the two models that figures are continued from."""
+        return compiled_layers(getattr(self.policy, "dense_layers", 0))
+
     def config(self) -> ModelConfig:
         """Returns the shape, with as many layers as are asked for.
 
@@ -251,7 +256,7 @@ def _measured(settings: Settings) -> dict[str, Any]:
         "model": {
             "name": settings.shape,
             "num_layers": config.num_layers,
-            "compiled_layers": list(LAYERS) if settings.extrapolate else [config.num_layers],
+            "compiled_layers": list(settings.layers()) if settings.extrapolate else [config.num_layers],
             "method": settings.method,
             "nodes": arguments.nodes,
             "weight_bytes": tree_bytes(arguments.params),
@@ -271,8 +276,8 @@ def rows(settings: Settings) -> list[dict[str, Any]]:
     if not settings.extrapolate:
         return list(_rows(settings, arguments))
     alike = dataclasses.replace(settings, prefill_chunk=settings.chunk(), extrapolate=False)
-    short = [dataclasses.replace(alike, num_layers=n) for n in LAYERS]
-    compiled = [list(_rows(each, each.arguments())) for each in short]
+    short = {n: dataclasses.replace(alike, num_layers=n) for n in settings.layers()}
+    compiled = {n: list(_rows(each, each.arguments())) for n, each in short.items()}
     least = {name: ideal(name, config, arguments) for name in settings.programs}
     memory = memory_bytes(settings.chip)
     return extrapolated(compiled, config.num_layers, least, settings.sheet(), settings.weights, memory)

@@ -6,8 +6,8 @@ from typing import Any
 from eval.chips.ideal import Ideal
 from jax_smash.chips import Chip
 
-LAYERS = (2, 4)
-"""Layers of the models that are compiled."""
+FEWEST, FURTHER = 2, 2
+"""Layers of the smaller of the models that are compiled, and how many more the larger has."""
 
 GROWING = (
     *("total_mb", "argument_mb", "output_mb", "reused_mb", "temp_mb", "code_mb", "body_bytes", "held_bytes"),
@@ -16,14 +16,24 @@ GROWING = (
 """Figures that are a constant and a part for each layer."""
 
 
-def straight(few: float, more: float, layers: int) -> float:
-    """Returns a figure of a model of so many layers, by those of models of 2 and of 4: a + b · layers."""
-    each = (more - few) / (LAYERS[1] - LAYERS[0])
-    return few + each * (layers - LAYERS[0])
+def compiled_layers(dense_layers: int = 0) -> tuple[int, int]:
+    """Returns the layers of the models that are compiled.
+
+    Args:
+      dense_layers: that a policy reads whole; even the smaller model has another one.
+    """
+    few = max(FEWEST, dense_layers + 1)
+    return few, few + FURTHER
+
+
+def straight(few: float, more: float, layers: int, compiled: tuple[int, int]) -> float:
+    """Returns a figure of a model of so many layers, by those of models with `compiled` layers: a + b · layers."""
+    each = (more - few) / (compiled[1] - compiled[0])
+    return few + each * (layers - compiled[0])
 
 
 def extrapolated(
-    compiled: Sequence[Sequence[Mapping[str, Any]]],
+    compiled: Mapping[int, Sequence[Mapping[str, Any]]],
     layers: int,
     least: Mapping[str, Ideal],
     chip: Chip | None,
@@ -36,20 +46,23 @@ def extrapolated(
     those of the larger of the compiled models, as is what is said of single loops and of the host.
 
     Args:
-      compiled: rows of the models of `LAYERS` layers, each with the same programs.
+      compiled: rows of two models by their layers, fewer first, each with the same programs.
       layers: of the whole model.
       least: the least that each program of the whole model does.
       chip: that the programs are compiled for; None for one without a data sheet.
       weights: plain or int8.
       memory: bytes of the device; None where it is not known.
     """
-    return [_whole(few, more, layers, least, chip, weights, memory) for few, more in zip(*compiled, strict=True)]
+    first, second = compiled
+    programs = zip(*compiled.values(), strict=True)
+    return [_whole(few, more, layers, (first, second), least, chip, weights, memory) for few, more in programs]
 
 
 def _whole(
     few: Mapping[str, Any],
     more: Mapping[str, Any],
     layers: int,
+    compiled: tuple[int, int],
     least: Mapping[str, Ideal],
     chip: Chip | None,
     weights: str,
@@ -59,11 +72,11 @@ def _whole(
         return dict(more if few["fits"] else few)
     row = dict(more)
     for name in (name for name in GROWING if name in row):
-        row[name] = straight(few[name], more[name], layers)
+        row[name] = straight(few[name], more[name], layers, compiled)
     ideal = least[row["program"]]
     row["ideal_bytes"], row["least"] = ideal.bytes, ideal.parts()
     row["traffic"] = (row["body_bytes"] + row["held_bytes"]) / ideal.bytes
-    row["copies"] = _copies(few["copies"], more["copies"], layers)
+    row["copies"] = _copies(few["copies"], more["copies"], layers, compiled)
     row["fits"] = memory is None or row["total_mb"] * 1e6 < memory
     row["compile_s"] = few["compile_s"] + more["compile_s"]
     if chip is not None:
@@ -71,7 +84,9 @@ def _whole(
     return row
 
 
-def _copies(few: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]], layers: int) -> list[dict[str, Any]]:
+def _copies(
+    few: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]], layers: int, compiled: tuple[int, int]
+) -> list[dict[str, Any]]:
     """Returns copies of a kind together: those of the same shape, place and reason."""
     kinds = dict.fromkeys((x["shape"], x["place"], x["reason"]) for x in (*more, *few))
     found = []
@@ -79,7 +94,7 @@ def _copies(few: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]],
         told = dict(zip(("shape", "place", "reason"), kind, strict=True))
         alike = [[x for x in copies if (x["shape"], x["place"], x["reason"]) == kind] for copies in (few, more)]
         sums = {
-            name: max(0, round(straight(*(sum(x[name] for x in copies) for copies in alike), layers)))
+            name: max(0, round(straight(*(sum(x[name] for x in copies) for copies in alike), layers, compiled)))
             for name in ("bytes", "times")
         }
         found.append(told | sums)

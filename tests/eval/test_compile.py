@@ -53,3 +53,12 @@ def test_this_machine_is_compiled_for_without_modelled_times(method, tree):
         assert row["traffic"] > 0.9
         assert {"copies", "ideal_bytes", "temp_mb", "total_mb"} <= {*row}
         assert not {"modelled_ms", "roofline_ms"} & {*row}
+
+
+def test_figures_of_a_policy_are_continued_from_models_with_a_layer_that_chooses():
+    options = {"sparse": "quest", "kv_budget": "48", "slots": 96, "prefill_chunk": 16, "programs": ("decode",)}
+    report = measure(Settings("llama-100m", "cpu", extrapolate=True, **options))
+    assert report["model"]["compiled_layers"] == [3, 5]
+    (row,) = report["rows"]
+    assert row["fits"]
+    assert row["traffic"] > 0.9

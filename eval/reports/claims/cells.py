@@ -70,6 +70,8 @@ def score(row: Row) -> str:
 
 def share(row: Row) -> str:
     """Writes a score that is a mean of shares in per cent, with its interval if there is one."""
+    if row["score"] is None:
+        return NOTHING
     value, bounds = f"{100 * row['score']:.1f}%", row["interval"]
     return value if bounds is None else f"{value} ({100 * bounds['low']:.1f} to {100 * bounds['high']:.1f})"
 

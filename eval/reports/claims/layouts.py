@@ -188,20 +188,22 @@ def by_policy(rows: Rows) -> Table:
 
 
 def by_recall(rows: Rows) -> Table:
-    """A line a policy of the cache and number of slots: recall by query head, by group, and of as many last entries."""
+    """A line a policy of the cache: what it reads, recall by query head and by group, and the last entries' recall."""
     columns = {
+        "kept": "Entries that it reads",
         "recall": "A query head",
         "group_recall": "A group of heads",
-        "recent_recall": "The last entries, a query head",
+        "recent_recall": "The last entries, as many, a query head",
     }
     met = [row for row in rows if row["unmet"] is None]
-    last = [
-        {**row, "metric": "recent_recall", "score": row["recent_recall"], "interval": None}
-        for row in met
-        if row["metric"] == "recall" and row.get("recent_recall") is not None
-    ]
+    found = [row for row in met if row["metric"] == "recall"]
+
+    def beside(name: str) -> list[Row]:
+        return [{**row, "metric": name, "score": row.get(name), "interval": None} for row in found]
+
+    every = [*beside("kept"), *met, *beside("recent_recall")]
     down = {"Policy": text("policy"), "Slots": lambda row: f"{row['slots']:,} of {row['length']:,}"}
-    return crossed(met + last, down, lambda row: columns[row["metric"]], cells.share)
+    return crossed(every, down, lambda row: columns[row["metric"]], cells.share)
 
 
 def parity(rows: Rows) -> Table:

@@ -1,14 +1,17 @@
 import pytest
 
-from eval.chips.extrapolated import LAYERS, extrapolated, straight
+from eval.chips.extrapolated import compiled_layers, extrapolated, straight
 from eval.chips.ideal import Ideal
 from jax_smash.chips import CHIPS
 
 
-def test_figures_go_on_in_a_straight_line():
-    few, more = (7 + 3 * n for n in LAYERS)
-    assert straight(few, more, 16) == 7 + 3 * 16
-    assert straight(few, more, LAYERS[0]) == few
+@pytest.mark.parametrize("dense_layers", [0, 1, 2, 5])
+def test_figures_go_on_in_a_straight_line(dense_layers):
+    layers = compiled_layers(dense_layers)
+    assert layers[0] > dense_layers
+    few, more = (7 + 3 * n for n in layers)
+    assert straight(few, more, 16, layers) == 7 + 3 * 16
+    assert straight(few, more, layers[0], layers) == few
 
 
 def row(layers, copies):
@@ -35,7 +38,7 @@ def copy(times, shape="f32[8]", place="loop"):
 
 def whole(few, more, memory=10**12):
     least = {"decode": Ideal(weights=5000, operations=7)}
-    (found,) = extrapolated([[few], [more]], 16, least, CHIPS["v5e"], "plain", memory)
+    (found,) = extrapolated({2: [few], 4: [more]}, 16, least, CHIPS["v5e"], "plain", memory)
     return found
 
 

@@ -98,15 +98,20 @@ def test_recall_stands_beside_that_of_the_last_entries():
     rows = [
         row("dense", 512, "recall", 1.0),
         row("dense", 512, "group_recall", 1.0),
-        row("quest", 256, "recall", 0.7, recent_recall=0.6),
-        row("quest", 256, "group_recall", 0.75, recent_recall=0.6),
+        row("quest", 256, "recall", 0.7, recent_recall=0.6, kept=0.4),
+        row("quest", 256, "group_recall", 0.75, recent_recall=0.6, kept=0.4),
         row("gate", 0, "recall", 0.0) | {"unmet": "too few slots"},
     ]
     table = layouts.by_recall(report(program="eval.sparsity", rows=rows).rows)
-    assert table.header == ["Policy", "Slots", "A query head", "A group of heads", "The last entries, a query head"]
+    assert table.header[2:] == [
+        "Entries that it reads",
+        "A query head",
+        "A group of heads",
+        "The last entries, as many, a query head",
+    ]
     assert table.lines == [
-        ["dense", "512 of 512", "100.0% (99.0 to 101.0)", "100.0% (99.0 to 101.0)", "–"],
-        ["quest", "256 of 512", "70.0% (69.0 to 71.0)", "75.0% (74.0 to 76.0)", "60.0%"],
+        ["dense", "512 of 512", "–", "100.0% (99.0 to 101.0)", "100.0% (99.0 to 101.0)", "–"],
+        ["quest", "256 of 512", "40.0%", "70.0% (69.0 to 71.0)", "75.0% (74.0 to 76.0)", "60.0%"],
     ]
 
 
