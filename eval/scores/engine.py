@@ -221,8 +221,8 @@ class Engine:
         # The context's last token is read by a step: the first scored one is predicted by what the policy has left it.
         reads = [max(1, len(text) - count - 1) for text, count in zip(texts, scored, strict=True)]
         longest = longest_block(self.model.definition.bind(self.model.params["target"]))
-        if longest is not None and max(reads) > longest:  # A cache that moves on while a prompt is read.
-            reads = [1] * len(texts)
+        if longest is not None:  # A cache that moves on while a longer prompt is read: the rest is read by steps, too.
+            reads = [min(read, longest) for read in reads]
         contexts = [tuple(text[:read]) for text, read in zip(texts, reads, strict=True)]
         further: dict[tuple[int, ...], int] = {}
         for context, text in zip(contexts, texts, strict=True):

@@ -73,6 +73,15 @@ def test_texts_behind_the_same_context_score_as_they_do_alone():
             np.testing.assert_allclose([r.log_prob for r in found], [r.log_prob for r in alone], atol=2e-4)
 
 
+def test_a_cache_that_moves_on_reads_at_once_only_what_it_keeps():
+    texts, scored = [small().encode(text) for text in ("Tom sat on the mat.", "The cat")], [6, 3]
+    moving = Engine(sparsified(small(), StreamingLLM(slots=9, sinks=4)), batch_size=2, by_steps=True)
+    by_steps = moving.log_probs(texts, decoded=True)
+    for found, whole, count in zip(moving.log_probs(texts, scored=scored), by_steps, scored, strict=True):
+        assert [r.token for r in found] == [r.token for r in whole[-count:]]
+        np.testing.assert_allclose([r.log_prob for r in found], [r.log_prob for r in whole[-count:]], atol=2e-4)
+
+
 def test_logits_that_are_no_numbers_are_refused():
     broken = jax.tree.map(lambda w: jnp.full_like(w, jnp.nan) if w.ndim > 1 else w, small().params["target"])
     engine = Engine(dataclasses.replace(small(), params={"target": broken}), batch_size=2)
