@@ -231,7 +231,8 @@ class Engine:
         batches = [order[first : first + self.batch_size] for first in range(0, len(order), self.batch_size)]
         # One program for all: texts are as wide as the longest, and a batch has as many contexts as any.
         width = bucket(max(map(len, texts)), least=LEAST_SLOTS)
-        shape = max(len({contexts[i] for i in batch}) for batch in batches), bucket(max(reads), least=1)
+        room = bucket(max(reads)) if longest is None else min(bucket(max(reads)), longest)
+        shape = max(len({contexts[i] for i in batch}) for batch in batches), room
         found: dict[int, list[TokenLogProb]] = {}
         with progress(what, len(texts)) as advance:
             for batch in batches:
