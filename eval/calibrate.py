@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from eval import quality
-from eval.quality import HAMBURGER
 from eval.reports.options import Decimals, NamedPaths, Names, Numbers
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
+from eval.scores.quality_settings import HAMBURGER
 from eval.tasks.totals import ALL
 from jax_smash.checkpoints.smasher import describe_smasher
 from jax_smash.loading import find_modules, load
