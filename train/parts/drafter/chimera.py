@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from jax_smash.checkpoints.chimera import save_chimera
 from jax_smash.models.chimera import Chimera, abstract_chimera, random_chimera

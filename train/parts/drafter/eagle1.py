@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.models.eagle1 import Eagle1, abstract_eagle1, random_eagle1
