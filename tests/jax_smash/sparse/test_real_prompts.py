@@ -41,9 +41,6 @@ COUNT, LONGEST, SLOTS, STEPS = 20, 160, 192, 4
 NEAR = 1e-5
 """Scores that are nearer to the cut, as a share of the highest, may fall on either side of it."""
 
-NEAR_INT8 = 1 / 127
-"""The same of int8 keys: numbers that differ by 1e-6 may round to different steps, which moves scores by some 0.005."""
-
 POLICIES = {
     "oracle": Oracle(budget=48),
     "recency": Recency(budget=48),
@@ -143,8 +140,7 @@ def test_slots_and_logits_are_those_of_the_papers_rule_on_real_prompts(name):
     logits, far, layers = np.asarray(list(compared(POLICIES[name]))).T
     print(f"{name}: {len(logits)} steps, logits {logits.max():.1e}, {int(layers.sum())} near the cut")
     assert logits.max() <= NEAR
-    assert far.max() <= (NEAR_INT8 if getattr(POLICIES[name], "int8", False) else NEAR)
-    assert layers.mean() <= 1  # Of 30 layers a step.
+    assert far.max() <= NEAR
 
 
 def test_another_policys_rule_would_be_found_out():
