@@ -31,7 +31,7 @@ from eval.drafting.studies import TEMPLATE, Plan, Row, cold_start, official, rou
 from eval.drafting.trained import Named, check_rows, modules_of, named_method, read_trained, trained_for
 from eval.exact.exactness_report import earlier_rows
 from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
-from eval.reports.options import Decimals, Names, Numbers, Paths
+from eval.reports.options import Decimals, Names, Numbers, Paths, check_least
 from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from jax_smash.loading import load
 from jax_smash.methods import OPTIONS, DraftOptions, check_draft
@@ -141,11 +141,7 @@ class Settings:
           ValueError: an option is out of range, or does not go with the study or the methods.
           OSError: a file cannot be read or written.
         """
-        least = {"batch_size": 1, "max_new_tokens": 2, "num_prompts": 1, "prompt_tokens": 1, "seed": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(self, batch_size=1, max_new_tokens=2, num_prompts=1, prompt_tokens=1, seed=0)
         for name, smallest in {"temperatures": 0, "seen": 0, "widths": 1, "depths": 1}.items():
             for value in getattr(self, name):
                 if value < smallest:

@@ -42,7 +42,7 @@ from eval.exact.exactness_report import earlier_rows, say
 from eval.exact.reference import require_torch
 from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
 from eval.prompts.task_prompts import Task, task_prompts
-from eval.reports.options import ONE_ROW, Names, Numbers, Paths, Peers
+from eval.reports.options import ONE_ROW, Names, Numbers, Paths, Peers, check_least
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from eval.timing.curves import FACTORS, beginning_with, cost_curves
 from eval.timing.measure import Contender, Ours
@@ -131,11 +131,7 @@ class Settings:
           ValueError: an option is out of range or unknown, or a peer is not installed.
           FileExistsError, FileNotFoundError: the output file cannot be written.
         """
-        least = {"num_prompts": 1, "prompt_tokens": 1, "max_new_tokens": 2, "repeats": 1, "settle_seconds": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(self, num_prompts=1, prompt_tokens=1, max_new_tokens=2, repeats=1, settle_seconds=0)
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be one or more, each at least 1; got {self.batch_sizes}")
         trained = trained_for(self.model, self.drafters, modules=True)

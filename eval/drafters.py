@@ -30,7 +30,7 @@ from eval.drafting.forced import forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Replies, Text, answered_texts, chosen, packed_texts, read_index
 from eval.drafting.trained import Trained, trained_for
-from eval.reports.options import Numbers, Paths
+from eval.reports.options import Numbers, Paths, check_least
 from eval.reports.report import (
     check_folder,
     check_outputs,
@@ -108,10 +108,7 @@ class Settings:
           FileExistsError, FileNotFoundError: a file is missing, or an output cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        least = {"tokens": 1, "length": 3, "depths": 1, "batch_size": 1, "cost_repeats": 0, "cost_batch_size": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
+        check_least(self, tokens=1, length=3, depths=1, batch_size=1, cost_repeats=0, cost_batch_size=1)
         if not 0 <= self.choice_share < 1:
             raise ValueError(f"choice_share must be from 0 to below 1; got {self.choice_share}")
         if not self.drafters:

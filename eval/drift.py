@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from eval.exact.decoded import Decoded
 from eval.exact.divergence import ROUNDING, Rescorer
 from eval.prompts.shipped_prompts import shipped_prompts
-from eval.reports.options import Decimals, Names
+from eval.reports.options import Decimals, Names, check_least
 from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
 from eval.scores.drift_rows import BY_POSITION, COLUMNS, Reread, row
 from eval.scores.engine import Engine
@@ -96,10 +96,7 @@ class Settings:
                 raise ValueError(f"{name} must name at least one; got none")
         for smash in self.smashes():
             check_smash(HAMBURGER, smash)
-        for name, smallest in {"new_tokens": 1, "num_prompts": 1, "prompt_tokens": 3, "batch_size": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(self, new_tokens=1, num_prompts=1, prompt_tokens=3, batch_size=1)
         if self.chat and self.prompts is None:
             raise ValueError("chat goes with a file of prompts; give --prompts")
         check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)

@@ -33,7 +33,7 @@ from eval.exact.divergence import ROUNDING
 from eval.exact.exactness_report import Clock, earlier_rows, totals
 from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, HYBRID, SELF_SPARSE, Case, Study
 from eval.prompts.exactness_prompts import of_file, of_spec_bench, shipped
-from eval.reports.options import Names, Numbers, Paths
+from eval.reports.options import Names, Numbers, Paths, check_least
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from eval.scores.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
@@ -159,11 +159,7 @@ class Settings:
                 )
         if not self.trees or not self.batch_sizes:
             raise ValueError(f"trees and batch_sizes must each name one at least; got {self.trees}, {self.batch_sizes}")
-        least = {"num_prompts": 1, "prompt_tokens": 3, "max_new_tokens": 2, "seed": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(self, num_prompts=1, prompt_tokens=3, max_new_tokens=2, seed=0)
         if min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be at least 1; got {min(self.batch_sizes)}")
         if self.prompts is not None and self.spec_bench is not None:

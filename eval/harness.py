@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.reports.options import Names
+from eval.reports.options import Names, check_least
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from jax_smash.loading import load
 from jax_smash.methods import check_method
@@ -65,10 +65,7 @@ class Settings:
         if not self.tasks:
             raise ValueError("tasks must name at least one task of the harness; got none")
         check_method(self.method)
-        for name, smallest in {"shots": 0, "limit": 1, "batch_size": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(self, shots=0, limit=1, batch_size=1)
         if self.task_folder is not None and not self.task_folder.is_dir():
             raise FileNotFoundError(f"folder of tasks does not exist: {self.task_folder}")
         check_output(self.json, overwrite=self.overwrite)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.reports.options import Names, Numbers, Paths
+from eval.reports.options import Names, Numbers, Paths, check_least
 from eval.reports.report import check_folder, check_outputs, heading, print_table, run_program, write_json, write_whole
 from eval.sparse.learning import read_run
 from eval.sparse.studies import STUDIES
@@ -99,10 +99,7 @@ class Settings:
           FileExistsError, FileNotFoundError: a run is missing, or an output file cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
-        least = {"calibration": 1, "new_tokens": 2, "repeats": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {getattr(self, name)}")
+        check_least(self, calibration=1, new_tokens=2, repeats=1)
         if not self.lengths or min(self.lengths) < 2:
             raise ValueError(f"lengths must be one or more, each at least 2; got {self.lengths}")
         if self.length <= FIRST_POSITION:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.reports.options import Names
+from eval.reports.options import Names, check_least
 from eval.reports.report import check_outputs, commit, heading, print_table, run_program, write_json, write_whole
 from eval.scores.finished import Finished, file_states
 from eval.scores.intervals import RESAMPLES, SEED
@@ -100,11 +100,7 @@ class Settings:
         for name in ("policies", "budgets", "tasks"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one; got none")
-        least = {"num": 1, "length": 2, "ruler_length": 2, "new_tokens": 1, "page_size": 1, "batch_size": 1, "shots": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(self, num=1, length=2, ruler_length=2, new_tokens=1, page_size=1, batch_size=1, shots=0)
         for task in self.tasks:
             check_task(task)
         if "recall" in {task.partition(":")[0] for task in self.tasks} and self.length <= FIRST_POSITION:

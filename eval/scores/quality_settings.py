@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 from typing import Literal
 
-from eval.reports.options import Decimals, NamedPaths, Names, Numbers
+from eval.reports.options import Decimals, NamedPaths, Names, Numbers, check_least
 from eval.reports.report import check_outputs
 from eval.scores.quality_rows import Contender
 from eval.scores.smashing import smash_options
@@ -136,11 +136,7 @@ class Settings:
             fitting_modules(self.model, folder, *self._smashes())
         for weights in self.weights:
             check_weights(weights)
-        least = {"count": 1, "shots": 0, "max_new_tokens": 1, "context": 2, "stride": 1, "batch_size": 1}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(self, count=1, shots=0, max_new_tokens=1, context=2, stride=1, batch_size=1)
         if min(self.lengths) < 1:
             raise ValueError(f"lengths must be at least 1; got {min(self.lengths)}")
         check_outputs(self.json, self.details, plot=self.plot, overwrite=self.overwrite)

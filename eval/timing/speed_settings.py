@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from eval.exact.reference import require_torch
-from eval.reports.options import ONE_ROW, Names, Numbers, Peers
+from eval.reports.options import ONE_ROW, Names, Numbers, Peers, check_least
 from eval.reports.report import check_output
 from eval.scores.smashing import smash_options
 from jax_smash.loading import Model
@@ -123,12 +123,17 @@ class Settings:
             raise ValueError(f"{given[0]} and {given[1]} exclude each other; got both")
         if self.text_tokens is not None and self.random_init is not None:
             raise ValueError("text_tokens needs the tokenizer of a model; a random one has none")
-        least = {"batch_size": 1, "max_new_tokens": 2, "repeats": 1, "settle_seconds": 0}
-        least |= {"prompt_tokens": 1, "text_tokens": 1, "num_prompts": 1, "bandwidth_mebibytes": 1}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name} must be at least {smallest}; got {value}")
+        check_least(
+            self,
+            batch_size=1,
+            max_new_tokens=2,
+            repeats=1,
+            settle_seconds=0,
+            prompt_tokens=1,
+            text_tokens=1,
+            num_prompts=1,
+            bandwidth_mebibytes=1,
+        )
         check_weights(self.weights)
         self.policy()
         for method in self.methods:

@@ -34,9 +34,8 @@ def test_the_range_is_that_of_the_repeats():
 def exact_row(way="as it is", must="equal", passed=True, batch=1, **more):
     row = {"way": way, "method": "recycling", "tree": "chain-4", "model": "tiny", "dtype": "float32"}
     row |= {"prompts": 10, "tokens": 100, "divergences": 1, "beyond_near_ties": 0, "unexplained": 0}
-    return (
-        row | {"batch_size": batch, "worst_gap": None, "must": must, "passed": passed} | {"processors": "none"} | more
-    )
+    row |= {"processors": "none", "batch_size": batch, "worst_gap": None, "must": must, "passed": passed}
+    return row | more
 
 
 def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
