@@ -41,7 +41,7 @@ class Comparison:
 
         Args:
           model: a dense one.
-          policies: by name, from `read_policy`.
+          policies: by name, from `read_policy`; any names where no outcomes are kept.
           shares: of the bytes that dense decoding reads of its cache.
           protocol: how prompts are read.
           equal: `bytes` or `slots`.
@@ -111,7 +111,9 @@ class Comparison:
 
     def _outcomes(self, arm: Arm, model: Model, task: Task) -> list[Outcome]:
         """Returns what an arm was found to do, now or by an earlier run."""
-        key = {"task": task.name, "policy": arm.name, "budget": arm.asked} | self._read_from(arm.name)
+        key: dict[str, Any] = {"task": task.name, "policy": arm.name, "budget": arm.asked}
+        if self.kept is not None:
+            key |= self._read_from(arm.name)
         earlier = self.kept and self.kept.get(key, 0)
         if earlier is not None:
             return earlier

@@ -140,7 +140,7 @@ def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
     return {"rows": rows}
 
 
-def _compared(settings: Any, model: Model, policies: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+def _compared(settings: Any, model: Model, policies: dict[str, Any], /, **changes: Any) -> list[dict[str, Any]]:
     comparing = settings.comparing(**changes)
     assert model.tokenizer is not None
     drawn = comparing.drawn(lambda text: len(model.encode(text)))

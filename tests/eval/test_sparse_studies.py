@@ -30,6 +30,25 @@ def test_the_command_line_writes_report_and_picture(tmp_path, monkeypatch, capsy
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("study", "policies", "named"),
+    [
+        ("look-ahead", "oracle", ["own layer", "previous layer"]),
+        ("oracle-prefill", "oracle", ["dense", "oracle", "oracle:evicting"]),
+        ("calibrated", "recency", ["dense", "recency", "recency:shares=b.recency-50.shares.json"]),
+        ("throughput", "recency", ["dense", "recency"]),
+    ],
+)
+def test_a_study_names_what_it_compares(study, policies, named, tmp_path):
+    model = write_model(tmp_path / "model", max_position_embeddings=512)
+    sizes = {"num": 2, "calibration": 2, "length": 264, "lengths": (64,), "new_tokens": 3, "repeats": 1}
+    outputs = {"json": tmp_path / "b.json", "plot": tmp_path / "b.png"}
+    main(Settings(study=study, model=str(model), policies=(policies,), **sizes, **outputs), [])
+    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert {*named} <= {row.get("policy", row.get("kind")) for row in rows}
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_speeds_have_a_row_a_policy_and_choices_a_time_of_their_own():
     sparse = sparsified(small(), Quest(budget=0.5, page_size=4, dense_layers=0))
     rows = decode_speeds({"dense": small(), "quest": sparse}, length=32, new_tokens=3, repeats=2)
