@@ -216,10 +216,10 @@ class LearnedRule(Rule):
         """Returns queries of the root [n, d], and keys [S, k, d], by the form that training reads whole rows with."""
         taps = tuple(np.pad(x, ((0, self.slots - len(x)), (0, 0)))[None] for x in self.taps)
         predictor = self.policy.predictor if self.predictor is None else self.predictor
-        queries, keys = whole_rows(self.base, predictor, jax.tree.map(jnp.float32, taps))
+        queries, keys = whole_rows(self.base, predictor, self.layer, jax.tree.map(jnp.float32, taps))
         asking = filled - self.policy.predictor.look_ahead
-        asked = np.asarray(queries[self.layer, 0, max(asking, 0)], float) * (asking >= 0)
-        return asked, np.asarray(keys[self.layer, 0], float)
+        asked = np.asarray(queries[max(asking, 0)], float) * (asking >= 0)
+        return asked, np.asarray(keys, float)
 
     def scores(self, query, keys):
         filled, size = len(keys), self.policy.page_size if isinstance(self.policy, PageGate) else 1
@@ -241,14 +241,36 @@ class ButlerRule(LearnedRule):
         return softmax(found, np.ones_like(found, bool)).reshape(len(self.alive), -1, filled).sum(1)
 
 
+FLOAT32_KEYS = 1e-4
+"""How far a key that float32 layers made may be from one of float64 layers, as a share of its largest number."""
+
+
 class GroupedRule(LearnedRule):
+    """Scores by projected keys, in a byte a number where the policy keeps them so.
+
+    Attributes:
+      kept: such keys [L, K, d] and their scales [L, K, 1] of a cache, which are taken where they round this rule's
+        own keys to a nearest number; None to round here. Halfway between two numbers the last bit of a float decides.
+    """
+
+    kept = None
+
     def fresh(self, filled):
         asked, keys = self.predicted(filled)
+        keys = keys[:filled]
         if self.policy.int8:
-            scale = np.abs(keys).max(-1, keepdims=True) / 127
-            keys = np.round(keys / np.maximum(scale, 1e-30)) * scale
+            keys = self.in_bytes(keys)
         asked = asked.reshape(len(self.alive), -1, asked.shape[-1])
-        return np.einsum("KGD,LKD->KGL", asked, keys[:filled]).max(1) / np.sqrt(asked.shape[-1])
+        return np.einsum("KGD,LKD->KGL", asked, keys).max(1) / np.sqrt(asked.shape[-1])
+
+    def in_bytes(self, keys):
+        scale = np.maximum(np.abs(keys).max(-1, keepdims=True), 1e-30) / 127
+        if self.kept is None:
+            return np.round(keys / scale) * scale
+        values, scales = self.kept
+        np.testing.assert_allclose(scales, scale, rtol=FLOAT32_KEYS)
+        assert np.abs(values - keys / scale).max() <= 0.5 + 127 * FLOAT32_KEYS, "a kept key must be a nearest number"
+        return values * scales
 
 
 class GateRule(LearnedRule):

@@ -106,8 +106,19 @@ def apart(rule, ours, theirs):
     return far
 
 
-def compared(policy, rule=None):
+def int8_keys(cache, layer, length):
+    """Returns a layer's kept keys of the first row: `[L, K, d]` in a byte a number, and their scales."""
+    values, scales = (np.asarray(part[0, :, :length], float).swapaxes(0, 1) for part in cache.own.keys[layer])
+    return values, scales
+
+
+def compared(policy, rule=None, off=0):
     """Decodes from each prompt.
+
+    Args:
+      policy: of the sparse model.
+      rule: of the reference; None for the same.
+      off: added to the int8 keys that the reference is shown.
 
     Yields for each step the largest difference of a logit as a share of the largest, how far from the cut differing
     slots are, and the number of layers in which slots differ.
@@ -121,6 +132,10 @@ def compared(policy, rule=None):
         row.read(prompt, order, np.tril(np.ones((len(prompt),) * 2, bool)), order, prompt=True)
         token = int(logits[0, len(prompt) - 1].argmax())
         for _ in range(STEPS):
+            if getattr(policy, "int8", False):
+                for plain in filter(None, row.rules):
+                    values, scales = int8_keys(cache, plain.layer, row.length)
+                    plain.kept = values + off, scales
             cache, logits, chosen = read(sparse, cache, [token], 1)
             masks = [None if made is None else chosen_slots(made, 0, row.length) for made in chosen]
             far = []
@@ -147,3 +162,9 @@ def test_another_policys_rule_would_be_found_out():
     """The control of the test above."""
     _, far, _ = np.asarray(list(compared(TOVA(budget=48), H2O(budget=48)))).T
     assert far.max() > 100 * NEAR
+
+
+def test_int8_keys_of_another_rounding_would_be_found_out():
+    """A control of the test above: keys that are one step too high."""
+    with pytest.raises(AssertionError, match="a nearest number"):
+        next(compared(POLICIES["grouped-int8"], off=1))

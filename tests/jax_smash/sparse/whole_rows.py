@@ -13,15 +13,16 @@ READERS = {}
 """Functions that read whole rows, compiled before."""
 
 
-def whole_rows(base, predictor, taps):
-    """Returns queries and keys of one row, of which some taps are given in full length.
+def whole_rows(base, predictor, layer, taps):
+    """Returns one layer's queries and keys of a row, of which some taps are given in full length.
 
     Args:
       base: bound to its parameters.
       predictor: modules, or the configuration of random ones.
+      layer: its index. What other layers need is not computed.
       taps: residuals that enter the layers, as far as they are known.
     """
-    key = id(base), id(predictor) if isinstance(predictor, ButlerModules) else predictor
+    key = id(base), id(predictor) if isinstance(predictor, ButlerModules) else predictor, layer
     if key not in READERS:
         if not isinstance(predictor, ButlerModules):
             predictor = modules_of(predictor)
@@ -32,7 +33,7 @@ def whole_rows(base, predictor, taps):
             block = Block.causal(jnp.ones(position.shape, bool))
             heads = attended(base, taps, position, longest(position, block.valid))
             found = module.read(taps, heads, position, block)
-            return found.queries, found.keys
+            return found.queries[layer, 0], found.keys[layer, 0]
 
         READERS[key] = jax.jit(read)
     return READERS[key](taps)
