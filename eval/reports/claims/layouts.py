@@ -72,12 +72,12 @@ def speed(rows: Rows) -> Table:
 
 
 def exactness(rows: Rows) -> Table:
-    """A line a method and tree."""
+    """A line a method, tree and processors."""
     columns = {
         "Method": cells.method,
         "Tree": text("tree", {"off": "none"}),
         "Batch": cells.joined("batches"),
-        "Processors": cells.joined("processed"),
+        "Processors": text("processors"),
         "Texts": count("texts"),
         "Tokens": count("tokens"),
         "Diverging texts": count("divergences"),

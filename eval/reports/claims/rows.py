@@ -50,9 +50,9 @@ def with_range(rows: Iterable[Row]) -> list[Row]:
 
 
 def exactness_totals(rows: Rows) -> list[Row]:
-    """Returns a row for each model, method, drafter and tree of exactness reports: sums over conditions, and faults.
+    """Returns sums over the conditions of exactness reports: a row a model, method, drafter, tree and processors.
 
-    Conditions are told as the batch sizes, choices and processors that occurred.
+    Conditions are told as the batch sizes that occurred.
     """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
@@ -60,9 +60,9 @@ def exactness_totals(rows: Rows) -> list[Row]:
             continue
         if row.get("drafter"):
             row = {**row, "method": f"{row['method']} {row['drafter']}"}
-        key = tuple(row[name] for name in ("model", "dtype", "method", "tree"))
+        key = tuple(row[name] for name in ("model", "dtype", "method", "tree", "processors"))
         empty = {"conditions": 0, "texts": 0, "equal": 0, "equal_of": 0, "found": 0, "found_of": 0, "worst_gap": None}
-        total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": [], "processed": []})
+        total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": []})
         if row["must"] == "differ":
             total["found"], total["found_of"] = total["found"] + bool(row["passed"]), total["found_of"] + 1
         elif row["way"] != AS_IT_IS:
@@ -71,7 +71,6 @@ def exactness_totals(rows: Rows) -> list[Row]:
             total["conditions"] += 1
             total["texts"] += row["prompts"] if isinstance(row["prompts"], int) else 0
             total["batches"] = sorted({*total["batches"], row["batch_size"]})
-            total["processed"] = [*dict.fromkeys([*total["processed"], row["processors"]])]
             for name in SUMMED:
                 total[name] += row[name]
             gaps = [gap for gap in (total["worst_gap"], row["worst_gap"]) if gap is not None]

@@ -41,16 +41,18 @@ def exact_row(way="as it is", must="equal", passed=True, batch=1, **more):
 def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
     rows = [
         exact_row(),
-        exact_row(batch=8, worst_gap=0.2, processors="all"),
+        exact_row(batch=8, worst_gap=0.2),
+        exact_row(processors="all", divergences=0),
         exact_row(way="padded"),
         exact_row(way="bit flipped", must="differ"),
         exact_row(way="penalty skipped", must="differ", passed=False),
         exact_row(method="ar", tree=None),
     ]
-    (total,) = exactness_totals(rows)
+    total, processed = exactness_totals(rows)
     assert (total["texts"], total["tokens"], total["divergences"]) == (20, 200, 2)
     assert (total["equal"], total["equal_of"], total["found"], total["found_of"]) == (1, 1, 1, 2)
-    assert (total["batches"], total["processed"], total["worst_gap"]) == ([1, 8], ["none", "all"], 0.2)
+    assert (total["batches"], total["processors"], total["worst_gap"]) == ([1, 8], "none", 0.2)
+    assert (processed["batches"], processed["processors"], processed["texts"]) == ([1], "all", 10)
 
 
 def test_contenders_stand_beside_the_baseline_of_the_same_examples():
