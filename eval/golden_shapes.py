@@ -84,12 +84,13 @@ def loop_shapes(decoder: Decoder, method: str) -> dict[str, Shapes]:
     steps = jnp.zeros((), jnp.int32)
     state = session.state
     held = listed(state)
-    for function, arguments in ((prefill, (chunk,)), (start, ()), (decode, (steps,))):
+    calls = {"prefill": (prefill, (chunk,)), "start": (start, ()), "decode": (decode, (steps,))}
+    for name, (function, arguments) in calls.items():
         out = function.eval_shape(made.strategy, made.params, state, *arguments)
         state = out[0] if function is prefill else out
         if (found := listed(state)) != held:
             changed = sorted(dict(found.items() ^ held.items()))
-            raise ValueError(f"{function.__name__} of method {method} changes the shapes of {', '.join(changed)}")
+            raise ValueError(f"{name} of method {method} changes the shapes of {', '.join(changed)}")
     return {"params": listed(made.params), "state": held}
 
 

@@ -25,7 +25,7 @@ from train.run.program import reason
 
 RECORD = "states.json"
 FORMAT = 1
-KEPT_AS = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
+KEPT_AS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 """NumPy's dtype of what is kept, by name."""
 
 
