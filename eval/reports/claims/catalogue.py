@@ -107,7 +107,8 @@ def _trained() -> tuple[Claim, ...]:
             name="smollm2-heads",
             title=f"{SMOLLM2}: accuracy of trained drafters",
             text="How often the token that the model says is among a drafter's likeliest, at each depth behind a "
-            "prefix of held-out answers.",
+            "prefix of held-out answers: the model's own, of 128 tokens at most, to eight of Spec-Bench's questions a "
+            "task, where question and answer have at most 512 tokens.",
             reports=("smollm2-heads", "smollm2-heads-*"),
             table=layouts.accuracies,
         ),

@@ -99,9 +99,22 @@ def ratio(name: str) -> Cell:
     return lambda row: NOTHING if row.get(name) is None else f"{figure(row[name])}×"
 
 
-def percent(name: str) -> Cell:
-    """Returns what writes a share in per cent."""
-    return lambda row: NOTHING if row.get(name) is None else f"{100 * row[name]:.1f}%"
+def percent(name: str, interval: str = "") -> Cell:
+    """Returns what writes a share in per cent.
+
+    Args:
+      name: of its field.
+      interval: name of the field with its interval, where rows have one.
+    """
+
+    def written(row: Row) -> str:
+        if row.get(name) is None:
+            return NOTHING
+        between = row.get(interval)
+        bounds = f" ({100 * between['low']:.1f} to {100 * between['high']:.1f})" if between else ""
+        return f"{100 * row[name]:.1f}%{bounds}"
+
+    return written
 
 
 def fraction(name: str, total: str) -> Cell:

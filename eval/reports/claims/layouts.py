@@ -33,9 +33,9 @@ def kept_by_depth(rows: Rows) -> Table:
 
 def accuracies(rows: Rows) -> Table:
     """A line a drafter and depth: how often the target's token is among so many."""
-    ranks = sorted({int(name[3:]) for row in rows for name in row if name.startswith("top")})
+    ranks = sorted({int(name[3:]) for row in rows for name in row if name.startswith("top") and name[3:].isdigit()})
     columns = {"Drafter": text("drafter"), "Depth": count("depth"), "Tokens": count("tokens")}
-    return listed(rows, columns | {f"Top {rank}": cells.percent(f"top{rank}") for rank in ranks})
+    return listed(rows, columns | {f"Top {n}": cells.percent(f"top{n}", f"top{n}_interval") for n in ranks})
 
 
 def speed_by_task(rows: Rows) -> Table:

@@ -44,9 +44,13 @@ def test_drafts_of_chains_are_told_by_depth_as_far_as_any_were_tried():
 
 def test_accuracies_have_a_line_a_depth_and_a_column_a_rank():
     rows = [{"drafter": "medusa", "depth": depth, "tokens": 1200, "top1": 0.4, "top2": 0.625} for depth in (1, 2)]
+    rows[1]["top1_interval"] = {"low": 0.35, "high": 0.45}
     table = layouts.accuracies(rows)
     assert table.header == ["Drafter", "Depth", "Tokens", "Top 1", "Top 2"]
-    assert table.lines == [["medusa", "1", "1,200", "40.0%", "62.5%"], ["medusa", "2", "1,200", "40.0%", "62.5%"]]
+    assert table.lines == [
+        ["medusa", "1", "1,200", "40.0%", "62.5%"],
+        ["medusa", "2", "1,200", "40.0% (35.0 to 45.0)", "62.5%"],
+    ]
 
 
 def test_a_picture_leaves_out_plain_decoding_and_chains_where_there_are_trees():
