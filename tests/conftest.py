@@ -71,6 +71,14 @@ def _sampled(items, *, one_case, every):
     return kept
 
 
+@pytest.fixture
+def optimised():
+    """Compiles with all optimisations, as users do: for tests that read programs, or run a real model."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _few_programs():
     """Forgets compiled programs after a module where many are held."""

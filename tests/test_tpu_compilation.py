@@ -5,7 +5,6 @@ import importlib.util
 import itertools
 import re
 
-import jax
 import pytest
 
 from eval.chips.figures import UnreadableProgramError
@@ -16,6 +15,7 @@ from jax_smash.quantise import UNIT_ROWS
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="compiling for a TPU needs libtpu"),
     pytest.mark.xdist_group("tpu"),
+    pytest.mark.usefixtures("optimised"),
 ]
 
 CHIPS = ("v5e:1x1", "v6e:1x1", "tpu7x:2x2x1")
@@ -23,13 +23,6 @@ QUICK = ("v6e:1x1", "medusa")
 """Of steps with trained drafters, the one that a run by default compiles."""
 READS_ALL = (0, 12)
 """The jaxlib from which on the programs of all these chips can be read."""
-
-
-@pytest.fixture(autouse=True)
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def measured(*args, **options):

@@ -30,10 +30,8 @@ OPTIMISED = ("ar", "recycling")
 
 
 @pytest.fixture
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
+def optimised(optimised):
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
     PROGRAMS.forget()
 
 

@@ -1,22 +1,16 @@
 import importlib.util
 
-import jax
 import pytest
 
 from eval.chips.plan_cases import CASES, HERE, WHOLE, Case, figures
 from eval.plans import Settings, measure
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 NEAR = 0.05
 """Share of a device's bytes by which a plan may be off."""
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="compiling for a TPU needs libtpu")
-
-
-@pytest.fixture(autouse=True)
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def check(row, near=NEAR):

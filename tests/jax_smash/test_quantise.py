@@ -260,13 +260,6 @@ def test_rows_decode_as_they_do_alone(pair):
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
 
 
-@pytest.fixture
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 def big_floats(program: Program, size: int) -> list[str]:
     """Returns what stores an array of floats as large as a weight; the inside of a fusion stores nothing."""
     inside = {name for i in program.instructions() if i.opcode == "fusion" for name in i.called}

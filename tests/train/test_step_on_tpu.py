@@ -23,17 +23,11 @@ from train.run.step import ROWS, first_state, make_step
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="compiling for a TPU needs libtpu"),
     pytest.mark.xdist_group("tpu"),
+    pytest.mark.usefixtures("optimised"),
 ]
 
 BATCH, LENGTH, RANK = 16, 512, 1220
 """The part: two matrices of 4096 × 1220, 10 million weights."""
-
-
-@pytest.fixture(autouse=True)
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def placed(shapes, shardings):

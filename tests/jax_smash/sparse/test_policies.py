@@ -302,19 +302,16 @@ def test_a_mesh_gives_a_single_devices_tokens(name):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("name", ["quest-kernel", "quest-from", "h2o", "tokenselect", "butler"])
 def test_no_step_copies_keys_or_values(name):
     cases = CASES | {"quest-from": dataclasses.replace(CASES["quest-kernel"], pays_from=1024)}
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        sparse = sparse_model(cases[name], tiny_model(layer_kinds=("full", "full"), max_positions=2048))
-        method = make_method(sparse, "ar", slots=2048)
-        options = {"slots": 2048, "max_new_tokens": 64, "sampling": [SamplingOptions()], "seeds": [0]}
-        session = Session(sparse, method, **options)
-        steps = jnp.asarray(8, jnp.int32)
-        program = PROGRAMS.program(decode, method.strategy, method.params, session.state, steps).as_text()
-    finally:
-        jax.config.update("jax_disable_most_optimizations", True)
+    sparse = sparse_model(cases[name], tiny_model(layer_kinds=("full", "full"), max_positions=2048))
+    method = make_method(sparse, "ar", slots=2048)
+    options = {"slots": 2048, "max_new_tokens": 64, "sampling": [SamplingOptions()], "seeds": [0]}
+    session = Session(sparse, method, **options)
+    steps = jnp.asarray(8, jnp.int32)
+    program = PROGRAMS.program(decode, method.strategy, method.params, session.state, steps).as_text()
     arrays = "f32[1,2,2048,8]"
     assert arrays in program
     assert not re.search(r"= \S+\[1,\d,2048,\d\]\S* copy\(", program)  # A predictor's keys are as long.

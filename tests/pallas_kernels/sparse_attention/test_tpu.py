@@ -251,13 +251,6 @@ def test_a_kernel_that_read_every_page_of_its_tables_would_move_too_much(monkeyp
     assert by_grid + copied > NEEDED * sum(needed(BYTES))
 
 
-@pytest.fixture
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="compiling for a TPU needs libtpu")
 @pytest.mark.xdist_group("tpu")
 @pytest.mark.parametrize(

@@ -78,13 +78,6 @@ def described(case: Case, sharding: jax.sharding.Sharding) -> Inputs:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
-@pytest.fixture
-def optimised():
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="compiling for a TPU needs libtpu")
 @pytest.mark.xdist_group("tpu")
 @pytest.mark.parametrize(

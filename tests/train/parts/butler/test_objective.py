@@ -225,13 +225,10 @@ def test_other_rows_and_documents_change_nothing():
     np.testing.assert_allclose(float(whole[0]), single, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("kind", FORMS)
 def test_memory_grows_with_the_length_of_rows_and_not_with_its_square(kind):
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        short, long = (_temporaries(kind, length) for length in (512, 2048))
-    finally:
-        jax.config.update("jax_disable_most_optimizations", True)
+    short, long = (_temporaries(kind, length) for length in (512, 2048))
     assert long < 4.5 * short
     assert long < 4 * 2048**2 * base_model().config.num_heads  # Of one layer's scores, in float32.
 
