@@ -24,7 +24,7 @@ pytestmark = [
     ),
 ]
 
-KEPT, WARMTH, DRAWN, ROWS, LENGTH = 3, 1.0, 768, 32, 48
+KEPT, WARMTH, TURNS, ROWS, LENGTH = 3, 1.0, 12, 64, 48
 NEARSIGHTED = "sparse:recency:budget=16"
 """Drafts by the model itself, which sees a third of the prompt."""
 
@@ -42,10 +42,11 @@ def prompt():
 @functools.cache
 def likeliest():
     """Returns each run of three tokens that the model may draw, with the logits that it is drawn by: [3, kept]."""
-    bound = target().definition.bind(target().params["target"])
+    params = target().params["target"]
 
     @jax.jit
-    def after(tokens):
+    def after(params, tokens):
+        bound = target().definition.bind(params)
         position = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         everything = Block.causal(jnp.ones(tokens.shape, bool))
         out = bound.forward(bound.embed(tokens), position, bound.init_cache(len(tokens), 64, 64), everything)
@@ -53,7 +54,7 @@ def likeliest():
 
     runs = {(): ()}
     for _ in range(TOKENS):
-        logits, tokens = map(np.asarray, after(jnp.asarray([[*prompt(), *run] for run in runs], jnp.int32)))
+        logits, tokens = map(np.asarray, after(params, jnp.asarray([[*prompt(), *run] for run in runs], jnp.int32)))
         runs = {
             (*run, int(token)): (*steps, (logits[i], place))
             for i, (run, steps) in enumerate(runs.items())
@@ -75,13 +76,13 @@ def joint(warmth):
 def drawn(verify):
     return generate(
         target(),
-        [prompt()],
+        [prompt()] * TURNS,
         method="draft-model",
         draft=DraftOptions(tree="chain-2", draft_model=NEARSIGHTED, verify=verify),
         sampling=SamplingOptions(temperature=WARMTH, top_k=KEPT),
-        num_samples=DRAWN,
+        num_samples=ROWS,
         max_new_tokens=TOKENS,
-        batch_size=ROWS,
+        batch_size=1,
         slots=64,
     )
 

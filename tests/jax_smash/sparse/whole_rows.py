@@ -1,7 +1,10 @@
 """What a predictor makes of a whole row, by the form that training reads rows with."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jax_smash.cache import Block
 from jax_smash.checkpoints.butler import ButlerModules
@@ -26,14 +29,17 @@ def whole_rows(base, predictor, layer, taps):
     if key not in READERS:
         if not isinstance(predictor, ButlerModules):
             predictor = modules_of(predictor)
-        module = predictor.definition.bind(predictor.params)
+        structure, weights = nnx.split(base)
+        definition = predictor.definition
 
-        def read(taps):
+        # Weights are arguments: as constants they would be compiled in, layer after layer.
+        def read(weights, params, taps):
+            base, module = nnx.merge(structure, weights), definition.bind(params)
             position = jnp.arange(taps[0].shape[1], dtype=jnp.int32)[None]
             block = Block.causal(jnp.ones(position.shape, bool))
             heads = attended(base, taps, position, longest(position, block.valid))
             found = module.read(taps, heads, position, block)
             return found.queries[layer, 0], found.keys[layer, 0]
 
-        READERS[key] = jax.jit(read)
+        READERS[key] = functools.partial(jax.jit(read), weights, predictor.params)
     return READERS[key](taps)
