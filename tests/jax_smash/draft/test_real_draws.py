@@ -81,6 +81,7 @@ def drawn(verify):
         draft=DraftOptions(tree="chain-2", draft_model=NEARSIGHTED, verify=verify),
         sampling=SamplingOptions(temperature=WARMTH, top_k=KEPT),
         num_samples=ROWS,
+        seed=list(range(TURNS)),
         max_new_tokens=TOKENS,
         batch_size=1,
         slots=64,
@@ -100,7 +101,7 @@ def test_drafts_checked_by_rejection_follow_the_model():
     completions = drawn("rejection")
     p = unlikely(completions, joint(WARMTH))
     at_once = np.mean([c.target_forwards == 1 for c in completions])
-    print(f"p {p:.3f}; {at_once:.1%} of {len(completions)} texts took one forward")
+    print(f"p {p:.2g}; {at_once:.1%} of {len(completions)} texts took one forward")
     assert p > FALSE_ALARM
     assert unlikely(completions, joint(2 * WARMTH)) < FALSE_ALARM
     assert 0.05 < at_once < 0.95, "drafts must be good, and sometimes wrong, for the test to say anything"
