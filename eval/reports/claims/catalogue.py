@@ -146,7 +146,7 @@ CLAIMS = (
     Claim(
         name="smollm2-exactness",
         title=f"{SMOLLM2}: drafted text is plain decoding's",
-        text="Texts of the exact methods below against plain decoding, greedy and sampled, sums over all conditions. A "
+        text="Texts of the exact methods below against plain decoding, greedy and sampled, sums over batch sizes. A "
         "divergence is a near-tie where both tokens lie within rounding of the best; an unexplained token is one that "
         "a plain forward would not have chosen. Processors: none, or all that there are, stop strings and a grammar "
         "among them. Variants are trees changed in ways that must not matter; faults are put in on purpose and must "

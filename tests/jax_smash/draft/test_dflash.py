@@ -18,7 +18,7 @@ from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import row_keys
 from tests.dflash import PlainDFlash, random_drafter
 from tests.drafting import proposing
-from tests.goodness import FALSE_ALARM, TOKENS, goodness
+from tests.goodness import FALSE_ALARM, TOKENS, goodness, unlikely
 from tests.jax_smash.draft import test_draft_model as rejected
 from tests.jax_smash.draft.test_eagle import CHOICES, Chat, prompts_of, siblings, target
 
@@ -188,8 +188,8 @@ def test_drawn_places_that_are_checked_by_rejection_follow_the_target(verify, tr
     draft = DraftOptions(tree=rejected.TREES[tree], drafter=made, verify=verify)
     options = {"sampling": rejected.SAMPLED, "num_samples": rejected.DRAWN, "max_new_tokens": TOKENS, "batch_size": 1}
     completions = generate(rejected.TARGET(), [rejected.PROMPT], method="dflash", draft=draft, **options)
-    assert rejected.unlikely(completions, rejected.joint(rejected.TARGET)) > FALSE_ALARM
-    assert rejected.unlikely(completions, rejected.joint(rejected.OTHER)) < FALSE_ALARM
+    assert unlikely(completions, rejected.joint(rejected.TARGET)) > FALSE_ALARM
+    assert unlikely(completions, rejected.joint(rejected.OTHER)) < FALSE_ALARM
     # Some drafts were kept and some were not.
     assert 0 < sum(c.drafted.kept[0] for c in completions) < sum(c.drafted.tried[0] for c in completions)
 

@@ -10,7 +10,7 @@ from jax_smash.cache import Block
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions, TopK
 from tests.drafting import other_model
-from tests.goodness import FALSE_ALARM, TOKENS, goodness
+from tests.goodness import FALSE_ALARM, TOKENS, unlikely
 from tests.tiny import tiny_model
 
 PROMPT = [5, 17, 2, 9, 30, 11]
@@ -61,15 +61,6 @@ def joint(make_model):
             for token in np.flatnonzero(row)
         }
     return runs
-
-
-def unlikely(completions, expected):
-    """Returns the p-value of the completions' tokens."""
-    place = {run: i for i, run in enumerate(expected)}
-    counts = np.zeros(len(expected) + 1)
-    for completion in completions:
-        counts[place.get(tuple(completion.token_ids), len(expected))] += 1
-    return goodness(counts, np.array([*expected.values(), 0.0]))
 
 
 @pytest.fixture

