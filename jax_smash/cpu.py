@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
 from jax_smash.sharding import is_divided
+from jax_smash.threshold import mark_highest, marks_before
 
 FEW_ROWS = 4
 """Rows up to which each is multiplied with a small weight alone."""
@@ -45,6 +46,9 @@ slots, in pages of 16 and 64 by their bounds. With 8 rows each takes about as lo
 
 GATHERED, SCORED, RANKED = 2.25, 1.0, 800.0
 """What a byte of chosen slots and one that they are chosen by cost in bytes of a whole cache, and each candidate."""
+
+MANY = 256
+"""Numbers from which the highest are found faster by a threshold than by sorting."""
 
 SHORT_PATH = 16
 """Entries of a path up to which as many of them are written as there are, one after another."""
@@ -214,6 +218,26 @@ def highest(logits: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
     found = (logits == logits.max(-1, keepdims=True)) | jnp.isnan(logits)
     index = jnp.arange(logits.shape[-1], dtype=jnp.int32).reshape((1,) * (logits.ndim - 1) + (-1,))
     return jnp.where(found, index, logits.shape[-1]).min(-1)
+
+
+def highest_places(
+    rank: Float[Array, "B Sets S"], count: Int[Array, "B Sets"], most: int
+) -> tuple[Int[Array, "B Sets C"], Bool[Array, "B Sets C"]]:
+    """Returns the places of the highest numbers in their order, and which of them are meant: the first ones.
+
+    XLA for a CPU sorts for a top-k. Here the numbers are marked, and the places of marks written one behind the other.
+
+    Args:
+      rank: −∞ is never taken; of equal numbers the first is.
+      count: how many are taken, `most` at most.
+      most: C, places that are returned.
+    """
+    taken = mark_highest(rank, rank > -jnp.inf, count)
+    row, group, number = (jnp.arange(size, dtype=jnp.int32) for size in rank.shape)
+    # All that is not taken goes to one place behind.
+    at = row[:, None, None], group[None, :, None], jnp.where(taken, marks_before(taken), most)
+    found = jnp.zeros((*rank.shape[:2], most + 1), jnp.int32).at[at].set(jnp.broadcast_to(number, rank.shape))
+    return found[..., :most], number[None, None, :most] < taken.sum(-1, keepdims=True, dtype=jnp.int32)
 
 
 def write_by_entry(

@@ -15,7 +15,7 @@ from jax_smash.attention.formula import MASKED
 from jax_smash.cache import Block
 from jax_smash.loading import Model
 from jax_smash.models.attended import attended
-from jax_smash.sampling.truncation import mark_highest
+from jax_smash.threshold import mark_highest
 
 
 def top_sets(

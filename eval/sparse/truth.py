@@ -11,7 +11,7 @@ from eval.tasks.selection import SINKS
 from jax_smash.attention import slot_probabilities
 from jax_smash.cache import SelectedLayer, Selection
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling.truncation import mark_highest
+from jax_smash.threshold import mark_highest
 
 
 @pytree

@@ -51,8 +51,8 @@ class ChosenPages:
     """The pages that a step reads. Page i of Z slots holds slots i · Z to i · Z + Z - 1; Z divides the cache's slots.
 
     Attributes:
-      table: page numbers, the best first and the newest last: a set for each KV head, or one that all of them share.
-      counts: how many of each set are read; those behind mean nothing.
+      table: page numbers, in any order but the newest last: a set for each KV head, or one that all of them share.
+      counts: how many of each set are read, the first ones; those behind mean nothing.
       filled: how many slots of each set are filled: the first ones, for only the newest page may have empty slots.
       size: slots of a page, Z.
     """
@@ -68,8 +68,8 @@ class Selection:
     """The slots that a step reads.
 
     Attributes:
-      slots: of each KV head, the best first; of pages the newest last.
-      valid: False where fewer than C are read.
+      slots: of each KV head, in any order; of pages the newest last.
+      valid: which of them are read.
       extra: what the policy wants to know of its choice when the step is committed.
       pages: the same choice as whole pages, page by page; None where single slots were chosen. Its slots that are
         filled and not evicted are read.

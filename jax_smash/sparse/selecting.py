@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jax_smash import cpu
 from jax_smash.cache import ChosenPages, LayerPlan, SelectedCache, SelectedLayer, Selection, Step
 from jax_smash.cache.store import HEADS
 from jax_smash.config import ModelConfig
@@ -227,11 +229,10 @@ class Selecting(abc.ABC):
         held = there if size == 1 else _by_page(there, size, False).any(-1)
         rank = jnp.where(held, rank, -jnp.inf)
         rank = jnp.where(held & self._always(view.filled, limit[:, :sets], rank.shape[2]), jnp.inf, rank)
-        most = min(view.plan.slots // size, rank.shape[2])
+        count = jnp.minimum(limit[:, :sets] // size, rank.shape[2])
         # A device has all scores of its rows and heads: left to itself, XLA would gather them to sort them.
-        value, found = on_each_device(lambda rank: tuple(jax.lax.top_k(rank, most)), (rank, HEADS))
-        within = jnp.arange(value.shape[2], dtype=jnp.int32)[None, None] < limit[:, :sets, None] // size
-        valid = (value > -jnp.inf) & within
+        highest = functools.partial(_highest, most=min(view.plan.slots // size, rank.shape[2]))
+        found, valid = on_each_device(highest, (rank, HEADS), (count, HEADS))
         if size > 1:
             return _whole_pages(view, found, valid, size)
         shape = (rows, heads, found.shape[2])
@@ -246,6 +247,24 @@ class Selecting(abc.ABC):
             latest = jnp.minimum(latest, (end - 1) // size * size)
         # A page ends where the next one begins, also if all behind the last entry is empty.
         return (first < self.sinks) | ((first + size > latest[:, :, None]) & (latest < end)[:, :, None])
+
+
+def _highest(
+    rank: Float[Array, "B Sets P"], count: Int[Array, "B Sets"], *, most: int
+) -> tuple[Int[Array, "B Sets C"], Bool[Array, "B Sets C"]]:
+    """Returns the places of the `count` highest numbers, and which of `most` places are meant: the first ones.
+
+    −∞ is never meant, and of equal numbers the first is.
+    """
+
+    def sorted_first(rank: Array, count: Array) -> tuple[Array, Array]:
+        value, found = jax.lax.top_k(rank, most)
+        return found, (value > -jnp.inf) & (jnp.arange(most, dtype=jnp.int32)[None, None] < count[..., None])
+
+    if rank.shape[2] < cpu.MANY:
+        return sorted_first(rank, count)
+    by_threshold = functools.partial(cpu.highest_places, most=most)
+    return jax.lax.platform_dependent(rank, count, cpu=by_threshold, default=sorted_first)
 
 
 def _readable(view: SelectedLayer) -> Bool[Array, "B _ S"]:

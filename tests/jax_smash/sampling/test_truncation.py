@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jax_smash.sampling import MinP, Temperature, TopK, TopP
-from jax_smash.sampling.truncation import mark_highest
 
 NO_PATH = jnp.zeros((1, 1, 0), jnp.int32)
 
@@ -112,15 +111,3 @@ def test_other_settings_compile_nothing_new():
     for k in (1, 5, 0):
         compiled(TopK(k=jnp.array([k], jnp.int32)), jnp.ones((1, 1, 9)))
     assert compiled._cache_size() == 1
-
-
-@pytest.mark.parametrize("count", [0, 1, 4, 11, 12, 20])
-def test_of_equal_scores_the_first_are_marked(count):
-    rng = np.random.default_rng(count)
-    scores = rng.integers(-3, 3, (6, 4, 12)).astype(np.float32) / 2
-    candidates = rng.random((6, 1, 12)) < 0.8
-    found = mark_highest(jnp.asarray(scores), jnp.asarray(candidates), jnp.full((6, 1), count, jnp.int32))
-    for row in np.ndindex(6, 4):
-        allowed = candidates[row[0], 0]
-        best = np.argsort(np.where(allowed, -scores[row], np.inf), kind="stable")[: min(count, allowed.sum())]
-        np.testing.assert_array_equal(np.flatnonzero(found[row]), np.sort(best))

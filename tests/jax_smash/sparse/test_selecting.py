@@ -1,5 +1,6 @@
 """The choice of the best slots or pages, by scores made up for it."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from jax_smash.cache import EMPTY, LayerCache, LayerPlan, SelectedLayer
 from jax_smash.pytree import replace
 from jax_smash.sparse import H2O, Recency
+from jax_smash.sparse.selecting import _highest
 
 B, K, S = 2, 3, 128
 FILLED = (100, 20)
@@ -67,6 +69,26 @@ def test_a_score_for_all_heads_chooses_one_set():
     found = policy.best(replace(view(policy), alive=alive), score)
     assert min(found.pages.table[0, 1, : found.pages.counts[0, 1]].tolist()) >= 4
     assert found.pages.table.shape == (B, K, 4)
+
+
+@pytest.mark.parametrize("slots", [100, 256, 333, 1024])
+@pytest.mark.parametrize("kind", ["ties", "normal", "few", "none"])
+def test_the_highest_are_meant_first_and_of_equal_ones_the_first(kind, slots):
+    rng = np.random.default_rng(slots)
+    rank = rng.normal(size=(2, 3, slots)).astype(np.float32)
+    if kind == "ties":
+        rank = np.round(rank)
+        rank[0, 0, : slots // 8] = np.inf
+    elif kind != "normal":
+        rank[...] = -np.inf
+        rank[:, :, 5 : 9 if kind == "few" else 5] = 0.0
+    count = rng.integers(0, slots // 4, (2, 3)).astype(np.int32)
+    found, valid = jax.jit(_highest, static_argnames="most")(rank, count, most=slots // 4)
+    for at in np.ndindex(2, 3):
+        best = np.argsort(-rank[at], kind="stable")[: count[at]]
+        best = best[rank[at][best] > -np.inf]
+        np.testing.assert_array_equal(valid[at], np.arange(slots // 4) < len(best))
+        assert sorted(found[at][: len(best)].tolist()) == sorted(best.tolist())
 
 
 def replace_plan(plan, **changes):

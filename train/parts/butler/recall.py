@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jax_smash.sampling.truncation import mark_highest
+from jax_smash.threshold import mark_highest
 
 SINKS = 4
 """First entries of a text that are kept in any case, and left out here."""
