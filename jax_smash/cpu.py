@@ -15,17 +15,17 @@ from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 from jax_smash.sharding import is_divided
 from jax_smash.threshold import mark_highest, marks_before
 
-FEW_ROWS = 4
-"""Rows up to which each is multiplied with a small weight alone."""
+FEW_ROWS, MORE_ROWS = 3, 4
+"""Rows up to which each is multiplied alone with any weight, and with a small one."""
 
 SMALL = 1 << 20
-"""Bytes of such a weight at most; with a larger one several rows are faster together."""
+"""Bytes of a small weight at most."""
 
 LARGE = 2 << 20
 """Bytes of a weight from which it is read in four parts, not two."""
 
-HEAD_PARTS = 4
-"""Parts in which the table of all tokens' vectors is read."""
+HEAD_PARTS, HEAD_ROWS = 4, 64
+"""Parts in which the table of all tokens' vectors is read, and vectors up to which that is faster."""
 
 FEW_QUERIES = 8
 """Rows a KV head up to which each is multiplied with the cache alone."""
@@ -78,7 +78,7 @@ def products_of_pair(x: Float[Array, "B T I"], matrices: Float[Array, "2 I O"]) 
 def _are_few(x: Float[Array, "B T I"], nbytes: int) -> bool:
     """Whether each row is multiplied alone with a matrix of so many bytes."""
     rows = x.shape[0] * x.shape[1]
-    return x.dtype == jnp.float32 and (rows == 1 or (rows <= FEW_ROWS and nbytes <= SMALL))
+    return x.dtype == jnp.float32 and rows <= (MORE_ROWS if nbytes <= SMALL else FEW_ROWS)
 
 
 def _parts(weight: Shaped[Array, "..."]) -> int:
@@ -89,7 +89,7 @@ def _one_by_one(x: Float[Array, "B T I"], matrices: Float[Array, "P I O"], *, pa
     """Multiplies a few rows with P matrices: each row alone, in equal parts of I that run side by side.
 
     XLA gives the product of one row and a matrix of up to 2 MiB to one core, and a larger one to as many as it has such
-    pieces. Of a small matrix, two rows at once may take three times as long as one.
+    pieces. Two rows at once take it up to twice as long as one.
     """
     count, inner, out = matrices.shape
     pieces = matrices.reshape(count * parts, inner // parts, out)
@@ -109,18 +109,21 @@ def _one_by_one(x: Float[Array, "B T I"], matrices: Float[Array, "P I O"], *, pa
 
 def reads_in_parts(hidden: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> bool:
     """Whether `rows_in_parts` is faster than one product."""
-    one = hidden.size == hidden.shape[-1] and hidden.dtype == jnp.float32
-    return one and table.shape[0] % HEAD_PARTS == 0
+    few = hidden.size <= HEAD_ROWS * hidden.shape[-1] and hidden.dtype == jnp.float32
+    return few and table.shape[0] % HEAD_PARTS == 0
 
 
 def rows_in_parts(hidden: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
-    """Returns one vector's product with every row of a table.
+    """Returns a few vectors' products with every row of a table.
 
     In equal parts of V, so that cores read the table side by side, from one end of each row to the other.
     """
-    pieces = table.reshape(HEAD_PARTS, -1, table.shape[1])
-    copies = jnp.broadcast_to(hidden.reshape(1, -1), (HEAD_PARTS, table.shape[1]))
-    return jnp.einsum("PVD,PD->PV", pieces, copies).reshape(*hidden.shape[:-1], -1)
+    tokens, width = table.shape
+    pieces, vectors = table.reshape(HEAD_PARTS, -1, width), hidden.reshape(hidden.size // width, width)
+    copies = jnp.broadcast_to(vectors, (HEAD_PARTS, *vectors.shape))
+    # Vectors that stand before the table take a quarter longer.
+    products = jnp.einsum("PVD,PRD->PVR", pieces, copies).reshape(tokens, len(vectors))
+    return products.T.reshape(*hidden.shape[:-1], tokens)
 
 
 def has_few_queries(rows: Float[Array, "B K R X"]) -> bool:

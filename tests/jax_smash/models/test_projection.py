@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.cpu import FEW_ROWS, HEAD_PARTS, LARGE, SMALL
+from jax_smash.cpu import FEW_ROWS, HEAD_PARTS, HEAD_ROWS, LARGE, MORE_ROWS, SMALL
 from jax_smash.models.projection import project, row_products
 
 
@@ -35,26 +35,26 @@ def test_four_parts_make_the_product_of_one():
     np.testing.assert_allclose(jax.jit(project)(x, w), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [(1, 2), (2, 2), (1, FEW_ROWS), (1, FEW_ROWS + 1)])
+@pytest.mark.parametrize("rows", [(1, 2), (2, 2), (1, MORE_ROWS), (1, MORE_ROWS + 1)])
 def test_several_rows_have_the_product_that_each_has_alone(rows):
     x, w = normal(0, (*rows, 64)), normal(1, (64, 4, 8))
     expected = np.tensordot(np.asarray(x, np.float64), np.asarray(w, np.float64), axes=1)
     np.testing.assert_allclose(jax.jit(project)(x, w), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_several_rows_meet_a_large_weight_together():
+def test_only_a_few_rows_meet_a_large_weight_one_by_one():
     def by_row(rows, width):
         lowered = jax.jit(project).lower(jnp.zeros((1, rows, 1024)), jnp.zeros((1024, width)))
         return "x1x512xf32" in lowered.as_text() or "x1x256xf32" in lowered.as_text()
 
-    assert by_row(2, SMALL // 4096)
-    assert not by_row(2, SMALL // 4096 + 64)
-    assert by_row(1, SMALL // 4096 + 64)
+    assert by_row(MORE_ROWS, SMALL // 4096)
+    assert not by_row(MORE_ROWS, SMALL // 4096 + 64)
+    assert by_row(FEW_ROWS, SMALL // 4096 + 64)
 
 
 def test_half_precision_and_many_rows_make_one_product():
     w = jnp.zeros((64, 64))
-    assert "tensor<2x1x" not in jax.jit(project).lower(jnp.zeros((1, FEW_ROWS + 1, 64)), w).as_text()
+    assert "tensor<2x1x" not in jax.jit(project).lower(jnp.zeros((1, MORE_ROWS + 1, 64)), w).as_text()
     half = jnp.zeros((1, 1, 64), jnp.bfloat16)
     assert "tensor<2x1x" not in jax.jit(project).lower(half, w.astype(jnp.bfloat16)).as_text()
 
@@ -70,11 +70,12 @@ def test_row_products_are_the_product_with_every_row(batch, tokens, dtype):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_only_a_single_float32_vector_is_multiplied_in_parts():
+def test_only_a_few_float32_vectors_are_multiplied_in_parts():
     def in_parts(batch, dtype):
         lowered = jax.jit(row_products).lower(jnp.zeros((batch, 32), dtype), jnp.zeros((64, 32), dtype))
         return f"tensor<{HEAD_PARTS}x{64 // HEAD_PARTS}x32x" in lowered.as_text()
 
     assert in_parts(1, jnp.float32)
-    assert not in_parts(2, jnp.float32)
+    assert in_parts(HEAD_ROWS, jnp.float32)
+    assert not in_parts(HEAD_ROWS + 1, jnp.float32)
     assert not in_parts(1, jnp.bfloat16)
