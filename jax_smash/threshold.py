@@ -60,7 +60,7 @@ def mark_highest(
 def marks_before(marks: Bool[Array, "*batch V"]) -> Int[Array, "*batch V"]:
     """Returns how many marks are before each place: within pieces by a product, then by sums over whole pieces.
 
-    A running sum of all places takes XLA for a CPU a time that grows with their square.
+    A running sum over thousands of places takes a CPU several times as long.
     """
     length = marks.shape[-1]
     padded = jnp.pad(marks.astype(jnp.float32), [(0, 0)] * (marks.ndim - 1) + [(0, -length % PIECE)])

@@ -257,14 +257,14 @@ def _highest(
     −∞ is never meant, and of equal numbers the first is.
     """
 
-    def sorted_first(rank: Array, count: Array) -> tuple[Array, Array]:
+    def by_sorting(rank: Array, count: Array) -> tuple[Array, Array]:
         value, found = jax.lax.top_k(rank, most)
         return found, (value > -jnp.inf) & (jnp.arange(most, dtype=jnp.int32)[None, None] < count[..., None])
 
     if rank.shape[2] < cpu.MANY:
-        return sorted_first(rank, count)
+        return by_sorting(rank, count)
     by_threshold = functools.partial(cpu.highest_places, most=most)
-    return jax.lax.platform_dependent(rank, count, cpu=by_threshold, default=sorted_first)
+    return jax.lax.platform_dependent(rank, count, cpu=by_threshold, default=by_sorting)
 
 
 def _readable(view: SelectedLayer) -> Bool[Array, "B _ S"]:
