@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 LAYERS = [
-    {"pytree", "shapes", "config", "chips", "finish", "sharding", "tasks", "platform", "tracing"},
+    {"pytree", "shapes", "config", "chips", "finish", "sharding", "tasks", "platform", "tracing", "threshold"},
     {"hosts"},
     {"cpu"},
     {"cache"},
