@@ -229,10 +229,9 @@ class Selecting(abc.ABC):
         held = there if size == 1 else _by_page(there, size, False).any(-1)
         rank = jnp.where(held, rank, -jnp.inf)
         rank = jnp.where(held & self._always(view.filled, limit[:, :sets], rank.shape[2]), jnp.inf, rank)
-        count = jnp.minimum(limit[:, :sets] // size, rank.shape[2])
         # A device has all scores of its rows and heads: left to itself, XLA would gather them to sort them.
         highest = functools.partial(_highest, most=min(view.plan.slots // size, rank.shape[2]))
-        found, valid = on_each_device(highest, (rank, HEADS), (count, HEADS))
+        found, valid = on_each_device(highest, (rank, HEADS), (limit[:, :sets] // size, HEADS))
         if size > 1:
             return _whole_pages(view, found, valid, size)
         shape = (rows, heads, found.shape[2])
