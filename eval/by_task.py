@@ -290,9 +290,9 @@ def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -
             chains[mine[1].name] = mine[2].name
         names = frozenset((learner.method, learner.tree) for learner in mine[1:])
         found.append(Heat(functools.partial(list, mine), names, chains))
-    if names := [name for name in settings.peers if size == 1 or name not in ONE_ROW]:
-        peers = functools.partial(_with_peers, learner(plain, None), names, settings, model)
-        found.append(Heat(peers, frozenset((name, None) for name in names), {}))
+    if others := [name for name in settings.peers if size == 1 or name not in ONE_ROW]:
+        peers = functools.partial(_with_peers, learner(plain, None), others, settings, model)
+        found.append(Heat(peers, frozenset((name, None) for name in others), {}))
     return found
 
 

@@ -170,7 +170,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params)},
         "texts": len(texts),
         "drafters": [
-            drafter.facts() | {"bytes": tree_bytes(method.params["drafter"])}
+            {**drafter.facts(), "bytes": tree_bytes(method.params["drafter"])}
             for drafter, method in zip(drafters, methods, strict=True)
         ],
         "rows": _accuracies(settings, model, texts, drafters, methods),

@@ -24,7 +24,7 @@ from eval.reports.options import Names, check_least
 from eval.reports.report import check_outputs, commit, heading, print_table, run_program, write_json, write_whole
 from eval.scores.finished import Finished, file_states
 from eval.scores.intervals import RESAMPLES, SEED
-from eval.sparse.arms import BYTES, DENSE, read_policy
+from eval.sparse.arms import read_policy
 from eval.sparse.asked import Drawn, Task, check_task, given_length, read_task
 from eval.sparse.comparison import Comparison
 from eval.sparse.rows import COLUMNS, shown
@@ -80,8 +80,8 @@ class Settings:
     new_tokens: int | None = None
     shots: int = 0
     page_size: int | None = None
-    protocol: Literal["dense", "stepwise"] = DENSE
-    equal: Literal["bytes", "slots"] = BYTES
+    protocol: Literal["dense", "stepwise"] = "dense"
+    equal: Literal["bytes", "slots"] = "bytes"
     batch_size: int = 8
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0

@@ -170,7 +170,7 @@ def _asked(
         raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
     if (length is None) == (config is None):
         raise ValueError("the rows' length must be that of config, or be given as length; got both or neither")
-    if config is not None:
+    if kind is not None and config is not None:
         settings = load_kind(KINDS[kind].kind, config, model=base.config, init_sha256=base.sha256)
         taps, length = (*settings.read_taps, *taps), settings.length
         replies = replies_of(base.folder, settings.reply_begins, settings.reply_ends)
@@ -178,7 +178,7 @@ def _asked(
     layers, most = base.config.num_layers, base.config.max_positions
     if wrong := sorted(tap for tap in taps if not 0 <= tap <= layers):
         raise ValueError(f"taps must be from 0 to the base's {layers} layers; got {wrong[0]}")
-    if not 1 <= length <= most:
+    if length is None or not 1 <= length <= most:
         raise ValueError(f"length must be from 1 to the base's {most} positions; got {length}")
     return tuple(sorted({*taps})), length
 

@@ -92,10 +92,11 @@ def _copies(
     found = []
     for kind in kinds:
         told = dict(zip(("shape", "place", "reason"), kind, strict=True))
-        alike = [[x for x in copies if (x["shape"], x["place"], x["reason"]) == kind] for copies in (few, more)]
-        sums = {
-            name: max(0, round(straight(*(sum(x[name] for x in copies) for copies in alike), layers, compiled)))
-            for name in ("bytes", "times")
-        }
+        sums = {}
+        for name in ("bytes", "times"):
+            in_few, in_more = (
+                sum(x[name] for x in copies if (x["shape"], x["place"], x["reason"]) == kind) for copies in (few, more)
+            )
+            sums[name] = max(0, round(straight(in_few, in_more, layers, compiled)))
         found.append(told | sums)
     return sorted((x for x in found if x["bytes"]), key=lambda x: -x["bytes"])

@@ -129,7 +129,8 @@ def _most_of_sparse_attention(call: Call) -> Most:
     # Keys and values, and scales where they are int8.
     cached = [x for spec, x in given if spec.block_shape is None]
     block = [spec.block_shape[-1] for spec, _ in given if spec.block_shape is not None][-1]
-    rows, kv_heads, size = *cached[0].shape[:2], call.kernel.keywords["options"].page_size  # type: ignore[attr-defined]
+    rows, kv_heads = cached[0].shape[:2]
+    size = call.kernel.keywords["options"].page_size  # type: ignore[attr-defined]
     most = table.size // counts.size
     full = jnp.full((rows, counts.size // rows), most, jnp.int32)
     total, head, block_of = tables.steps(full, kv_heads, block // size, most, call.own)

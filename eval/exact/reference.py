@@ -112,7 +112,7 @@ class LoadedReference(Reference):
         self.torch = torch
         torch.set_num_threads(os.cpu_count() or 1)
         place = {"gguf_file": path.name} if is_gguf(path) else {}
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path.parent if place else path,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -120,6 +120,7 @@ class LoadedReference(Reference):
             local_files_only=True,
             **place,
         )
+        model, report = loaded
         left = [*report["missing_keys"], *report["unexpected_keys"]]
         if left:
             raise ValueError(f"transformers does not read {path} whole: {left[0]} is missing or unexpected")

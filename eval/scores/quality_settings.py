@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from eval.reports.options import Decimals, NamedPaths, Names, Numbers, check_least
 from eval.reports.report import check_outputs
@@ -168,7 +168,7 @@ class Settings:
         Raises:
           ValueError: as of `sources`, or `counts` is malformed or names a task that is not chosen.
         """
-        found = dict.fromkeys(self.sources(), self.count)
+        found: dict[str, int | None] = dict.fromkeys(self.sources(), self.count)
         for given in self.counts:
             task, equals, count = given.partition("=")
             if not (task and equals and count.isdecimal() and int(count)):
@@ -185,13 +185,14 @@ class Settings:
     def contenders(self) -> list[Contender]:
         """Returns what is measured, the baseline first, those that share weights side by side."""
         folders: list[str | None] = [*self._folders()] or [None]
+        policies: list[Any] = [(name, self.kv_budget, self.page_size) for name in self.sparse] or [()]
         wanted = [
             Contender(self.model, weights, method, folder, smash, *policy)
             for weights in self.weights
             for folder in folders
             for method in (self.methods if folder == folders[0] else (HAMBURGER,))
             for smash in (self._smashes(folder) if method == HAMBURGER else [None])
-            for policy in ([(name, self.kv_budget, self.page_size) for name in self.sparse] or [()])
+            for policy in policies
         ]
         usual = Contender(self.base or self.model, "plain", "ar", None if self.base else folders[0])
         baseline = usual if self.base is not None or self.sparse or usual in wanted else wanted[0]

@@ -114,7 +114,7 @@ class Comparison:
         key: dict[str, Any] = {"task": task.name, "policy": arm.name, "budget": arm.asked}
         if self.kept is not None:
             key |= self._read_from(arm.name)
-        earlier = self.kept and self.kept.get(key, 0)
+        earlier = None if self.kept is None else self.kept.get(key, 0)
         if earlier is not None:
             return earlier
         engine, begun = self._engine(model), time.monotonic()

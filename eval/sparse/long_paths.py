@@ -23,7 +23,8 @@ def path_set(path: Path, *, count: int | None, new_tokens: int | None = None) ->
       FileNotFoundError: there is no such file.
       ValueError: an entry is malformed, which the message names, or there are fewer than `count`.
     """
-    questions, metrics = [], set()
+    questions: list[Question] = []
+    metrics: set[str] = set()
     for record in front(read_records(path), count, path):
         context, answer = record.text("context"), record.text("answer")
         if not context.strip() or not answer.strip():

@@ -19,6 +19,7 @@ from eval.tasks.catalogue import TASKS
 from eval.tasks.documents import document_set
 from eval.tasks.selection import FIRST_POSITION
 from jax_smash.loading import Model
+from jax_smash.protocols import SparsePolicy
 from jax_smash.sparse import Oracle, Selecting, sparsified
 from jax_smash.sparse.calibrate import save_shares
 
@@ -66,7 +67,7 @@ def _calibrated(settings: Any, model: Model) -> Found:
     texts = _tokens(settings, model, settings.num + settings.calibration)[settings.num :]
     rows: list[dict[str, Any]] = []
     for share in settings.comparing().shares():
-        policies = {}
+        policies: dict[str, SparsePolicy] = {}
         for name in settings.policies:
             policy = _choosing(settings, name)
             sparse = sparsified(model, policy)
@@ -126,8 +127,8 @@ def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
             models[name] = beside(sparse[name], arm.policy)
         found = decode_speeds(models, length=length, new_tokens=settings.new_tokens, repeats=settings.repeats)
         for row in with_choosing(found, RECENCY) if choices else found:
-            arm = arms.get(row["policy"])
-            if arm is not None:
+            if row["policy"] in arms:
+                arm = arms[row["policy"]]
                 row |= {
                     "budget": share,
                     "slots": arm.slots,

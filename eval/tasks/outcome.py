@@ -42,7 +42,10 @@ class Outcome:
 class TaskSet(Protocol):
     """A set of examples that is measured as a whole."""
 
-    task: str
+    @property
+    def task(self) -> str:
+        """Its name."""
+        ...
 
     def measure(self, engine: Engine) -> list[Outcome]:
         """Asks the model; returns an outcome a metric."""

@@ -125,10 +125,10 @@ def source_files(source: Source, root: Path) -> list[Path]:
     Raises:
       ValueError: a path names none.
     """
-    files = []
+    files: list[Path] = []
     for path in (root / name for name in source.paths):
-        matches = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
-        matches = sorted(match for match in matches if match.suffix in (".jsonl", ".json", ".txt"))
+        found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
+        matches = sorted(match for match in found if match.suffix in (".jsonl", ".json", ".txt"))
         if not matches:
             raise ValueError(f"source {source.name!r}: expected a .jsonl, .json or .txt file at {path}; got none")
         files += matches

@@ -119,8 +119,8 @@ def _row_documents(row: Any, passage: int) -> list[Document]:
             isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
             for m in messages
         ):
-            turns = [(message["role"], message["content"]) for message in messages]
-            return _own_answer(turns, row["finish_reason"]) if "finish_reason" in row else _chat(turns)
+            said = [(message["role"], message["content"]) for message in messages]
+            return _own_answer(said, row["finish_reason"]) if "finish_reason" in row else _chat(said)
         case {"turns": [*turns]} if all(isinstance(turn, str) for turn in turns):
             pass
         case {"prompt": str(prompt), "response": str(response)}:

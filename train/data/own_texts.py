@@ -116,7 +116,7 @@ class OwnTexts:
     def _begun(self, rng: np.random.Generator, count: int) -> list[list[int]]:
         begun = []
         for _ in range(count):
-            pieces = self.openings[rng.integers(len(self.openings))]
+            pieces = self.openings[int(rng.integers(len(self.openings)))]
             tokens = pieces[int(rng.integers(len(pieces)))].tokens
             begun.append(tokens[: rng.integers(FEWEST, MOST + 1)].astype(np.int32).tolist())
         return begun

@@ -93,8 +93,11 @@ class SlotPieces:
     def __getitem__(self, index: int) -> SlotPiece:
         shard, document, start, end = self.table[index].tolist()
         begin, replies = self._replies(shard, document)
+        tokens, marks, places = (np.asarray(x[shard][start:end]) for x in (self.tokens, self.marks, self.places))
         return SlotPiece(
-            *(np.asarray(arrays[shard][start:end]) for arrays in (self.tokens, self.marks, self.places)),
+            tokens,
+            marks,
+            places,
             replies[start - begin : end - begin],
             np.zeros(end - start, bool),
         )

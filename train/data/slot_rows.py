@@ -23,7 +23,7 @@ class SlotBatch(NamedTuple):
     micro-step decoder is trained on. If asked for, single tokens of replies are among them.
     """
 
-    count: Int32[np.ndarray, "B S"]
+    count: Int32[np.ndarray, "B S"]  # type: ignore[assignment]  # In place of a tuple's method.
     tokens: Int32[np.ndarray, "B S J"]
     position: Int32[np.ndarray, "B S"]
     segments: Int32[np.ndarray, "B S"]

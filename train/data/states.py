@@ -252,12 +252,11 @@ class Writer:
 def _begun(path: Path, shape: tuple[int, int], dtype: np.dtype) -> tuple[Any, int]:
     """Returns a file of NumPy's format that is open for writing, of its whole size, and where its rows begin."""
     if not path.exists():
-        with path.open("wb") as file:
+        with path.open("wb") as new:
             fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, fields)
-            file.truncate(file.tell() + shape[0] * shape[1] * dtype.itemsize)
-    file = path.open("r+b")
-    return file, path.stat().st_size - shape[0] * shape[1] * dtype.itemsize
+            np.lib.format.write_array_header_1_0(new, fields)
+            new.truncate(new.tell() + shape[0] * shape[1] * dtype.itemsize)
+    return path.open("r+b"), path.stat().st_size - shape[0] * shape[1] * dtype.itemsize
 
 
 def states_bytes(record: StatesRecord, places: Places) -> int:

@@ -59,7 +59,7 @@ def _tensors(config: ModelConfig, lora: Lora) -> dict[str, Float[np.ndarray, "ro
     for where, variable in shapes.items():
         if dotted(where) not in lora:
             continue
-        a, b = (lora[dotted(where)][side] for side in ("a", "b"))
+        a, b = (np.asarray(lora[dotted(where)][side]) for side in ("a", "b"))
         summed, others = axes_of(variable)
         # `b` is the parameter with the rank where its inputs are, so that the parts of a parameter are cut from it.
         b = b.reshape(len(b), *(1,) * (len(summed) - 1), *(variable.shape[i] for i in others))

@@ -81,16 +81,20 @@ class Part(Protocol):
     Attributes:
       name: of the folder, within a run's, that the export goes to.
       settings: what decides the weights that a run ends with.
-      data_sha256: of what it is trained on.
-      token_flops: operations that training does a token, for the share of the devices' peak; 0 where nobody counted.
       hint: what is said of a run that stops early, behind that it may be resumed.
     """
 
     name: str
     hint: str
     settings: Settings
-    data_sha256: str
-    token_flops: float
+
+    @property
+    def data_sha256(self) -> str:
+        """Of what it is trained on."""
+
+    @property
+    def token_flops(self) -> float:
+        """Operations that training does a token, for the share of the devices' peak; 0 where nobody counted."""
 
     def check(self, loop: Loop) -> None:
         """Raises ValueError where a run of this length, saved as often, would not resume to the same weights."""

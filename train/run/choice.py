@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ class Best:
     def __init__(self, output: Path, choice: Choice):
         self.choice = choice
         self._checkpoints = Checkpoints(output / BEST)
-        self._chosen = chosen_step(output)
+        kept = chosen_step(output)
+        self._score = -math.inf if kept is None or kept.score is None else kept.score
 
     def __enter__(self) -> Best:
         return self
@@ -65,11 +67,11 @@ class Best:
           params: the weights, which are copied before this returns.
           measured: on the sets of the choice.
         """
-        found = Chosen(step, self.choice.score(measured))
-        if self._chosen is None or found.score > self._chosen.score:
-            self._checkpoints.save(step, params, {SCORE_NOTE: found.score})
-            self._chosen = found
-        return found
+        score = self.choice.score(measured)
+        if score > self._score:
+            self._checkpoints.save(step, params, {SCORE_NOTE: score})
+            self._score = score
+        return Chosen(step, score)
 
     def wait(self) -> None:
         """Returns when the best step is on disk."""

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def train(
     *,
     loop: Loop,
     batches: Batches,
-    held_out: Callable[[], dict[str, Iterable[Any]]],
+    held_out: Callable[[], Mapping[str, Iterable[Any]]],
     output: Path,
     frozen: Frozen | None = None,
     resume: bool = False,
@@ -164,7 +164,7 @@ class _Run:
     best: Best | None
 
     def __call__(
-        self, state: TrainState, batches: Batches, held_out: Callable[[], dict[str, Iterable[Any]]]
+        self, state: TrainState, batches: Batches, held_out: Callable[[], Mapping[str, Iterable[Any]]]
     ) -> TrainState:
         loop, first = self.loop, int(state.step)
         frozen, fingerprints = (None, {}) if self.frozen is None else (self.frozen.params, self.frozen.fingerprints)

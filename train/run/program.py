@@ -73,7 +73,8 @@ def end_badly(text: str) -> NoReturn:
 
 def options_of(main: Callable[..., Any]) -> dict[str, Option]:
     """Returns a program's options by name, those that it shares with others among them."""
-    hints, found = typing.get_type_hints(main), {}
+    hints = typing.get_type_hints(main)
+    found: dict[str, Option] = {}
     for name, parameter in inspect.signature(main).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             # Of `**options: Unpack[...]`; none of them is needed.

@@ -26,7 +26,7 @@ def kept_by_depth(rows: Rows) -> Table:
     for row in _greedy(rows):
         if cells.category(row) == cells.ALL and str(row.get("tree")).startswith("chain-"):
             found += [
-                row | {"depth": d, "kept": x} for d, x in enumerate(row["acceptance_by_depth"], 1) if x is not None
+                {**row, "depth": d, "kept": x} for d, x in enumerate(row["acceptance_by_depth"], 1) if x is not None
             ]
     return crossed(found, BY_TREE, lambda row: f"depth {row['depth']}", cells.percent("kept"))
 

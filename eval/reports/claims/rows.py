@@ -42,7 +42,7 @@ def with_chains(rows: Iterable[Row]) -> list[Row]:
 
 def with_range(rows: Iterable[Row]) -> list[Row]:
     """Returns rows of a speed report with the range of their repeats, where these are told."""
-    found = []
+    found: list[Row] = []
     for row in rows:
         speeds = row.get("tokens_per_second_by_repeat")
         found.append({**row, "range": speeds and {"low": min(speeds), "high": max(speeds)}})

@@ -37,7 +37,7 @@ class Sums(NamedTuple):
     """
 
     loss: Array
-    count: Array
+    count: Array  # type: ignore[assignment]  # In place of a tuple's method.
     recall: Array
     recent: Array
     queries: Array
@@ -114,7 +114,8 @@ def attention_loss(
     layers = heads.queries, heads.keys, made.queries, made.keys, jnp.asarray(windows, jnp.int32)
 
     def add(sums: Sums, layer: Any) -> tuple[Sums, None]:
-        of_layer = _over_queries(*layer, batch, settings, config, with_recall)
+        queries, keys, asked, kept, window = layer
+        of_layer = _over_queries(queries, keys, asked, kept, window, batch, settings, config, with_recall)
         return Sums(*(a + b for a, b in zip(sums, of_layer, strict=True))), None
 
     predicted = jax.tree.map(lambda x: x[first:], layers)

@@ -58,7 +58,7 @@ class ChimeraPart(BesideTarget):
     def begin(self, mesh: Mesh) -> dict[str, Any]:
         """Returns random weights, but for the last norm, which is the target's, and the heads, which are 0."""
         settings, config = self.settings, self.settings.chimera
-        params = quick_to_learn(random_chimera(config, settings.seed)[1], config.layer, settings.seed)
+        params: Any = quick_to_learn(random_chimera(config, settings.seed)[1], config.layer, settings.seed)
         if config.encodes_text:
             params["grams"]["layer"] = first_layer(self.base, params["grams"]["layer"])
         # Training consumes weights, and these lie in NumPy's memory.

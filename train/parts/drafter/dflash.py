@@ -59,7 +59,7 @@ class DFlashPart(BesideTarget):
     def begin(self, mesh: Mesh) -> dict[str, Any]:
         """Returns random weights, but for the last norm, which is the target's."""
         settings, config = self.settings, self.settings.dflash
-        params = quick_to_learn(random_dflash(config, settings.seed)[1], config.layers, settings.seed)
+        params: Any = quick_to_learn(random_dflash(config, settings.seed)[1], config.layers, settings.seed)
         # Training consumes weights, and these lie in NumPy's memory.
         params["final_norm"]["scale"].set_value(jnp.array(final_scale(self.base), copy=True))
         return place({"drafter": params}, mesh)

@@ -95,6 +95,6 @@ class EaglePart(BesideTarget):
         )
 
 
-def _trained(params: nnx.State) -> tuple[nnx.State, nnx.State]:
+def _trained(params: nnx.State) -> tuple[Any, ...]:
     """Returns the parameters that are trained, and the others."""
     return nnx.split_state(params, nnx.Param, ...)

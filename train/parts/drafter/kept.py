@@ -42,8 +42,9 @@ def reader(base: Stored, record: StatesRecord, mesh: Mesh) -> Callable[[Any, Bat
 
     shardings = NamedSharding(mesh, PartitionSpec()) if spans_hosts(mesh) else None
     if not is_divided(mesh):
-        specs = {"in_specs": (PartitionSpec(), ROWS), "out_specs": ROWS}
-        return jax.jit(jax.shard_map(read, mesh=mesh, **specs, check_vma=False), out_shardings=shardings)
+        whole = PartitionSpec()
+        divided = jax.shard_map(read, mesh=mesh, in_specs=(whole, ROWS), out_specs=ROWS, check_vma=False)
+        return jax.jit(divided, out_shardings=shardings)
 
     def on_mesh(params: Any, batch: Batch) -> tuple[Any, dict[int, Any]]:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

@@ -71,7 +71,7 @@ class MedusaPart(BesideTarget):
     def begin(self, mesh: Mesh) -> dict[str, Any]:
         """Returns blocks of 0, and rows that are the target's: every head says at first what the target's own says."""
         settings, config = self.settings, self.settings.medusa
-        params = random_medusa(config, settings.seed)[1]
+        params: Any = random_medusa(config, settings.seed)[1]
         if config.own_rows:
             rows = head_rows(self.base, np.arange(config.vocab_size))
             for head in range(config.num_heads):

@@ -99,10 +99,11 @@ def eagle_objective(
         vectors = model.embed(batch.targets)
         made = unrolled(drafter, features, vectors, batch.positions, batch.segments, settings.test_steps)
         aligned, seen = behind(made, batch.segments)
+        head = drafter.head
         found = drafted(
             model,
             Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights),
-            said_by(model, vocabulary) if drafter.head is None else lambda x: row_products(x, drafter.head[...]),
+            said_by(model, vocabulary) if head is None else lambda x: row_products(x, head[...]),
             vocabulary,
             chunk=chunk,
         )

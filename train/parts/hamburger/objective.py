@@ -78,7 +78,8 @@ def smash_objective(
         )
         parts = said(model, modules, slots, batch, settings)
         if settings.stop_target == "own" and len(parts) > 1:
-            parts = _own_ends(model, *parts, batch, chunk)
+            first, further = parts
+            parts = _own_ends(model, first, further, batch, chunk)
         entropies = [summed_cross_entropy(model.unembed, p.hidden, p.tokens, p.weights, chunk=chunk) for p in parts]
         stops = [_stop_loss(modules, p) for p in parts]
         cross_entropy, stop = ([sum(column) for column in zip(*pairs, strict=True)] for pairs in (entropies, stops))

@@ -60,6 +60,7 @@ def look_back(graphdef: nnx.GraphDef, params: nnx.State, config: ModelConfig, se
     groups = config.num_heads // config.num_kv_heads
     heads = min(PREVIOUS_HEADS, config.num_kv_heads)
 
+    assert first.b_qkv is not None
     by_head = (config.d_model, config.num_kv_heads, groups + 2, config.head_width)
     w_qkv, b_qkv, w_o = (np.array(x[...]) for x in (first.w_qkv, first.b_qkv, first.w_o))
     w_qkv = w_qkv.reshape(by_head)
