@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jax_smash.automaton import token_bytes
+from jax_smash.cache import Block
 from jax_smash.checkpoints.smasher import (
     SmashModules,
 )
@@ -84,6 +88,27 @@ class Model:
         """The longest text that the model reads, in positions; None where it does not say."""
         told = self.config.max_positions if self.config else None
         return getattr(self.definition, "max_positions", told)
+
+    @property
+    def width(self) -> int:
+        """D, the size of a hidden state."""
+        return self._width_and_taps[0]
+
+    @property
+    def taps(self) -> int:
+        """How many taps its forward gives: one more than it has layers, or none."""
+        return self._width_and_taps[1]
+
+    @functools.cached_property
+    def _width_and_taps(self) -> tuple[int, int]:
+        def forward(params: Any) -> tuple[Any, Any]:
+            bound, token = self.definition.bind(params), jnp.zeros((1, 1), jnp.int32)
+            vectors = bound.embed(token)
+            block = Block.causal(jnp.ones((1, 1), bool))
+            return vectors, bound.forward(vectors, token, bound.init_cache(1, 16, 1), block).taps
+
+        vectors, taps = jax.eval_shape(forward, self.params["target"])
+        return vectors.shape[-1], len(taps)
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:

@@ -12,7 +12,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from jax_smash.cache import Block
 from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.templates import LEVELS, RANKS, named_tree, sized
 from jax_smash.draft.trees.tree import Topology
@@ -107,8 +106,7 @@ def check_shape(config: Any, model: Model, where: str) -> None:
     Raises:
       ValueError: the target has another width or vocabulary.
     """
-    width, _ = width_and_taps(model)
-    sizes = {"width": (config.d_model, width), "vocabulary": (config.vocab_size, model.vocab_size)}
+    sizes = {"width": (config.d_model, model.width), "vocabulary": (config.vocab_size, model.vocab_size)}
     check_sizes(sizes, model, where)
 
 
@@ -123,13 +121,12 @@ def check_tapped(config: Any, model: Model, where: str) -> None:
     Raises:
       ValueError: the target gives no taps, or has another width, vocabulary or number of layers.
     """
-    width, taps = width_and_taps(model)
-    if not taps:
+    if not model.taps:
         raise ValueError(f"{where} reads taps {list(config.taps)} of its target; {model.name} gives none")
     sizes = {
-        "width": (config.d_model, width),
+        "width": (config.d_model, model.width),
         "vocabulary": (config.vocab_size, model.vocab_size),
-        "number of layers": (config.target_layers, taps - 1),
+        "number of layers": (config.target_layers, model.taps - 1),
     }
     check_sizes(sizes, model, where)
 
@@ -157,19 +154,6 @@ def check_trained_for(expected: str, model: Model, where: str) -> None:
             f"{where} was trained for a target whose weights have fingerprint {expected[:16]}…; "
             f"those of {model.name} have {found[:16]}…"
         )
-
-
-def width_and_taps(model: Model) -> tuple[int, int]:
-    """Returns the width of a model, and how many taps its forward gives. Nothing is computed."""
-
-    def forward(params: Any) -> tuple[Any, Any]:
-        bound, token = model.definition.bind(params), jnp.zeros((1, 1), jnp.int32)
-        vectors = bound.embed(token)
-        out = bound.forward(vectors, token, bound.init_cache(1, 1, 1), Block.causal(jnp.ones((1, 1), bool)))
-        return vectors, out.taps
-
-    vectors, taps = jax.eval_shape(forward, model.params["target"])
-    return vectors.shape[-1], len(taps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +281,7 @@ def share_of_step(model: Model, params: Any, *, head: int = 0) -> float:
     """
     target = model.params["target"]
     itemsize = 1 if has_int8(target) else jnp.dtype(activation_dtype(target)).itemsize
-    rows = head * width_and_taps(model)[0] * itemsize
+    rows = head * model.width * itemsize
     return (_bytes(params) + rows) / _bytes(target)
 
 
