@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jax_smash.costs import CostCurve, Follower, assumed_costs, estimate_costs, load_costs, read_costs
+from jax_smash.costs import CostCurve, Follower, StoppingFollower, assumed_costs, estimate_costs, load_costs, read_costs
 from jax_smash.decode.budget import Sizing, unused
 from jax_smash.draft.trees.acceptance import PRIOR_FALL, PRIOR_FIRST, prior_rates
 from jax_smash.draft.trees.sizing import Rates, best_tree, choose_budget, choose_ladder, expected_tokens
@@ -41,7 +41,7 @@ Whole chains of 5 were taken to cost 2.
 CHAIN_NODES = 4
 """Drafted nodes of an automatic tree where the model reads every block in order."""
 
-FOLLOWERS: dict[Hashable, dict[Hashable, Follower]] = {}
+FOLLOWERS: dict[Hashable, dict[Hashable, Any]] = {}
 """What this process has learned of what steps take: by what decodes and whence its curve is, then by cache."""
 
 
@@ -90,7 +90,7 @@ class Ladder:
     first: int = 0
     sizing: Sizing | None = None
     curve: CostCurve | None = None
-    follower: Follower | None = None
+    follower: Follower | StoppingFollower | None = None
 
 
 def make_ladder(
@@ -163,7 +163,9 @@ def make_ladder(
         # Curves from the same source share their error.
         decoding = (model.definition, str(mesh_of(model.params)), method, steps, batch, sampled, curve.source)
         relatives = FOLLOWERS.setdefault(decoding, {})
-        beginning = Follower(seconds, relatives=relatives.values())
+        beginning: Any = Follower(seconds, relatives=relatives.values())
+        if reach.stopping:
+            beginning = StoppingFollower(expected * seconds[0] / seconds[1], relatives=relatives.values())
         follower = relatives.setdefault((bucket(slots), budgets, drafted), beginning)
     return Ladder(
         trees=trees,

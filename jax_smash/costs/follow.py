@@ -72,6 +72,23 @@ class Call:
     alone: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What a call of the loop did.
+
+    Attributes:
+      used: steps that were made with each tree.
+      seconds: that they took.
+      expected: what each tree emits, as of before the call.
+      emitted: tokens that a step and row did emit.
+    """
+
+    used: Int[np.ndarray, "rungs"]
+    seconds: float
+    expected: Expected
+    emitted: float
+
+
 class Follower:
     """Chooses among the trees of a ladder by what their steps take here and now.
 
@@ -115,6 +132,9 @@ class Follower:
         """Returns one that begins with the same curve and has learned nothing."""
         return Follower(self._curve.tolist(), clock=self.clock)
 
+    def begin(self) -> None:
+        """Begins another text, of which nothing else is known than of any."""
+
     @property
     def costs(self) -> Float[np.ndarray, "rungs"]:
         """Plain steps that a step with each tree takes; infinite where nothing was measured."""
@@ -145,25 +165,23 @@ class Follower:
         rung = 0 if stale else tried
         return Call(rung, min(self._enough(rung), steps), alone=True)
 
-    def heard(self, call: Call, used: Int[np.ndarray, "rungs"], seconds: float, expected: Expected) -> None:
+    def heard(self, call: Call, made: Made) -> None:
         """Learns from a call.
 
         Args:
           call: what was to be done.
-          used: steps that were made with each tree.
-          seconds: that they took.
-          expected: what each tree emits, as of before the call.
+          made: what was.
         """
-        made, rung = int(used.sum()), call.rung
-        self._steps += made
+        steps, rung, expected = int(made.used.sum()), call.rung, made.expected
+        self._steps += steps
         self._since_plain += 1
-        if made < LEAST_STEPS or used[rung] < made:
+        if steps < LEAST_STEPS or made.used[rung] < steps:
             return
         if rung == 0:
-            self._plain.append(seconds / made)
+            self._plain.append(made.seconds / steps)
             self._since_plain, self._compared = 0, set()
         elif call.alone and self._since_plain <= FRESH:
-            cost = seconds / made / min(self._plain)
+            cost = made.seconds / steps / min(self._plain)
             self._compared.add(rung)
             first_run = cost > WRONG * self._likely(rung) and self._excused[rung] < EXCUSED
             self._excused[rung] += first_run
@@ -173,7 +191,7 @@ class Follower:
             led = rung == self._leader
             self._measured[rung].append(cost)
             self._times[rung] += 1
-            self._lost += made * max(cost - expected[rung], 0.0)
+            self._lost += steps * max(cost - expected[rung], 0.0)
             self._lead(expected)
             self._wins += led and rung == self._leader
             times = self._wins if rung == self._leader else self._times[rung]

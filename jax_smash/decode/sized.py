@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jax_smash.costs.follow import Call, Follower
+from jax_smash.costs import Follower, StoppingFollower
+from jax_smash.costs.follow import Call, Made
 from jax_smash.decode.budget import ROUND_STEPS
 from jax_smash.decode.state import DecodeState
 from jax_smash.pytree import replace
@@ -29,7 +30,7 @@ class SizedCalls:
       choices: drafted nodes and steps of each call, in order; empty with a follower.
     """
 
-    def __init__(self, follower: Follower | None, mesh: Mesh | None):
+    def __init__(self, follower: Follower | StoppingFollower | None, mesh: Mesh | None):
         """Begins with what a follower knows.
 
         Args:
@@ -37,6 +38,8 @@ class SizedCalls:
           mesh: that the state lies on.
         """
         self._follower, self._mesh = follower, mesh
+        if follower is not None:
+            follower.begin()
         self.choices: list[tuple[int, int]] = []
 
     @property
@@ -69,12 +72,13 @@ class SizedCalls:
         return state, steps
 
     def _followed(self, state: DecodeState, steps: int, loop: Loop) -> tuple[DecodeState, int]:
-        follower, sizing = self._follower, state.shared.memory["trees"].sizing
+        follower = self._follower
         assert follower is not None
-        expected, used = jax.device_get((sizing.expected, sizing.used))
+        expected, before = np.array(state.shared.memory["trees"].sizing.expected), _counted(state)
         call = follower.next(expected, steps)
         state, seconds = loop(self._prepared(state, call, follower.weights), call.steps, follower.clock)
-        follower.heard(call, np.asarray(state.shared.memory["trees"].sizing.used) - used, seconds, expected)
+        used, tokens, forwards = (now - then for now, then in zip(_counted(state), before, strict=True))
+        follower.heard(call, Made(used, seconds, expected, emitted=float(tokens.sum() / max(forwards.sum(), 1))))
         return state, call.steps
 
     def _prepared(self, state: DecodeState, call: Call, weights: np.ndarray) -> DecodeState:
@@ -87,6 +91,12 @@ class SizedCalls:
         choice = put(jnp.asarray(call.rung, jnp.int32), self._mesh)
         trees = replace(trees, choice=choice, sizing=replace(trees.sizing, seconds=seconds))
         return replace(state, shared=replace(state.shared, memory=memory | {"trees": trees}))
+
+
+def _counted(state: DecodeState) -> list[np.ndarray]:
+    """Returns steps by tree, and tokens and forwards by row, so far."""
+    counts = state.shared.memory["trees"].sizing.used, state.rows.output_length, state.rows.forwards
+    return [np.array(x) for x in counts]  # Copies, for the loop writes over the state.
 
 
 def is_sized(memory: dict[str, Any]) -> bool:

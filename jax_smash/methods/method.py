@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from jax_smash.costs import CostCurve, Follower
+from jax_smash.costs import CostCurve, Follower, StoppingFollower
 from jax_smash.draft.draft_model import Draws
 from jax_smash.loading import Model
 from jax_smash.methods.draft_options import DRAWS, DraftOptions
@@ -31,7 +31,7 @@ class Method:
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: str = ""
     curve: CostCurve | None = None
-    follower: Follower | None = None
+    follower: Follower | StoppingFollower | None = None
 
     def __repr__(self) -> str:
         """Names the strategy, and prints no weights."""

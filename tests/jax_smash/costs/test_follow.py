@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jax_smash.costs.follow import FIRST_STEPS, MARGIN, Call, Follower
+from jax_smash.costs.follow import FIRST_STEPS, MARGIN, Call, Follower, Made
 
 QUIET = 64
 """Steps of a call."""
@@ -24,7 +24,7 @@ class Machine:
             used = np.zeros(len(self.costs), int)
             used[call.rung] = call.steps
             took = call.steps * self.seconds * self.costs[call.rung] * (1 if self.noise is None else self.noise())
-            follower.heard(call, used, took, expected)
+            follower.heard(call, Made(used, took, expected, emitted=1.0))
             self.steps += used
             self.calls.append(call)
             left -= call.steps
@@ -129,8 +129,8 @@ def test_what_runs_slowly_once_is_measured_again_and_what_is_always_slow_is_beli
     def measured(costs):
         follower = Follower([1.0, 1.4])
         for cost in costs:
-            follower.heard(Call(0, 8, alone=True), np.asarray([8, 0]), 0.08, expected)
-            follower.heard(Call(1, 8, alone=True), np.asarray([0, 8]), 0.08 * cost, expected)
+            follower.heard(Call(0, 8, alone=True), Made(np.asarray([8, 0]), 0.08, expected, emitted=1.0))
+            follower.heard(Call(1, 8, alone=True), Made(np.asarray([0, 8]), 0.08 * cost, expected, emitted=1.0))
         return follower.costs[1]
 
     # Each width of a forward runs for a first time.
@@ -157,10 +157,10 @@ def test_a_machine_that_gets_slower_changes_no_cost():
 def test_calls_that_tell_nothing_teach_nothing():
     follower = Follower([1.0, 1.2])
     expected = np.array([1.0, 2.0])
-    follower.heard(Call(0, 1, alone=True), np.array([1, 0]), 1.0, expected)
-    follower.heard(Call(0, 16, alone=False), np.array([8, 8]), 1.0, expected)
+    follower.heard(Call(0, 1, alone=True), Made(np.array([1, 0]), 1.0, expected, emitted=1.0))
+    follower.heard(Call(0, 16, alone=False), Made(np.array([8, 8]), 1.0, expected, emitted=1.0))
     # A drafted step is compared with a plain one of the same moment alone.
-    follower.heard(Call(1, 8, alone=True), np.array([0, 8]), 1.0, expected)
+    follower.heard(Call(1, 8, alone=True), Made(np.array([0, 8]), 1.0, expected, emitted=1.0))
     assert np.isinf(follower.costs[1])
     assert follower.next(expected, 100) == Call(0, FIRST_STEPS, alone=True)
 
@@ -173,6 +173,6 @@ def test_a_tree_is_used_when_it_was_measured_twice_and_with_a_margin():
     follower, expected = Follower([1.0, 1.0]), np.array([1.0, 2.0])
     for _ in range(2):
         assert np.isinf(follower.weights[1])
-        follower.heard(Call(0, 8, alone=True), np.array([8, 0]), 0.8, expected)
-        follower.heard(Call(1, 8, alone=True), np.array([0, 8]), 1.2, expected)
+        follower.heard(Call(0, 8, alone=True), Made(np.array([8, 0]), 0.8, expected, emitted=1.0))
+        follower.heard(Call(1, 8, alone=True), Made(np.array([0, 8]), 1.2, expected, emitted=1.0))
     np.testing.assert_allclose(follower.weights, [1.0, 1.5 * MARGIN])
