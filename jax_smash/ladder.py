@@ -161,7 +161,8 @@ def make_ladder(
     follower = None
     if not frozen and not several:
         # Curves from the same source share their error.
-        decoding = (model.definition, str(mesh_of(model.params)), method, steps, batch, sampled, curve.source)
+        mesh, stops = str(mesh_of(model.params)), bool(reach.stopping)
+        decoding = (model.definition, mesh, method, steps, batch, sampled, stops, curve.source)
         relatives = FOLLOWERS.setdefault(decoding, {})
         beginning: Any = Follower(seconds, relatives=relatives.values())
         if reach.stopping:

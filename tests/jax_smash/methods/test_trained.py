@@ -109,6 +109,15 @@ def test_steps_of_a_hybrid_and_of_its_drafter_alone_are_measured_apart(tmp_path,
     assert alone.follower is not hybrid.follower
 
 
+def test_chains_that_stop_and_other_trees_learn_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_SMASH_HOME", str(tmp_path))
+    drafter = random_modules(tiny_config())
+    for verify in ("typical-lossy", "coupling", "typical-lossy"):
+        method("eagle", drafter, tree="auto", verify=verify)
+    assert isinstance(method("eagle", drafter, tree="auto").follower, StoppingFollower)
+    assert isinstance(method("hybrid", drafter, tree="auto").follower, Follower)
+
+
 def test_the_curve_that_a_run_writes_down_has_no_drafting_in_it(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_SMASH_HOME", str(tmp_path))
     first = method("chimera", RANDOM, tree="auto")
