@@ -14,6 +14,7 @@ from jax_smash.checkpoints.dflash import random_drafter as random_dflash
 from jax_smash.checkpoints.eagle import load_eagle, random_modules, save_eagle
 from jax_smash.checkpoints.eagle1 import load_eagle1, random_eagle1_modules, save_eagle1
 from jax_smash.checkpoints.medusa import load_medusa, random_heads, save_medusa
+from jax_smash.costs import Follower, StoppingFollower
 from jax_smash.loading import quantised
 from jax_smash.methods import RANDOM, DraftOptions, make_method
 from jax_smash.methods.trained import held_as, share_of_step
