@@ -116,7 +116,7 @@ def test_chains_that_stop_and_other_trees_learn_apart(tmp_path, monkeypatch):
     for verify in ("typical-lossy", "coupling", "typical-lossy"):
         method("eagle", drafter, tree="auto", verify=verify)
     assert isinstance(method("eagle", drafter, tree="auto").follower, StoppingFollower)
-    assert isinstance(method("hybrid", drafter, tree="auto").follower, Follower)
+    assert isinstance(method("chimera", RANDOM, tree="auto").follower, Follower)
 
 
 def test_the_curve_that_a_run_writes_down_has_no_drafting_in_it(tmp_path, monkeypatch):
