@@ -7,10 +7,16 @@ from collections.abc import Callable, Collection
 import numpy as np
 from jaxtyping import Float
 
-from jax_smash.costs.follow import FIRST_STEPS, LEAST_STEPS, PLAIN_KEPT, Call, Expected, Made
+from jax_smash.costs.follow import EXCUSED, FIRST_STEPS, LEAST_STEPS, PLAIN_KEPT, Call, Expected, Made
 
 CHUNK = 8
 """Steps with drafts that are looked at together."""
+
+WORTH = 0.97
+"""Gain from which drafts are made: plain decoding too is a little slower where a drafter is kept ready."""
+
+HOPED = 1.1
+"""Gain that a text begins with at most: what earlier ones gained by more says little of the next."""
 
 PRIOR, USUAL = 8.0, 128.0
 """Plain steps that what earlier texts gained counts as: at the beginning of a text, and beside what a chunk gains."""
@@ -55,7 +61,7 @@ class StoppingFollower:
         self._estimate, self._relatives = gain, relatives
         self._usual: float | None = None
         self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_KEPT)
-        self._since_plain, self._cost = 0, np.inf
+        self._since_plain, self._excused, self._cost = 0, 0, np.inf
         self._pause, self._waited = PAUSE, 0
         self.begin()
 
@@ -65,9 +71,9 @@ class StoppingFollower:
 
     def begin(self) -> None:
         """Begins another text."""
-        self._text = self.usual
+        self._text = min(self.usual, HOPED)
         self._tokens = self._taken = 0.0
-        self._drafts = self._text >= 1
+        self._drafts = self._text >= WORTH
 
     @property
     def usual(self) -> float:
@@ -118,16 +124,17 @@ class StoppingFollower:
             self._waited += steps
             return
         self._since_plain += steps
-        first, self._cost = not np.isfinite(self._cost), a_step / min(self._plain)
+        self._cost = a_step / float(np.median(self._plain))
         taken, tokens = steps * self._cost, steps * made.emitted
-        if first and tokens < taken:
-            # XLA prepares products for a CPU when they run for the first time.
+        if tokens < WORTH * taken and self._excused < EXCUSED:
+            # XLA prepares a CPU's products when they run for the first time: of a forward of another width, later.
+            self._excused += 1
             return
         self._usual = (USUAL * self.usual + tokens) / (USUAL + taken)
         self._taken += taken
         self._tokens += tokens
         gain = (PRIOR * self._text + self._tokens) / (PRIOR + self._taken)
-        if gain >= 1:
+        if gain >= WORTH:
             self._drafts = True
         else:
             lost = max(self._taken - self._tokens, 0.0)
