@@ -166,7 +166,9 @@ def make_ladder(
         relatives = FOLLOWERS.setdefault(decoding, {})
         beginning: Any = Follower(seconds, relatives=relatives.values())
         if reach.stopping:
-            beginning = StoppingFollower(expected * seconds[0] / seconds[1], relatives=relatives.values())
+            # Of a single row an estimate knows too little, whose forms on a CPU are many.
+            gain = expected * seconds[0] / seconds[1] if curve.measured or batch > 1 else 1.0
+            beginning = StoppingFollower(gain, relatives=relatives.values())
         follower = relatives.setdefault((bucket(slots), budgets, drafted), beginning)
     return Ladder(
         trees=trees,

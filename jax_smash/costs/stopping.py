@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 from jaxtyping import Float
 
-from jax_smash.costs.follow import EXCUSED, FIRST_STEPS, LEAST_STEPS, PLAIN_KEPT, Call, Expected, Made
+from jax_smash.costs.follow import EXCUSED, FIRST_STEPS, LEAST_STEPS, PLAIN_KEPT, WRONG, Call, Expected, Made
 
 CHUNK = 8
 """Steps with drafts that are looked at together."""
@@ -62,7 +62,7 @@ class StoppingFollower:
         self._usual: float | None = None
         self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_KEPT)
         self._since_plain, self._excused, self._cost = 0, 0, np.inf
-        self._pause, self._waited = PAUSE, 0
+        self._rest(FEW * (WRONG / gain - 1))
         self.begin()
 
     def anew(self) -> "StoppingFollower":
@@ -129,6 +129,8 @@ class StoppingFollower:
         if tokens < WORTH * taken and self._excused < EXCUSED:
             # XLA prepares a CPU's products when they run for the first time: of a forward of another width, later.
             self._excused += 1
+            if not self._drafts:
+                self._rest(taken - tokens)
             return
         self._usual = (USUAL * self.usual + tokens) / (USUAL + taken)
         self._taken += taken
@@ -137,6 +139,9 @@ class StoppingFollower:
         if gain >= WORTH:
             self._drafts = True
         else:
-            lost = max(self._taken - self._tokens, 0.0)
-            self._pause, self._waited = max(PAUSE, int(lost / ALLOWED)), 0
+            self._rest(self._taken - self._tokens)
             self._drafts, self._tokens, self._taken = False, 0.0, 0.0
+
+    def _rest(self, lost: float) -> None:
+        """Sets when drafts are tried again after they took so many plain steps for nothing, or where they may."""
+        self._pause, self._waited = max(PAUSE, int(lost / ALLOWED)), 0
