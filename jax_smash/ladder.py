@@ -172,8 +172,8 @@ def make_ladder(
         relatives = FOLLOWERS.setdefault(decoding, {})
         beginning: Any = Follower(seconds, relatives=relatives.values())
         if reach.stopping:
-            known = curve.measured or batch > 1
-            gain = expected * seconds[0] / seconds[1] if known else UNMEASURED_GAIN
+            trusted = curve.measured or batch > 1
+            gain = expected * seconds[0] / seconds[1] if trusted else UNMEASURED_GAIN
             beginning = StoppingFollower(gain, relatives=relatives.values())
         follower = relatives.setdefault((bucket(slots), budgets, drafted), beginning)
     return Ladder(
