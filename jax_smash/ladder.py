@@ -39,9 +39,10 @@ Whole chains of 5 were taken to cost 2.
 """
 
 UNMEASURED_GAIN = 1.1
-"""Plain decoding's speed that a drafter that stops is taken to reach beside one row, where no curve was measured.
+"""Speed, in that of plain decoding, that drafts that stop are taken to have where one row decodes by no measured curve.
 
-An estimate knows nothing of the forms that few entries have on a CPU. SmolLM2's EAGLE-3 had 1.09 and 1.14.
+An estimated curve knows nothing of the forms that products of few rows have on a CPU, and is too dear. SmolLM2 with
+EAGLE-3 had 1.09 and 1.14.
 """
 
 CHAIN_NODES = 4

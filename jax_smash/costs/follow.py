@@ -133,7 +133,7 @@ class Follower:
         return Follower(self._curve.tolist(), clock=self.clock)
 
     def begin(self) -> None:
-        """Begins another text, of which nothing else is known than of any."""
+        """Begins another text. What steps take is the same in all."""
 
     @property
     def costs(self) -> Float[np.ndarray, "rungs"]:

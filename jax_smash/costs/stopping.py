@@ -127,7 +127,7 @@ class StoppingFollower:
         self._cost = a_step / float(np.median(self._plain))
         taken, tokens = steps * self._cost, steps * made.emitted
         if tokens < WORTH * taken and self._excused < EXCUSED:
-            # XLA prepares a CPU's products when they run for the first time: of a forward of another width, later.
+            # XLA for a CPU prepares products when they first run, and those of other widths later.
             self._excused += 1
             if not self._drafts:
                 self._rest(taken - tokens)
@@ -143,5 +143,5 @@ class StoppingFollower:
             self._drafts, self._tokens, self._taken = False, 0.0, 0.0
 
     def _rest(self, lost: float) -> None:
-        """Sets when drafts are tried again after they took so many plain steps for nothing, or where they may."""
+        """Stops drafting, for longer the more plain steps drafts have cost, or may cost, for nothing."""
         self._pause, self._waited = max(PAUSE, int(lost / ALLOWED)), 0
