@@ -171,11 +171,13 @@ def make_ladder(
         mesh, stops = str(mesh_of(model.params)), bool(reach.stopping)
         decoding = (model.definition, mesh, method, steps, batch, sampled, stops, curve.source)
         relatives = FOLLOWERS.setdefault(decoding, {})
-        beginning: Any = Follower(seconds, relatives=relatives.values())
-        if reach.stopping:
+        beginning: Follower | StoppingFollower
+        if stops:
             trusted = curve.measured or batch > 1
             gain = expected * seconds[0] / seconds[1] if trusted else UNMEASURED_GAIN
             beginning = StoppingFollower(gain, relatives=relatives.values())
+        else:
+            beginning = Follower(seconds, relatives=relatives.values())
         follower = relatives.setdefault((bucket(slots), budgets, drafted), beginning)
     return Ladder(
         trees=trees,

@@ -74,10 +74,11 @@ class SizedCalls:
     def _followed(self, state: DecodeState, steps: int, loop: Loop) -> tuple[DecodeState, int]:
         follower = self._follower
         assert follower is not None
-        expected, before = np.array(state.shared.memory["trees"].sizing.expected), _counted(state)
+        expected, *before = _told(state)
         call = follower.next(expected, steps)
         state, seconds = loop(self._prepared(state, call, follower.weights), call.steps, follower.clock)
-        used, tokens, forwards = (now - then for now, then in zip(_counted(state), before, strict=True))
+        _, *after = _told(state)
+        used, tokens, forwards = (now - then for now, then in zip(after, before, strict=True))
         follower.heard(call, Made(used, seconds, expected, emitted=float(tokens.sum() / max(forwards.sum(), 1))))
         return state, call.steps
 
@@ -93,10 +94,11 @@ class SizedCalls:
         return replace(state, shared=replace(state.shared, memory=memory | {"trees": trees}))
 
 
-def _counted(state: DecodeState) -> list[np.ndarray]:
-    """Returns steps by tree, and tokens and forwards by row, so far."""
-    counts = state.shared.memory["trees"].sizing.used, state.rows.output_length, state.rows.forwards
-    return [np.array(x) for x in counts]  # Copies, for the loop writes over the state.
+def _told(state: DecodeState) -> list[np.ndarray]:
+    """Returns what each tree emits, and so far steps by tree, and tokens and forwards by row."""
+    sizing, rows = state.shared.memory["trees"].sizing, state.rows
+    told = jax.device_get((sizing.expected, sizing.used, rows.output_length, rows.forwards))
+    return [np.array(x) for x in told]  # Copies, for the loop writes over the state.
 
 
 def is_sized(memory: dict[str, Any]) -> bool:

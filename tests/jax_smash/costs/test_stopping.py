@@ -18,7 +18,7 @@ class Machine:
         self.drafted = False
 
     def text(self, follower, gain, cost, steps=400):
-        """Returns the speed that is reached over a text, in that of plain decoding, and the share of drafts."""
+        """Returns the speed that is reached over a text, in that of plain decoding, and the steps with drafts."""
         follower.begin()
         tokens = taken = drafts = 0.0
         while steps > 0:
