@@ -27,8 +27,8 @@ LARGE = 2 << 20
 HEAD_PARTS, HEAD_ROWS = 4, 64
 """Parts in which the table of all tokens' vectors is read, and vectors up to which that is faster."""
 
-FEW_QUERIES = 8
-"""Rows a KV head up to which each is multiplied with the cache alone."""
+FEW_QUERIES, MORE_QUERIES = 4, 16
+"""Rows a KV head up to which each meets the keys alone, and up to which keys are the first factor of a product."""
 
 STRIPES = 16
 """Terms of a sum of integers that are added up before anything is written; even, for they go in pairs."""
@@ -126,18 +126,21 @@ def rows_in_parts(hidden: Float[Array, "*batch D"], table: Float[Array, "V D"]) 
     return products.T.reshape(*hidden.shape[:-1], tokens)
 
 
-def has_few_queries(rows: Float[Array, "B K R X"]) -> bool:
-    """Whether `product_by_row` is faster than one product."""
-    return rows.shape[2] <= FEW_QUERIES and rows.dtype == jnp.float32
+def has_few_queries(query: Float[Array, "B K R H"]) -> bool:
+    """Whether `scores_of_few` is faster than one product."""
+    return query.shape[2] <= MORE_QUERIES and query.dtype == jnp.float32
 
 
-def product_by_row(
-    spec: str, rows: Float[Array, "B K R X"], matrix: Float[Array, "B K S H"]
-) -> Float[Array, "B K R Y"]:
-    """Multiplies each head's rows with its keys or values, each row alone, which runs at memory speed."""
-    one = spec.replace("R", "")
+def scores_of_few(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:
+    """Returns the products of a few queries with each KV head's keys.
+
+    Three of them in one product would take as long as three products, or up to a third longer.
+    """
+    if query.shape[2] > FEW_QUERIES:
+        return jnp.einsum("BKSH,BKRH->BKSR", keys, query, preferred_element_type=jnp.float32).swapaxes(2, 3)
     products = [
-        jnp.einsum(one, rows[:, :, r], matrix, preferred_element_type=jnp.float32) for r in range(rows.shape[2])
+        jnp.einsum("BKH,BKSH->BKS", query[:, :, r], keys, preferred_element_type=jnp.float32)
+        for r in range(query.shape[2])
     ]
     return jnp.stack(products, axis=2)
 

@@ -1,6 +1,5 @@
 """Attention as a formula in XLA's operations: what runs where no kernel does."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -170,30 +169,24 @@ def _hide(scores: Float[Array, "B K R X"], seen: Bool[Array, "B T X"]) -> Float[
     return jnp.where(seen[:, None, :, None], by_token, MASKED).reshape(scores.shape)
 
 
-def _products(spec: str, rows: Float[Array, "B K R X"], matrix: Float[Array, "B K S H"]) -> Float[Array, "B K R Y"]:
-    """Multiplies each head's rows with its keys or values; float32."""
-
-    def at_once(rows: Array, matrix: Array) -> Array:
-        return jnp.einsum(spec, rows, matrix, preferred_element_type=jnp.float32)
-
-    if not cpu.has_few_queries(rows):
-        return at_once(rows, matrix)
-    by_row = functools.partial(cpu.product_by_row, spec)
-    return jax.lax.platform_dependent(rows, matrix, cpu=by_row, default=at_once)
-
-
 def _scores(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:
     """Returns each row's product with the cache's keys, float32."""
     if _are_few(query.shape[2], keys.shape[2]):
         return _few_scores(query, keys)
-    return _products("BKRH,BKSH->BKRS", query, keys)
+
+    def at_once(query: Array, keys: Array) -> Array:
+        return jnp.einsum("BKRH,BKSH->BKRS", query, keys, preferred_element_type=jnp.float32)
+
+    if not cpu.has_few_queries(query):
+        return at_once(query, keys)
+    return jax.lax.platform_dependent(query, keys, cpu=cpu.scores_of_few, default=at_once)
 
 
 def _mix(weights: Float[Array, "B K R S"], values: Float[Array, "B K S H"]) -> Float[Array, "B K R H"]:
     """Returns the cache's values weighted for each row, float32."""
     if _are_few(*weights.shape[2:]):
         return _few_mixed(weights, values)
-    return _products("BKRS,BKSH->BKRH", weights.astype(values.dtype), values)
+    return jnp.einsum("BKRS,BKSH->BKRH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
 
 def _own_scores(query: Float[Array, "B K R H"], key: Float[Array, "B T K H"]) -> Float[Array, "B K R T"]:
