@@ -50,6 +50,9 @@ GATHERED, SCORED, RANKED = 2.25, 1.0, 800.0
 MANY = 256
 """Numbers from which the highest are found faster by a threshold than by sorting."""
 
+FEW_SETS = 8
+"""Sets of pages, of all rows and KV heads, up to which they are gathered in halves."""
+
 SHORT_PATH = 16
 """Entries of a path up to which as many of them are written as there are, one after another."""
 
@@ -244,6 +247,24 @@ def highest_places(
     at = row[:, None, None], group[None, :, None], jnp.where(taken, marks_before(taken), most)
     found = jnp.zeros((*rank.shape[:2], most + 1), jnp.int32).at[at].set(jnp.broadcast_to(number, rank.shape))
     return found[..., :most], number[None, None, :most] < taken.sum(-1, keepdims=True, dtype=jnp.int32)
+
+
+def are_few_sets(table: Int[Array, "B K N"], by_page: Shaped[Array, "B K P *page"]) -> bool:
+    """Whether `pages_in_halves` is faster than taking all pages at once."""
+    return table.shape[0] * table.shape[1] <= FEW_SETS and table.shape[2] > 1 and by_page.dtype == jnp.float32
+
+
+def pages_in_halves(by_page: Shaped[Array, "B K P *page"], table: Int[Array, "B K N"]) -> Shaped[Array, "B K N *page"]:
+    """Returns the pages of each table, one half of them behind the other.
+
+    XLA shares a gather among cores by its first axis, and copies what is joined in longer pieces.
+    """
+    rows, heads, count, *page = by_page.shape
+    first = count * jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads, 1)
+    chosen, pages = (first + table).reshape(-1), by_page.reshape(rows * heads * count, -1)
+    halves = jnp.split(chosen, [chosen.size // 2])
+    found = jnp.concatenate([pages.at[half].get(mode="promise_in_bounds") for half in halves])
+    return found.reshape(rows, heads, -1, *page)
 
 
 def write_by_entry(

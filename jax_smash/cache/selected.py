@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jax_smash import cpu
 from jax_smash.cache.block import Noted
 from jax_smash.cache.store import EMPTY, HEADS, ROWS, KVCache, LayerCache
 from jax_smash.cache.write import Write, pick
@@ -304,11 +305,17 @@ def take_pages(array: Shaped[Array, "B _ S *entry"], pages: ChosenPages) -> Shap
       pages: likewise.
     """
 
+    def at_once(by_page: Array, table: Array) -> Array:
+        index = table.reshape(*table.shape, *(1,) * (by_page.ndim - 3))
+        return jnp.take_along_axis(by_page, index, axis=2, mode="promise_in_bounds")
+
     def take(array: Array, table: Array) -> Array:
         rows, heads, slots, *entry = array.shape
         by_page = array.reshape(rows, heads, slots // pages.size, pages.size, *entry)
-        table = table.reshape(*table.shape, *(1,) * (len(entry) + 1))
-        found = jnp.take_along_axis(by_page, table, axis=2, mode="promise_in_bounds")
+        if entry and table.shape[1] == heads and cpu.are_few_sets(table, by_page):
+            found = jax.lax.platform_dependent(by_page, table, cpu=cpu.pages_in_halves, default=at_once)
+        else:
+            found = at_once(by_page, table)
         return found.reshape(rows, found.shape[1], -1, *entry)
 
     return on_each_device(take, (array, HEADS), (pages.table, HEADS))

@@ -6,9 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_smash import cpu
 from jax_smash.attention import attend, attend_pages, attend_selected, kernels
 from jax_smash.attention.by_head import attend_by_head, hide_other_pages
 from jax_smash.cache import EMPTY, Block, ChosenPages, LayerCache, LayerPlan, SelectedLayer
+from jax_smash.cache.selected import take_pages
 from jax_smash.draft.trees.tree import pack
 from jax_smash.planning.topology import devices
 from jax_smash.platform import tracing_for
@@ -162,3 +164,16 @@ def test_a_gpu_is_given_the_kernel():
     with tracing_for("gpu"):
         lowered = jax.jit(functools.partial(attend_pages, scale=0.3)).trace(*given).lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 2), (1, 7), (2, 4), (3, 5)])
+def test_pages_of_few_sets_are_those_that_many_are_gathered_as(rows, count):
+    rng = np.random.default_rng(count)
+    array = rng.normal(size=(rows, 3, 9 * SIZE, 4)).astype(np.float32)
+    table = np.stack([rng.permutation(9)[:count] for _ in range(rows * 3)]).reshape(rows, 3, count).astype(np.int32)
+    assert cpu.are_few_sets(jnp.asarray(table), jnp.asarray(array)) == (rows < 3)
+    counts = np.full((rows, 3), count)
+    found = take_pages(jnp.asarray(array), some_pages(table, counts, counts * SIZE))
+    pages = array.reshape(rows, 3, 9, SIZE, 4)
+    expected = np.take_along_axis(pages, table[..., None, None], axis=2).reshape(rows, 3, -1, 4)
+    np.testing.assert_array_equal(found, expected)
