@@ -69,7 +69,7 @@ def attend(
         assert far_query is not None
         sinks, cache = cache.front(), cache.behind()
         visible = sinks.position[:, None, :] <= asking[:, :, None]
-        far = _hide(capped(_scores(rows_of(far_query), sinks.keys)), visible)
+        far = _hide(capped(key_scores(rows_of(far_query), sinks.keys)), visible)
         own = jnp.concatenate([own, far], axis=-1)
         value = jnp.concatenate([value, sinks.values.transpose(0, 2, 1, 3)], axis=1)
 
@@ -78,7 +78,7 @@ def attend(
         visible = slots.position[:, None, :] <= asking[:, :, None]
         if window:
             visible &= slots.position[:, None, :] > asking[:, :, None] - window
-        return _hide(capped(_scores(query, slots.keys)), visible)
+        return _hide(capped(key_scores(query, slots.keys)), visible)
 
     tile = _tile(query.shape, cache.position.shape[1])
     if tile is None:
@@ -169,8 +169,8 @@ def _hide(scores: Float[Array, "B K R X"], seen: Bool[Array, "B T X"]) -> Float[
     return jnp.where(seen[:, None, :, None], by_token, MASKED).reshape(scores.shape)
 
 
-def _scores(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:
-    """Returns each row's product with the cache's keys, float32."""
+def key_scores(query: Float[Array, "B K R H"], keys: Float[Array, "B K S H"]) -> Float[Array, "B K R S"]:
+    """Returns the products of each KV head's queries with its keys, float32."""
     if _are_few(query.shape[2], keys.shape[2]):
         return _few_scores(query, keys)
 

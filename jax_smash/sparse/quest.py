@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jax_smash.attention.formula import key_scores
 from jax_smash.cache import SelectedLayer, Selection, Step
 from jax_smash.cache.store import HEADS, ROWS
 from jax_smash.cache.write import pin
@@ -78,9 +79,7 @@ class Quest(Selecting):
         grouped = query.reshape(rows, heads, -1, width)
         # Σ max(q · low, q · high) as two products: where q is negative, its product with the least is the greater.
         parts = ((jnp.minimum(grouped, 0), bounds.low), (jnp.maximum(grouped, 0), bounds.high))
-        low, high = (
-            jnp.einsum("BKGH,BKPH->BKGP", query, edge, preferred_element_type=jnp.float32) for query, edge in parts
-        )
+        low, high = (key_scores(query, edge) for query, edge in parts)
         return self.best(view, (low + high).max(2))
 
     def committed(self, view: SelectedLayer, step: Step) -> Any:
