@@ -174,6 +174,15 @@ CLAIMS = (
         table=layouts.by_policy,
     ),
     Claim(
+        name="smollm2-ruler",
+        title=f"{SMOLLM2}: RULER's tasks by dense decoding",
+        text="The share of a question's answers that stand in what is written, of 1,024 tokens together; they are "
+        "words and numbers that chance does not give. Where dense decoding finds less than 10%, the task cannot tell "
+        "policies of the cache apart.",
+        reports=("smollm2-ruler",),
+        table=layouts.by_ruler_task,
+    ),
+    Claim(
         name="smollm2-recall",
         title=f"{SMOLLM2}: what policies find of what the model attends to",
         text="Of the half of the entries to which a query head attends most, the share that the policy reads; of a "

@@ -187,6 +187,12 @@ def by_policy(rows: Rows) -> Table:
     return crossed(met, down, cells.task, cells.score)
 
 
+def by_ruler_task(rows: Rows) -> Table:
+    """A line a task of RULER, by dense decoding."""
+    found = where(rows, policy="dense")
+    return listed(found, {"Task": lambda row: row["task"].removeprefix("ruler_"), "Found": cells.share})
+
+
 def by_recall(rows: Rows) -> Table:
     """A line a policy of the cache: what it reads, recall by query head and by group, and the last entries' recall."""
     columns = {
