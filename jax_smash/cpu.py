@@ -257,7 +257,7 @@ def are_few_sets(table: Int[Array, "B K N"], by_page: Shaped[Array, "B K P *page
 def pages_in_halves(by_page: Shaped[Array, "B K P *page"], table: Int[Array, "B K N"]) -> Shaped[Array, "B K N *page"]:
     """Returns the pages of each table, one half of them behind the other.
 
-    Of pages of 16 and of 64 slots this takes XLA about half as long as one gather.
+    By themselves, on two cores, two halves took 0.5 to 0.7 of the time of one gather.
     """
     rows, heads, count, *page = by_page.shape
     first = count * jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads, 1)
