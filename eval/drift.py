@@ -31,9 +31,9 @@ from eval.scores.smashing import smash_options
 from jax_smash.loading import Model, load
 from jax_smash.methods import check_smash, fitting_modules
 from jax_smash.sampling import SamplingOptions
-from jax_smash.serve.generation import Completion
 from jax_smash.serve.prompts import read_prompts
 from jax_smash.serve.request import Request, make_request
+from jax_smash.serve.turn import Completion
 from jax_smash.smash.options import MODES, SmashOptions
 
 HAMBURGER, CONTROL = "hamburger", "ar"

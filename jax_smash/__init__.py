@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from jax_smash.protocols import CausalLM, Drafter, Forward, LogitsProcessor, ModelDef, Strategy
     from jax_smash.sampling import SamplingOptions, choose, row_keys
     from jax_smash.saving import save
-    from jax_smash.serve.generation import Completion, generate
+    from jax_smash.serve.generation import generate
     from jax_smash.serve.session import Session
+    from jax_smash.serve.turn import Completion
 
 # Names are imported when they are first used: `jax-smash --help` should not wait for every library.
 _HOMES = {
@@ -44,7 +45,7 @@ _HOMES = {
     "Autoregressive": "decode.autoregressive",
     "Block": "cache",
     "CausalLM": "protocols",
-    "Completion": "serve.generation",
+    "Completion": "serve.turn",
     "DecodeState": "decode.state",
     "DraftOptions": "methods",
     "DraftTree": "draft.trees.tree",

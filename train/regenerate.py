@@ -26,9 +26,10 @@ from jax_smash.cli.resume import MADE_WITH, made_with
 from jax_smash.hosts import HostOptions, agree, decided, is_first, join_hosts
 from jax_smash.loading import Model, find, load
 from jax_smash.sampling import SamplingOptions
-from jax_smash.serve.generation import Completion, generate
+from jax_smash.serve.generation import generate
 from jax_smash.serve.prompts import FilePrompt
 from jax_smash.serve.request import make_request
+from jax_smash.serve.turn import Completion
 from jax_smash.sharding import mesh_of_hosts
 from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
 from train.data.questions import read_questions

@@ -14,7 +14,7 @@ from eval.exact.rescoring import Rescored
 from eval.scores.intervals import Interval, ratio_bootstrap
 from eval.scores.smashing import Compression
 from eval.tasks.variety import distinct_share
-from jax_smash.serve.generation import Completion
+from jax_smash.serve.turn import Completion
 
 FIRST = 32
 """Tokens of the first bucket of positions; each one after ends at twice the position."""

@@ -13,12 +13,13 @@ import jax_smash
 from eval.reports.report import progress
 from eval.scores.smashing import Compression
 from jax_smash.decode.forced import Prompts, forced_log_probs
+from jax_smash.decode.state import LogProbs
 from jax_smash.loading import Model
 from jax_smash.methods import make_method
 from jax_smash.protocols import longest_block
 from jax_smash.sampling import SamplingOptions
-from jax_smash.serve.generation import Completion
 from jax_smash.serve.session import Session, TokenLogProb
+from jax_smash.serve.turn import Completion
 from jax_smash.shapes import bucket
 from jax_smash.sharding import mesh_of, on_host, on_mesh, put
 from jax_smash.smash.options import SmashOptions
@@ -254,12 +255,11 @@ class Engine:
         lengths = np.ones((self.batch_size,), np.int32)  # Rows of one token sit out.
         for row, text in enumerate(texts):
             tokens[row, : len(text)], lengths[row] = text, len(text)
-        params = self.model.params["target"]
-        mesh = mesh_of(params)
+        mesh = mesh_of(self.model.params["target"])
         prompts = None if contexts is None else _prompts(contexts, self.batch_size, shape)
-        placed = [put(jnp.asarray(x), mesh, "batch") for x in (tokens, lengths)]
+        placed = jax.tree.map(lambda x: put(x, mesh, "batch"), (jnp.asarray(tokens), jnp.asarray(lengths), prompts))
         with on_mesh(mesh):
-            found = self._forced(params, *placed, prompts=jax.tree.map(lambda x: put(x, mesh, "batch"), prompts))
+            found = self._records(*placed)
         chosen, values, ids = on_host((found.chosen, found.top_values, found.top_tokens))
         values, ids = values[..., 0], ids[..., 0]
         if np.isnan(chosen).any():
@@ -272,6 +272,9 @@ class Engine:
             ]
             for row, text in enumerate(texts)
         ]
+
+    def _records(self, tokens: jax.Array, lengths: jax.Array, prompts: Prompts | None) -> LogProbs:
+        return self._forced(self.model.params["target"], tokens, lengths, prompts=prompts)
 
     @functools.cached_property
     def _forced(self) -> Any:

@@ -78,6 +78,12 @@ class Task:
         """Whether the examples depend on the share of bytes."""
         return self.name.partition(":")[0] == RECALL
 
+    @property
+    def written(self) -> bool:
+        """Whether the model writes answers, of which no tokens are given."""
+        task = self.name.partition(":")[0]
+        return task == PATH or task.startswith(ASKED_PREFIX)
+
     def protocol(self, asked: str) -> str:
         """Returns how its prompts are read where the run asks for a protocol."""
         return STEPWISE if self.name.partition(":")[0] in BY_STEPS else asked

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eval.exact.exactness_report import say
@@ -12,6 +12,7 @@ from eval.scores.finished import Finished, file_states
 from eval.sparse.arms import BYTES, DENSE, OWN, Arm, beside, policy_of, settled
 from eval.sparse.asked import Task
 from eval.sparse.rows import rows_of, unmet_row
+from eval.sparse.shared import SharedPrompts
 from eval.tasks.outcome import Outcome
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model
@@ -20,7 +21,11 @@ from jax_smash.sparse import Dense, Selecting, named_files, sparsified
 
 BASELINE = "dense"
 
+MOST_ARMS = 32
+"""Policies at a budget that are asked at once: each keeps a program, and a process may map so much and no more."""
+
 Row = dict[str, Any]
+ArmKey = tuple[str, float]
 
 
 class Comparison:
@@ -60,74 +65,107 @@ class Comparison:
     def rows(self, tasks: Sequence[Task], on_rows: Callable[[list[Row]], None] = lambda rows: None) -> list[Row]:
         """Returns the rows of all tasks: of each dense decoding's, then each policy's by budget.
 
-        A policy at a budget is asked on one task after the other, which share its compiled programs.
+        Prompts that are read densely are read once for many policies at their budgets, which then answer one after the
+        other.
 
         Args:
           tasks: with their examples.
-          on_rows: called with the rows so far after dense decoding and after each policy at a budget.
+          on_rows: called with the rows so far after each policy at a budget.
 
         Raises:
           ValueError: a task cannot be asked of the model.
         """
         plain = self._engine(self.model)
         lengths = [task.length(plain) for task in tasks]
-        found: list[list[Row]] = []
-        usual: list[list[Outcome]] = []
-        for task, length in zip(tasks, lengths, strict=True):
-            dense = self._settled(BASELINE, Dense(), 1.0, length)
-            usual.append([] if task.by_share else self._outcomes(dense, self.model, task))
-            told: Row = {"task": task.told, "length": length, "protocol": task.protocol(self.protocol)}
-            found.append(rows_of(dense, usual[-1], None, **told))
-        self._forget(on_rows, found)
-        for name, sparse in self.models.items():
-            for share in self.shares:
-                for i, task in enumerate(tasks):
-                    found[i] += self._arm_rows(name, sparse, share, task, lengths[i], usual[i], plain)
-                self._forget(on_rows, found)
-        return _flat(found)
+        found: list[Row] = []
+        for i, (task, length) in enumerate(zip(tasks, lengths, strict=True)):
+            for rows in self._task_rows(task, length, plain):
+                found += rows
+                on_rows(found)
+            if not all(one.written for one in tasks[i : i + 2]):  # Programs that write answers serve the next task.
+                PROGRAMS.forget()
+        return found
 
-    def _arm_rows(
-        self,
-        name: str,
-        sparse: Model,
-        share: float,
-        task: Task,
-        length: int,
-        usual: list[Outcome],
-        plain: Engine,
-    ) -> list[Row]:
-        protocol, policy = task.protocol(self.protocol), policy_of(sparse)
+    def _task_rows(self, task: Task, length: int, plain: Engine) -> Iterator[list[Row]]:
+        """Yields the rows of each policy at a budget, dense decoding's first."""
+        told: Row = {"task": task.told, "length": length}
+        dense = self._settled(BASELINE, Dense(), 1.0, length)
+        arms = [self._arm(name, share, task, length) for name in self.models for share in self.shares]
+        groups = self._groups(task, [dense, *arms])
+        usual = [] if task.by_share else self._outcomes(dense, task, groups)
+        yield rows_of(dense, usual, None, **told, protocol=task.protocol(self.protocol))
+        last = groups.get(_key(dense))
+        for arm in arms:
+            told["protocol"] = self._read_by(arm, task)
+            if arm.policy is None:
+                say(f"{task.told}: {arm.name} at {arm.asked:.0%}: not met: {arm.unmet}")
+                yield [unmet_row(arm, **told)]
+                continue
+            group = groups.get(_key(arm), last)
+            if group is not last or not groups:
+                PROGRAMS.forget()  # A process may map so many pieces of memory and no more.
+            last = group
+            against = task.sets(arm.asked).measure(plain) if task.by_share else usual
+            yield rows_of(arm, self._outcomes(arm, task, groups), against, **told)
+
+    def _arm(self, name: str, share: float, task: Task, length: int) -> Arm:
+        """Returns a policy at a budget for a task, or why there is none."""
+        policy = policy_of(self.models[name])
         arm = self._settled(name, policy, share, length)
-        if protocol == DENSE and not isinstance(policy, Selecting):
-            protocol = OWN
         if task.by_share and not isinstance(policy, Selecting):
-            arm = dataclasses.replace(arm, policy=None, unmet="it keeps the last entries: see recency")
-        told: Row = {"task": task.told, "length": length, "protocol": protocol}
-        if arm.policy is None:
-            say(f"{task.told}: {name} at {share:.0%}: not met: {arm.unmet}")
-            return [unmet_row(arm, **told)]
-        against = task.sets(share).measure(plain) if task.by_share else usual
-        return rows_of(arm, self._outcomes(arm, beside(sparse, arm.policy), task), against, **told)
+            return dataclasses.replace(arm, policy=None, unmet="it keeps the last entries: see recency")
+        return arm
 
-    def _outcomes(self, arm: Arm, model: Model, task: Task) -> list[Outcome]:
+    def _read_by(self, arm: Arm, task: Task) -> str:
+        """Returns how an arm reads a task's prompts."""
+        protocol, policy = task.protocol(self.protocol), policy_of(self.models[arm.name])
+        return OWN if protocol == DENSE and not isinstance(policy, Selecting) else protocol
+
+    def _groups(self, task: Task, arms: Sequence[Arm]) -> dict[ArmKey, SharedPrompts]:
+        """Returns, by arm, those for which prompts are read once: arms that choose slots and have not been asked."""
+        if task.by_share or task.protocol(self.protocol) != DENSE:
+            return {}
+        asked = [arm for arm in arms if self._shares(arm) and self._earlier(arm, task) is None]
+        found: dict[ArmKey, SharedPrompts] = {}
+        for first in range(0, len(asked), MOST_ARMS):
+            models = {_key(arm): self._model(arm) for arm in asked[first : first + MOST_ARMS]}
+            group = SharedPrompts(self.model, models, batch_size=self.batch_size)
+            found |= dict.fromkeys(models, group)
+        return found
+
+    def _shares(self, arm: Arm) -> bool:
+        """Returns whether an arm can go on from a prompt that dense decoding has read."""
+        return arm.name == BASELINE or isinstance(arm.policy, Selecting)
+
+    def _model(self, arm: Arm) -> Model:
+        assert arm.policy is not None
+        return self.model if arm.name == BASELINE else beside(self.models[arm.name], arm.policy)
+
+    def _outcomes(self, arm: Arm, task: Task, groups: Mapping[ArmKey, SharedPrompts]) -> list[Outcome]:
         """Returns what an arm was found to do, now or by an earlier run."""
-        key: dict[str, Any] = {"task": task.name, "policy": arm.name, "budget": arm.asked}
-        if self.kept is not None:
-            key |= self._read_from(arm.name)
-        earlier = None if self.kept is None else self.kept.get(key, 0)
+        earlier = self._earlier(arm, task)
         if earlier is not None:
             return earlier
-        engine, begun = self._engine(model), time.monotonic()
+        group, begun = groups.get(_key(arm)), time.monotonic()
+        engine = self._engine(self._model(arm)) if group is None else group.engine(_key(arm))
         outcomes = task.sets(arm.asked).measure(engine)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - begun if group is None else group.seconds[_key(arm)]
         told = ", ".join(f"{one.metric} {one.score:.4f}" for one in outcomes)
         what = f"{task.told}: {arm.name} at {arm.asked:.0%} ({arm.slots} slots)"
         say(f"{what}: n {outcomes[0].n}, {told}, {seconds:.0f} s")
         more = {"seconds_per_example": seconds / outcomes[0].n, "commit": self._here and self._here["hash"]}
         outcomes = [dataclasses.replace(one, more=one.more | more) for one in outcomes]
         if self.kept is not None:
-            self.kept.add(key, 0, outcomes)
+            self.kept.add(self._name_of(arm, task), 0, outcomes)
         return outcomes
+
+    def _earlier(self, arm: Arm, task: Task) -> list[Outcome] | None:
+        """Returns what an earlier run has found; None where it has not."""
+        return None if self.kept is None else self.kept.get(self._name_of(arm, task), 0)
+
+    def _name_of(self, arm: Arm, task: Task) -> dict[str, Any]:
+        """Returns under what an arm's outcomes are kept."""
+        return {"task": task.name, "policy": arm.name, "budget": arm.asked} | self._read_from(arm.name)
 
     def _read_from(self, name: str) -> dict[str, Any]:
         """Returns the states of the files that a policy is read from, where there are any."""
@@ -143,11 +181,6 @@ class Comparison:
     def _engine(self, model: Model) -> Engine:
         return Engine(model, batch_size=self.batch_size, by_steps=self.protocol == DENSE)
 
-    def _forget(self, on_rows: Callable[[list[Row]], None], found: list[list[Row]]) -> None:
-        # Of another policy nothing is called again, and a process may map so many pieces of memory and no more.
-        PROGRAMS.forget()
-        on_rows(_flat(found))
 
-
-def _flat(found: list[list[Row]]) -> list[Row]:
-    return [row for rows in found for row in rows]
+def _key(arm: Arm) -> ArmKey:
+    return arm.name, arm.asked

@@ -34,8 +34,8 @@ from jax_smash.serve.prompts import FilePrompt, checked_text, read_prompts
 
 if TYPE_CHECKING:
     from jax_smash.loading import Model
-    from jax_smash.serve.generation import Completion
     from jax_smash.serve.session import TokenLogProb
+    from jax_smash.serve.turn import Completion
 
 NO_PART_OF_IT = (
     *("model", "prompt", "prompts", "json", "resume", "overwrite", "stream", "compilation_cache", "programs"),

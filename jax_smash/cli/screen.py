@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from jax_smash.serve.generation import Completion
+    from jax_smash.serve.turn import Completion
 
 
 class Screen:

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
     from jax_smash.decode.draft_report import Drafted
     from jax_smash.decode.groups import Smashed
-    from jax_smash.serve.generation import Completion
+    from jax_smash.serve.turn import Completion
 
 SHOWN_DEPTHS = 8
 """Depths whose acceptance is shown."""

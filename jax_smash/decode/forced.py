@@ -1,6 +1,5 @@
 """Given text read as decoding reads it: a step for each token, with the cache as it then is."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_smash.decode.autoregressive import Autoregressive
 from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, start
-from jax_smash.decode.state import DecodeState, LogProbs, Shared, take_rows
+from jax_smash.decode.state import DecodeState, LogProbs, Rows, Shared, take_rows
 from jax_smash.models.rope import reach_of_text
 from jax_smash.protocols import ModelDef
 from jax_smash.pytree import pytree
@@ -99,32 +98,72 @@ def forced_log_probs(
 
     Source: TokenButler, section 4.3: the whole text is a decode task, without a prefill.
     """
+    if prompts is None:
+        of = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+        prompts = Prompts(tokens=tokens[:, :1], lengths=jnp.ones_like(of), of=of)
+    rows = read_prompts(model_def, params, tokens, lengths, prompts, n=n)
+    return log_probs_behind(model_def, params, tokens, lengths, prompts, rows, n=n)
+
+
+def read_prompts(
+    model_def: ModelDef,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    prompts: Prompts,
+    *,
+    n: int = 0,
+) -> Rows:
+    """Returns the R rows of prompts that have been read, with room for the texts that begin with them.
+
+    Arguments and errors are those of `forced_log_probs`.
+    """
     width = tokens.shape[1]
     if width < 2:
         raise ValueError(f"tokens must be at least 2 a row; got {width}")
-    lengths = lengths.astype(jnp.int32)
-    if prompts is None:
-        of = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-        prompts = Prompts(tokens=tokens[:, :1], lengths=jnp.ones_like(lengths), of=of)
     count, piece = prompts.tokens.shape
-    roles = {"target": params}
-    strategy = Autoregressive(target=model_def, log_probs=n)
-    shared = Shared(processors=(GivenText(tokens=tokens),), stop_tokens=jnp.full((1,), -1, jnp.int32))
+    roles, strategy = {"target": params}, Autoregressive(target=model_def, log_probs=n)
+    shared = _shared(prompts.tokens)
     keys = jax.random.split(jax.random.key(0), count)  # Nothing is drawn.
     slots = round_up(width, SLOT_MULTIPLE)
     rows = init_rows(strategy, roles, shared, keys, slots=slots, output=width - 1, block=piece, log_probs=n)
-    longest = jnp.zeros((count,), jnp.int32).at[prompts.of].max(lengths)
+    longest = jnp.zeros((count,), jnp.int32).at[prompts.of].max(lengths.astype(jnp.int32))
     config = getattr(model_def.bind(params), "config", None)
     reach = None if config is None else reach_of_text(config, prompt=longest, new=0)
     rows = open_turn(rows, limit=longest, stop=jnp.zeros_like(longest), reach=reach)
     valid = jnp.arange(piece, dtype=jnp.int32)[None] < prompts.lengths[:, None]
     state = DecodeState(rows=rows, shared=shared)
-    state, _ = prefill(strategy, roles, state, Chunk(tokens=prompts.tokens, valid=valid))
+    return prefill(strategy, roles, state, Chunk(tokens=prompts.tokens, valid=valid))[0].rows
+
+
+def log_probs_behind(
+    model_def: ModelDef,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    prompts: Prompts,
+    rows: Rows,
+    *,
+    n: int = 0,
+) -> LogProbs:
+    """Returns the log-probabilities of `forced_log_probs` behind prompts that have been read.
+
+    Args:
+      model_def, params, tokens, lengths, prompts, n: as there.
+      rows: from `read_prompts`; their cache is this model's.
+    """
+    lengths = lengths.astype(jnp.int32)
+    strategy = Autoregressive(target=model_def, log_probs=n)
     read = prompts.lengths[prompts.of]
     limit = jnp.maximum(lengths - read, 0)
-    rows = open_turn(take_rows(state.rows, prompts.of), limit=limit, stop=jnp.zeros_like(lengths))
-    state = decode(strategy, roles, start(strategy, roles, replace(state, rows=rows)), jnp.int32(width))
+    rows = open_turn(take_rows(rows, prompts.of), limit=limit, stop=jnp.zeros_like(lengths))
+    roles, state = {"target": params}, DecodeState(rows=rows, shared=_shared(tokens))
+    state = decode(strategy, roles, start(strategy, roles, state), jnp.int32(tokens.shape[1]))
     return _told(state.rows.log_probs, state.rows.output_length, lengths - read)
+
+
+def _shared(tokens: Int[Array, "B T"]) -> Shared:
+    return Shared(processors=(GivenText(tokens=tokens),), stop_tokens=jnp.full((1,), -1, jnp.int32))
 
 
 def _told(found: LogProbs | None, read: Int[Array, "B"], wanted: Int[Array, "B"]) -> LogProbs:

@@ -129,13 +129,14 @@ class SparseDef:
       definition: the model.
       policy: says what its cache keeps, or what is read of it.
       max_positions: the longest text that it reads; None for no limit.
-      predictor: what the policy chooses by; its parameters are among the model's. None without one.
+      predictor: what the policy chooses by, a `NnxModel` or likewise bound to its parameters, which are among the
+        model's. None without one.
     """
 
     definition: ModelDef
     policy: SparsePolicy
     max_positions: int | None = None
-    predictor: NnxModel | None = None
+    predictor: Any = None
 
     def bind(self, params: Any) -> Any:
         """Returns the model with these parameters."""

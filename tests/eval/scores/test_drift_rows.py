@@ -5,7 +5,7 @@ from eval.exact.rescoring import Rescored
 from eval.scores.drift_rows import MOST_NATS, Reread, buckets, row
 from eval.scores.smashing import Compression
 from jax_smash.decode.groups import Smashed
-from jax_smash.serve.generation import Completion
+from jax_smash.serve.turn import Completion
 
 
 def text(wrong, nats=None, tokens=None, **more):
