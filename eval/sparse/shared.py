@@ -51,14 +51,17 @@ class SharedPrompts:
         self._dense = model
         self._reader = reading_together(model, [arm for arm in arms.values() if isinstance(arm.definition, SparseDef)])
         self.waiting: dict[Hashable, dict[Hashable, Any]] = {}
+        self._behind = {
+            name: jax.jit(functools.partial(log_probs_behind, arm.definition, n=1)) for name, arm in arms.items()
+        }
 
     def engine(self, arm: Hashable) -> Engine:
         """Returns what asks one of the arms. The first that is asked something has all others asked the same."""
         return _ArmEngine(self, arm)
 
     def told(self, arm: Hashable, question: Hashable, ask: Any) -> Any:
-        """Returns an arm's answer to a question; `ask` gives those of all arms."""
-        if question not in self.waiting:
+        """Returns an arm's answer to a question; `ask` gives those of all arms, which wait for their turn."""
+        if arm not in self.waiting.get(question, ()):
             self.waiting[question] = ask()
         answer = self.waiting[question].pop(arm)
         if not self.waiting[question]:
@@ -93,14 +96,14 @@ class SharedPrompts:
         with progress(what, len(prompts) * len(self.arms)) as advance:
             for first in range(0, len(prompts), size):
                 batch = range(first, min(first + size, len(prompts)))
-                read = _session(self._reader, request, size, max_new_tokens)
-                texts = [request.tokens[i] for i in batch] + [[]] * (size - len(batch))
-                read.read(texts, limits=[max_new_tokens] * size)
+                reader = _session(self._reader, request, size, max_new_tokens)
+                texts = [request.tokens[i] for i in batch] + [[]] * (size - len(batch))  # Other rows sit out.
+                reader.read(texts, limits=[max_new_tokens] * size)
                 for name, arm in self.arms.items():
                     began = time.monotonic()
                     session = _session(arm, request, size, max_new_tokens)
                     turn = Turn(arm, session, request, batch)
-                    turn.begin(functools.partial(_go_on, session, self.rows_of(arm, read.state.rows)))
+                    turn.begin(functools.partial(_go_on, session, self.rows_of(arm, reader.state.rows)))
                     for i, completion in zip(batch, turn.decode(QUIET_STEPS)[0], strict=True):
                         found[name][order[i]] = completion
                         advance()
@@ -114,8 +117,8 @@ class SharedPrompts:
         found = {}
         for name, arm in self.arms.items():
             began = time.monotonic()
-            behind = self._behind(name)
-            found[name] = jax.block_until_ready(behind(arm.params["target"], *texts, self.rows_of(arm, rows)))
+            made = self._behind[name](arm.params["target"], *texts, self.rows_of(arm, rows))
+            found[name] = jax.block_until_ready(made)
             self.seconds[name] += time.monotonic() - began
         return found
 
@@ -130,10 +133,6 @@ class SharedPrompts:
     @functools.cached_property
     def _read(self) -> Any:
         return jax.jit(functools.partial(read_prompts, self._reader.definition, n=1))
-
-    @functools.cache  # noqa: B019 - as long as the object lives
-    def _behind(self, arm: Hashable) -> Any:
-        return jax.jit(functools.partial(log_probs_behind, self.arms[arm].definition, n=1))
 
 
 class _ArmEngine(Engine):
