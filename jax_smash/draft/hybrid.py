@@ -101,6 +101,7 @@ class Hybrid:
         count = jnp.full_like(context.pending, length)
         if isinstance(self.line, Judging):
             count = jnp.minimum(_quarters(topology, self.line.quarters(own[1], context)), length)
+            count = jnp.minimum(count, second.valid.sum(1, dtype=jnp.int32) - 1)  # Room is made for what is there.
         return _joined(first, second, count, nodes=topology.nodes, levels=levels), (made, None)
 
     def learn(self, params: Params, own: Pair, shared: Pair, made: Pair, outcome: Outcome) -> tuple[Pair, Pair]:

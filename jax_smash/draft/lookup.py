@@ -30,6 +30,8 @@ class Lookup:
     Attributes:
       max_ngram: last tokens that are compared at most.
       places: that are looked at for a tree; at most 30.
+      least: tokens that are likely to be kept with a lower probability are not drafted; see `tree_of_continuations`.
+        Then the best place alone counts.
 
     Raises:
       ValueError: a number is out of range.
@@ -37,6 +39,7 @@ class Lookup:
 
     max_ngram: int = 3
     places: int = 8
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_ngram < 1:
@@ -66,11 +69,13 @@ class Lookup:
         """Returns the tree of what followed the last tokens before."""
         pending = context.pending
         text = own.extended(pending[:, None], jnp.ones_like(pending))
-        place, agreeing = text.latest(text.matches(self.max_ngram), self.places)
+        place, agreeing = text.latest(text.matches(self.max_ngram), 1 if self.least else self.places)
         # A place outweighs all that come after it together.
         weight = jnp.left_shift(1, jnp.arange(place.shape[1] - 1, -1, -1, dtype=jnp.int32))[None]
         weight = jnp.where(agreeing > 0, weight, 0)
-        return tree_of_continuations(topology, pending, text.following(place, topology.levels), weight), None
+        token = text.following(place, topology.levels)
+        tree = tree_of_continuations(topology, pending, token, weight, agreeing=agreeing[:, 0], least=self.least)
+        return tree, None
 
     def learn(self, params: Params, own: Text, shared: Any, made: Any, outcome: Outcome) -> tuple[Text, Any]:
         """Keeps what was committed."""

@@ -71,9 +71,11 @@ class Suffix:
 
     Attributes:
       places: that are looked at.
+      least: tokens that are likely to be kept with a lower probability are not drafted; see `tree_of_continuations`.
     """
 
     places: int = 16
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         if self.places < 1:
@@ -100,8 +102,11 @@ class Suffix:
     ) -> tuple[DraftTree, None]:
         """Returns the tree of what followed the longest endings."""
         text, place, agreeing = self._longest(own, context)
-        token = text.following(place, topology.levels)
-        return tree_of_continuations(topology, context.pending, token, weights(agreeing)), None
+        token, weight = text.following(place, topology.levels), weights(agreeing)
+        tree = tree_of_continuations(
+            topology, context.pending, token, weight, agreeing=agreeing[:, 0], least=self.least
+        )
+        return tree, None
 
     def quarters(self, own: SuffixIndex, context: Context) -> Int[Array, "B"]:
         """Returns a quarter of a budget for each token of the longest ending, up to three."""

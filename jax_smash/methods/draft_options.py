@@ -65,6 +65,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 CONFIDENT = ("eagle", "medusa")
 """Methods whose trees may grow by the drafter's confidence."""
 
+LOOKED_UP = ("lookup", "suffix")
+"""Methods without one whose chains may stop, by how much of the text agrees."""
+
 READERS: dict[str, Callable[[str | Path], Any]] = {
     "eagle": read_eagle_drafter,
     "medusa": read_medusa,
@@ -228,6 +231,8 @@ def _check_tree(name: str, draft: DraftOptions) -> None:
     """Refuses a tree that there is none of, or that the method or the verification does not go with."""
     if confident(draft.tree) is None:
         named_tree(draft.tree)
+        return
+    if draft.tree.startswith("chain-") and name in LOOKED_UP and draft.lookup_corpus is None:
         return
     if name == "hybrid" and draft.drafter is not None:
         name = drafts_with(draft.drafter)

@@ -16,6 +16,7 @@ from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import WIDTH, Recycling
 from jax_smash.draft.suffix import Suffix
+from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import check_ranks, is_chain
 from jax_smash.draft.verify.named import VERIFICATIONS
@@ -57,13 +58,27 @@ def recycling(setup: Setup) -> Method:
 def lookup(setup: Setup) -> Method:
     path = setup.draft.lookup_corpus
     if path is None:
-        return drafted("lookup", setup, Lookup(), None)
+        return _looked_up("lookup", setup, Lookup(least=least_of(setup.draft.tree)))
     index = index_corpus(read_texts(path), setup.model.tokenizer)
     return drafted("lookup", setup, Corpus(), index)
 
 
 def suffix(setup: Setup) -> Method:
-    return drafted("suffix", setup, Suffix(), None)
+    return _looked_up("suffix", setup, Suffix(least=least_of(setup.draft.tree)))
+
+
+def _looked_up(name: str, setup: Setup, drafter: Lookup | Suffix) -> Method:
+    """Makes a method that looks things up in the text, whose chains may stop."""
+    tree = setup.draft.tree
+    sizes = confident(tree)
+    ladder = None if sizes is None else Ladder(trees=(sizes.topology,), source=f"the tree {tree}")
+    return drafted(name, setup, drafter, None, ladder=ladder)
+
+
+def least_of(tree: str) -> float:
+    """Returns the probability below which a tree's tokens are not drafted; 0 where its name gives none."""
+    sizes = confident(tree)
+    return 0.0 if sizes is None else sizes.least
 
 
 def lookahead(setup: Setup) -> Method:

@@ -10,7 +10,7 @@ from jax_smash.draft.suffix import Suffix
 from jax_smash.methods.chimera import chimera
 from jax_smash.methods.dflash import dflash
 from jax_smash.methods.draft_options import drafts_with
-from jax_smash.methods.drafted import deepest, drafted
+from jax_smash.methods.drafted import deepest, drafted, least_of
 from jax_smash.methods.eagle import eagle
 from jax_smash.methods.medusa import medusa
 from jax_smash.methods.method import Method, Setup
@@ -39,13 +39,14 @@ def hybrid(setup: Setup) -> Method:
     if given is None:
         return drafted(NAME, setup, Hybrid(tree=recycling, line=Suffix()), (known, None))
     made = MAKERS[drafts_with(given)](dataclasses.replace(setup, within=NAME))
-    both = _beside(made.drafter, recycling)
+    line = Suffix(least=least_of(setup.draft.tree))
+    both = _beside(made.drafter, line, recycling)
     if isinstance(made.drafter, EagleDrafter):
         # What is kept of a chain waits too, and that may be deeper than its own trees.
-        both = _beside(dataclasses.replace(made.drafter, levels=deepest(both, made.ladder)), recycling)
+        both = _beside(dataclasses.replace(made.drafter, levels=deepest(both, made.ladder)), line, recycling)
     method = drafted(NAME, setup, both, ((None, None), known), ladder=made.ladder)
     return dataclasses.replace(method, params=made.added(method.params))
 
 
-def _beside(drafter: LateLearner, recycling: Recycling) -> Hybrid:
-    return Hybrid(tree=Hybrid(tree=drafter, line=Suffix()), line=recycling)
+def _beside(drafter: LateLearner, line: Suffix, recycling: Recycling) -> Hybrid:
+    return Hybrid(tree=Hybrid(tree=drafter, line=line), line=recycling)
