@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,13 @@ def other_model(**changes) -> Model:
     return dataclasses.replace(model, name="changed", params={"target": changed})
 
 
-def plain_tree(topology, pending: int, continuations: list[tuple[list[int], int]]) -> list[int]:
-    """Returns the tokens of a tree of weighted continuations, −1 where nothing is proposed."""
+def plain_tree(
+    topology, pending: int, continuations: list[tuple[list[int], int]], agreeing: int = 0, least: float = 0.0
+) -> list[int]:
+    """Returns the tokens of a tree of weighted continuations, −1 where nothing is proposed.
+
+    With `least`, of a text of which so many tokens agree with what the continuations follow.
+    """
     members = {0: [i for i, (_, weight) in enumerate(continuations) if weight]}
     token = [pending]
     for node in range(1, topology.nodes):
@@ -45,7 +51,15 @@ def plain_tree(topology, pending: int, continuations: list[tuple[list[int], int]
         rank = int(topology.rank[node])
         token.append(ranked[rank] if rank < len(ranked) else -1)
         members[node] = children[token[-1]] if rank < len(ranked) else []
-    return token
+    if not least:
+        return token
+    whole, probability = sum(weight for _, weight in continuations), [0.0]
+    for node in range(1, topology.nodes):
+        share = sum(continuations[i][1] for i in members[node]) / max(whole, 1)
+        probability.append(share * math.prod(1 - 0.5 ** (agreeing + i) for i in range(int(topology.depth[node]))))
+    first = max((p for p, depth in zip(probability, topology.depth, strict=True) if depth == 1), default=0.0)
+    kept = [first >= 3 * least and p >= least for p in probability]
+    return [t if node == 0 or kept[node] else -1 for node, t in enumerate(token)]
 
 
 def plain_agreeing(text: list[int], place: int, upto: int) -> int:
@@ -89,17 +103,18 @@ def proposing(strategy):
     return propose
 
 
-def follow_a_chat(method: str, plain_proposal, trees=("chain-4", "recycling-80"), **draft) -> None:
+def follow_a_chat(method: str, plain_proposal, trees=("chain-4", "recycling-80"), tree="chain-4", **draft) -> None:
     """Holds two turns of a chat of three rows, and compares what is drafted on the way with a plain proposal.
 
     Args:
       method: that decodes.
       plain_proposal: returns the tokens of the tree of a topology for a text.
       trees: topologies that are asked for.
-      draft: options of drafting.
+      tree: that the method drafts.
+      draft: other options of drafting.
     """
     model = tiny_model(num_layers=1, layer_kinds=("full",))
-    made = make_method(model, method, draft=DraftOptions(tree="chain-4", **draft))
+    made = make_method(model, method, draft=DraftOptions(tree=tree, **draft))
     session = Session(model, made, slots=96, max_new_tokens=20, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
     rng = np.random.default_rng(0)
     texts: list[list[int]] = [[], [], []]

@@ -237,7 +237,10 @@ def _check_tree(name: str, draft: DraftOptions) -> None:
     if name == "hybrid" and draft.drafter is not None:
         name = drafts_with(draft.drafter)
     if name not in CONFIDENT:
-        methods = f"methods {' and '.join(CONFIDENT)}, and with hybrid and a drafter of one of them"
+        methods = (
+            f"methods {' and '.join(CONFIDENT)}, with hybrid and a drafter of one of them, and as a chain with "
+            f"{' and '.join(LOOKED_UP)} in the text itself"
+        )
         raise ValueError(f"{draft.tree} needs the drafter's probabilities, so it goes with {methods}; got {name}")
     if draft.verify != "coupling":
         raise ValueError(f"{draft.tree} goes with verify coupling, which keeps the text exact; got {draft.verify}")

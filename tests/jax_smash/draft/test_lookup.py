@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 
 from jax_smash.draft.lookup import Lookup
@@ -7,10 +9,11 @@ from tests.drafting import follow_a_chat, plain_agreeing, plain_following, plain
 
 def plain_lookup(topology, text, drafter=Lookup()):  # noqa: B008 - frozen
     """Returns the tokens of the tree that prompt lookup proposes for a text."""
+    looked_at = 1 if drafter.least else drafter.places
     agreeing = {place: plain_agreeing(text, place, drafter.max_ngram) for place in range(len(text) - 1)}
-    places = sorted((p for p in agreeing if agreeing[p]), key=lambda p: (-agreeing[p], -p))[: drafter.places]
+    places = sorted((p for p in agreeing if agreeing[p]), key=lambda p: (-agreeing[p], -p))[:looked_at]
     found = [(plain_following(text, p, topology.levels), 2 ** (drafter.places - i)) for i, p in enumerate(places)]
-    return plain_tree(topology, text[-1], found)
+    return plain_tree(topology, text[-1], found, max(agreeing.values(), default=0), drafter.least)
 
 
 def test_a_hand_worked_text():
@@ -22,6 +25,13 @@ def test_a_hand_worked_text():
 
 def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
     follow_a_chat("lookup", plain_lookup)
+
+
+def test_a_chain_stops_where_a_plain_program_has_it_stop():
+    stopping = Lookup(least=0.2)
+    follow_a_chat("lookup", functools.partial(plain_lookup, drafter=stopping), tree="chain-4:least=0.2")
+    assert plain_lookup(chain(2), [1, 2, 5, 7, 2], stopping) == [2, -1, -1]
+    assert plain_lookup(chain(2), [1, 2, 5, 7, 1, 2], stopping) == [2, 5, 7]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ def plain_suffix(topology, text, drafter=Suffix()):  # noqa: B008 - frozen
     agreeing = {place: plain_agreeing(text, place, len(text)) for place in range(len(text) - 1)}
     places = sorted((p for p in agreeing if agreeing[p]), key=lambda p: (-agreeing[p], -p))[: drafter.places]
     found = [(plain_following(text, p, topology.levels), 2 ** min(agreeing[p], HEAVIEST)) for p in places]
-    return plain_tree(topology, text[-1], found)
+    return plain_tree(topology, text[-1], found, max(agreeing.values(), default=0), drafter.least)
 
 
 def test_a_longer_match_wins_and_of_equally_long_ones_the_frequent_continuation():
@@ -43,6 +45,15 @@ def test_the_index_grown_piece_by_piece_knows_the_longest_match_of_every_place(p
 
 def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
     follow_a_chat("suffix", plain_suffix)
+
+
+def test_a_chain_stops_where_a_plain_program_has_it_stop():
+    stopping = Suffix(least=0.2)
+    follow_a_chat("suffix", functools.partial(plain_suffix, drafter=stopping), tree="chain-4:least=0.2")
+    # One token that agrees says too little; of two, what follows counts while the places do not differ.
+    assert plain_suffix(chain(3), [1, 2, 5, 2], stopping) == [2, -1, -1, -1]
+    assert plain_suffix(chain(3), [1, 2, 5, 7, 8, 1, 2], stopping) == [2, 5, 7, 8]
+    assert plain_suffix(chain(2), [1, 2, 5, 7, 1, 2, 6, 8, 1, 2], stopping) == [2, -1, -1]
 
 
 def test_a_longer_ending_that_was_there_before_deserves_a_larger_part():

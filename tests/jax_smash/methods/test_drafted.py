@@ -2,6 +2,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_smash import from_apply
+from jax_smash.methods import DraftOptions, check_draft, make_method
 from jax_smash.methods.drafted import check_taps
 from jax_smash.protocols import Needs
 from tests.tiny import tiny_model
@@ -17,3 +18,21 @@ def test_a_model_that_lacks_a_tap_is_refused_by_name():
     check_taps(told_nothing, "lookup", Needs())
     with pytest.raises(ValueError, match="method eagle reads tap 0 of the model"):
         check_taps(told_nothing, "eagle", Needs(taps=(0,)))
+
+
+@pytest.mark.parametrize("method", ["lookup", "suffix"])
+def test_chains_of_lookups_may_stop(method):
+    draft = DraftOptions(tree="chain-3:least=0.1")
+    check_draft(method, draft)
+    made = make_method(tiny_model(), method, draft=draft)
+    assert (made.strategy.drafter.least, made.strategy.levels) == (0.1, 3)
+    assert made.source == "the tree chain-3:least=0.1"
+    with pytest.raises(ValueError, match=r"tree: confident-9:least=0.1 needs"):
+        check_draft(method, DraftOptions(tree="confident-9:least=0.1"))
+
+
+def test_chains_of_recycled_tokens_and_of_a_corpus_do_not_stop(tmp_path):
+    (tmp_path / "corpus.txt").write_text("a cat sat")
+    for method, more in (("recycling", {}), ("lookup", {"lookup_corpus": tmp_path / "corpus.txt"})):
+        with pytest.raises(ValueError, match=r"chain-3:least=0.1 needs .* and as a chain with lookup and suffix"):
+            check_draft(method, DraftOptions(tree="chain-3:least=0.1", **more))

@@ -8,13 +8,14 @@ from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import topology, tree_from_ranks
 from tests.drafting import plain_tree, proposed
 
-merged = jax.jit(tree_of_continuations)
+merged = jax.jit(tree_of_continuations, static_argnames="least")
 
 
-def tokens(tree, continuations, pending=50):
+def tokens(tree, continuations, pending=50, agreeing=0, least=0.0):
     token = jnp.asarray([[c for c, _ in continuations]], jnp.int32)
     weight = jnp.asarray([[w for _, w in continuations]], jnp.int32)
-    return proposed(merged(tree, jnp.asarray([pending], jnp.int32), token, weight))[0]
+    agreeing, pending = (jnp.asarray([x], jnp.int32) for x in (agreeing, pending))
+    return proposed(merged(tree, pending, token, weight, agreeing=agreeing, least=least))[0]
 
 
 def test_continuations_share_the_nodes_of_their_common_beginning():
@@ -47,6 +48,30 @@ def test_random_continuations_make_the_tree_of_a_plain_program(name):
         weight = rng.integers(0, 4, 7).tolist()
         found = list(zip(token, weight, strict=True))
         assert tokens(tree, found) == plain_tree(tree, 50, found)
+
+
+def test_unlikely_tokens_are_left_out():
+    tree, found = tree_from_ranks([[0], [1], [0, 0]]), [([1, 2], 3), ([4, 5], 1)]
+    # Of one agreeing token: 3/4 · 1/2 and, below it, 3/4 · 1/2 · 3/4; the other child of the root has 1/4 · 1/2.
+    assert tokens(tree, found, agreeing=1, least=0.12) == [50, 1, 4, 2]
+    assert tokens(tree, found, agreeing=1, least=0.124) == [50, 1, 4, 2]
+    assert tokens(tree, found, agreeing=1, least=0.126) == [50, -1, -1, -1]  # 3/8 is less than three times as much.
+    assert tokens(tree, found, agreeing=9, least=0.2) == [50, 1, 4, 2]
+    assert tokens(tree, found, agreeing=9, least=0.25) == [50, -1, -1, -1]
+    assert tokens(tree, [([1, 2], 7), ([4, 5], 1)], agreeing=9, least=0.2) == [50, 1, -1, 2]
+
+
+@pytest.mark.parametrize("least", [0.05, 0.17, 0.28])
+def test_what_is_left_out_is_what_a_plain_program_leaves_out(least):
+    tree, rng, left = named_tree("recycling-80"), np.random.default_rng(3), 0
+    for _ in range(20):
+        token = rng.choice([-1, 0, 1, 2], size=(7, tree.levels), p=[0.05, 0.7, 0.15, 0.1]).tolist()
+        found = list(zip(token, rng.integers(0, 4, 7).tolist(), strict=True))
+        agreeing = int(rng.integers(1, 6))
+        made = tokens(tree, found, agreeing=agreeing, least=least)
+        assert made == plain_tree(tree, 50, found, agreeing, least)
+        left += made.count(-1) > tokens(tree, found).count(-1)
+    assert left > 10
 
 
 def test_rows_do_not_meet():
