@@ -72,9 +72,14 @@ class EagleDrafter:
     noisy: bool = False
 
     @property
+    def least(self) -> float:
+        """The probability below which nothing is drafted; 0 where trees have the nodes that are asked for."""
+        return self.trees.sizes.least if isinstance(self.trees, ConfidentTrees) else 0.0
+
+    @property
     def varies(self) -> bool:
         """Trees may have fewer valid nodes than are asked for."""
-        return isinstance(self.trees, ConfidentTrees) and self.trees.sizes.least > 0
+        return self.least > 0
 
     @property
     def needs(self) -> Needs:

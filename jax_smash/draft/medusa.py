@@ -57,9 +57,14 @@ class MedusaDrafter:
     confident: Confident | None = None
 
     @property
+    def least(self) -> float:
+        """The probability below which nothing is drafted; 0 where trees have the nodes that are asked for."""
+        return 0.0 if self.confident is None else self.confident.least
+
+    @property
     def varies(self) -> bool:
         """Trees may have fewer valid nodes than are asked for."""
-        return self.confident is not None and self.confident.least > 0
+        return self.least > 0
 
     @property
     def needs(self) -> Needs:

@@ -10,7 +10,7 @@ from jax_smash.draft.suffix import Suffix
 from jax_smash.methods.chimera import chimera
 from jax_smash.methods.dflash import dflash
 from jax_smash.methods.draft_options import drafts_with
-from jax_smash.methods.drafted import deepest, drafted, least_of
+from jax_smash.methods.drafted import deepest, drafted
 from jax_smash.methods.eagle import eagle
 from jax_smash.methods.medusa import medusa
 from jax_smash.methods.method import Method, Setup
@@ -32,21 +32,24 @@ def hybrid(setup: Setup) -> Method:
     """Makes the method for a model.
 
     Without a trained drafter, Token Recycling drafts a tree and suffix lookup a chain; beside one, which drafts the
-    tree, both draft a chain.
+    tree, both draft a chain. Beside one that stops where it is unsure, suffix lookup does too, and nothing is recycled:
+    nobody knows how likely that is kept.
     """
     recycling = Recycling(target=setup.model.definition)
     known, given = recycling.empty(setup.model.params), setup.draft.drafter
     if given is None:
         return drafted(NAME, setup, Hybrid(tree=recycling, line=Suffix()), (known, None))
     made = MAKERS[drafts_with(given)](dataclasses.replace(setup, within=NAME))
-    line = Suffix(least=least_of(setup.draft.tree))
-    both = _beside(made.drafter, line, recycling)
+    least: float = getattr(made.drafter, "least", 0.0)
+
+    def beside(drafter: LateLearner) -> Hybrid:
+        found = Hybrid(tree=drafter, line=Suffix(least=least))
+        return found if least else Hybrid(tree=found, line=recycling)
+
+    both = beside(made.drafter)
     if isinstance(made.drafter, EagleDrafter):
         # What is kept of a chain waits too, and that may be deeper than its own trees.
-        both = _beside(dataclasses.replace(made.drafter, levels=deepest(both, made.ladder)), line, recycling)
-    method = drafted(NAME, setup, both, ((None, None), known), ladder=made.ladder)
+        both = beside(dataclasses.replace(made.drafter, levels=deepest(both, made.ladder)))
+    shared = (None, None) if least else ((None, None), known)
+    method = drafted(NAME, setup, both, shared, ladder=made.ladder)
     return dataclasses.replace(method, params=made.added(method.params))
-
-
-def _beside(drafter: LateLearner, line: Suffix, recycling: Recycling) -> Hybrid:
-    return Hybrid(tree=Hybrid(tree=drafter, line=line), line=recycling)
