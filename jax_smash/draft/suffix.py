@@ -67,7 +67,8 @@ class Suffix:
     2024, "SAM Decoding: Speculative Decoding via Suffix Automaton".
     Differs: in place of an automaton each place keeps the length of its match, which a new token changes everywhere at
     once; the tree's shape is the topology's; matches of all lengths count, by weight, instead of those of the one
-    length that scores best; and where the text ends, a continuation goes on as if the text repeated.
+    length that scores best; and where the text ends, a continuation goes on as if the text repeated. SuffixDecoding
+    drafts at most a multiple of as many tokens as agree; here `least` bounds how unlikely they may be.
 
     Attributes:
       places: that are looked at.

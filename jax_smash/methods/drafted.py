@@ -58,27 +58,23 @@ def recycling(setup: Setup) -> Method:
 def lookup(setup: Setup) -> Method:
     path = setup.draft.lookup_corpus
     if path is None:
-        return _looked_up("lookup", setup, Lookup(least=least_of(setup.draft.tree)))
+        return _looked_up("lookup", setup, Lookup)
     index = index_corpus(read_texts(path), setup.model.tokenizer)
     return drafted("lookup", setup, Corpus(), index)
 
 
 def suffix(setup: Setup) -> Method:
-    return _looked_up("suffix", setup, Suffix(least=least_of(setup.draft.tree)))
+    return _looked_up("suffix", setup, Suffix)
 
 
-def _looked_up(name: str, setup: Setup, drafter: Lookup | Suffix) -> Method:
-    """Makes a method that looks things up in the text, whose chains may stop."""
+def _looked_up(name: str, setup: Setup, kind: type[Lookup] | type[Suffix]) -> Method:
+    """Makes a method that looks things up in the text itself, whose chains may stop."""
     tree = setup.draft.tree
     sizes = confident(tree)
-    ladder = None if sizes is None else Ladder(trees=(sizes.topology,), source=f"the tree {tree}")
-    return drafted(name, setup, drafter, None, ladder=ladder)
-
-
-def least_of(tree: str) -> float:
-    """Returns the probability below which a tree's tokens are not drafted; 0 where its name gives none."""
-    sizes = confident(tree)
-    return 0.0 if sizes is None else sizes.least
+    if sizes is None:
+        return drafted(name, setup, kind(), None)
+    ladder = Ladder(trees=(sizes.topology,), source=f"the tree {tree}")
+    return drafted(name, setup, kind(least=sizes.least), None, ladder=ladder)
 
 
 def lookahead(setup: Setup) -> Method:
