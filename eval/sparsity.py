@@ -8,10 +8,10 @@ A budget is a share of the bytes that dense decoding reads of its cache in a ste
 a policy with a costly scorer reads fewer slots, and one whose scorer alone is more than the budget has a row that says
 so. Controls (oracle, random, recency) choose for nothing. Bytes are counted at the length of a task's texts.
 
-Prompts of the protocol `dense` are read once for all policies that choose slots; a policy's seconds are those behind
-the prompts. Each row has a 95% interval and its difference from dense decoding on the same examples. Every outcome is
-kept in NAME.outcomes.jsonl as soon as it is made: a rerun goes on with them, and may add policies, budgets and tasks.
-Where a file that a policy is read from has changed, the policy is asked again.
+Prompts of the protocol `dense` are read once for up to 12 policies and budgets that choose slots; their seconds are
+those behind the prompts. Each row has a 95% interval and its difference from dense decoding on the same examples. Every
+outcome is kept in NAME.outcomes.jsonl as soon as it is made: a rerun goes on with them, and may add policies, budgets
+and tasks. Where a file that a policy is read from has changed, the policy is asked again.
 """
 
 import dataclasses

@@ -21,8 +21,8 @@ from jax_smash.sparse import Dense, Selecting, named_files, sparsified
 
 BASELINE = "dense"
 
-MOST_ARMS = 32
-"""Policies at a budget that are asked at once: each keeps a program, and a process may map so much and no more."""
+MOST_ARMS = 12
+"""Policies at a budget that are asked at once: each keeps a program. Of SmolLM2, 30 and more took 15 GB."""
 
 Row = dict[str, Any]
 ArmKey = tuple[str, float]
