@@ -1,8 +1,13 @@
+import jax
 import jax.numpy as jnp
 
-from jax_smash.draft.hybrid import _joined
+from jax_smash.draft.context import Context
+from jax_smash.draft.hybrid import Hybrid, _joined
+from jax_smash.draft.lookup import Lookup
+from jax_smash.draft.suffix import Suffix
 from jax_smash.draft.trees.tree import chain, grow, topology
 from jax_smash.pytree import replace
+from tests.drafting import proposed
 
 
 def joined(tree_tokens, line_tokens):
@@ -62,3 +67,25 @@ def test_each_row_takes_as_many_of_the_chain_s_nodes_as_it_is_to_have():
 
 def test_the_chain_is_no_trial_of_the_tree_s_ranks():
     assert joined([9, 1, 2, 3], [5, 6]).rank.tolist() == [[0, 0, 1, 0, -1, -1]]
+
+
+def test_a_chain_that_is_not_drafted_takes_no_room():
+    """One token that stood before deserves a quarter of the budget, unless that is too little to draft at all."""
+    text, count = jnp.asarray([[1, 2, 5, 7, 8, 9]], jnp.int32), jnp.asarray([6], jnp.int32)
+    waiting = Context(
+        pending=jnp.asarray([2], jnp.int32),
+        token_length=count + 1,
+        running=jnp.ones(1, bool),
+        key=jax.random.split(jax.random.key(0), 1),
+        processors=(),
+        processed=(),
+    )
+
+    def drafted(line):
+        hybrid = Hybrid(tree=Lookup(), line=line)
+        own = tuple(kept.extended(text, count) for kept in hybrid.init({}, 1, 16, 1))
+        return proposed(hybrid.propose({}, own, (None, None), waiting, chain(4))[0])[0]
+
+    assert drafted(Suffix(least=0.2)) == [2, 5, 7, 8, 9]
+    assert drafted(Suffix())[:4] == [2, 5, 7, 8]
+    assert drafted(Suffix())[4] == -1

@@ -5,6 +5,8 @@ import pytest
 
 from jax_smash import SamplingOptions, generate
 from jax_smash.checkpoints.eagle import save_eagle
+from jax_smash.draft.eagle import EagleDrafter
+from jax_smash.draft.recycling import Recycling
 from jax_smash.draft.suffix import Suffix
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
@@ -52,18 +54,19 @@ def test_the_trained_drafter_has_the_first_nodes_and_the_others_chains_the_last(
     assert any(draft[8] >= 0 for draft in together)
 
 
-def test_beside_a_drafter_that_stops_the_suffix_stops_too_and_has_room_where_much_agrees():
-    """A random drafter is nowhere sure, so what is drafted is the suffix's."""
-    made, rows = rows_of("hybrid", random_drafter(target()), "chain-4:least=0.2")
-    assert made.strategy.narrows
-    assert made.strategy.drafter.line == Suffix(least=0.2)
-    draft = proposed(proposing(made.strategy)(made.params, rows.state, chain(4)))
-    texts = [p + said for p, said in zip(PROMPTS, rows.outputs(), strict=True)]
-    longest = [max(plain_agreeing(text, i, 3) for i in range(len(text) - 1)) for text in texts]
-    for mine, agreeing in zip(draft, longest, strict=True):
-        # A quarter of four nodes for each token that agrees; one token alone is not enough.
-        assert sum(token >= 0 for token in mine[1:]) <= (agreeing if agreeing > 1 else 0)
-    assert any(token >= 0 for mine in draft for token in mine[1:])
+def test_beside_a_drafter_that_stops_the_suffix_stops_too_and_nothing_is_recycled():
+    drafter = random_drafter(target())
+
+    def made(tree):
+        return make_method(target(), "hybrid", draft=DraftOptions(drafter=drafter, tree=tree)).strategy
+
+    stopping, whole = made("chain-4:least=0.2"), made("chain-4")
+    assert stopping.narrows
+    assert isinstance(stopping.drafter.tree, EagleDrafter)
+    assert stopping.drafter.line == Suffix(least=0.2)
+    assert not whole.narrows
+    assert isinstance(whole.drafter.line, Recycling)
+    assert whole.drafter.tree.line == Suffix()
 
 
 @pytest.mark.parametrize(
