@@ -65,8 +65,8 @@ class Comparison:
     def rows(self, tasks: Sequence[Task], on_rows: Callable[[list[Row]], None] = lambda rows: None) -> list[Row]:
         """Returns the rows of all tasks: of each dense decoding's, then each policy's by budget.
 
-        Prompts that are read densely are read once for many policies at their budgets, which then answer one after the
-        other.
+        Prompts that are read densely are read once for up to `MOST_ARMS` policies at their budgets, which then answer
+        one after the other.
 
         Args:
           tasks: with their examples.

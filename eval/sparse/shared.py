@@ -34,6 +34,7 @@ class SharedPrompts:
     """Policies that are asked the same, and what they answered.
 
     Attributes:
+      arms, batch_size: as they were given.
       seconds: that each arm took behind the prompts.
       waiting: by question, the answers that were not yet told, by arm.
     """

@@ -65,7 +65,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 CONFIDENT = ("eagle", "medusa")
 """Methods whose trees may grow by the drafter's confidence."""
 
-LOOKED_UP = ("lookup", "suffix")
+LOOKUPS = ("lookup", "suffix")
 """Methods without one whose chains may stop, by how much of the text agrees."""
 
 READERS: dict[str, Callable[[str | Path], Any]] = {
@@ -232,14 +232,14 @@ def _check_tree(name: str, draft: DraftOptions) -> None:
     if confident(draft.tree) is None:
         named_tree(draft.tree)
         return
-    if draft.tree.startswith("chain-") and name in LOOKED_UP and draft.lookup_corpus is None:
+    if draft.tree.startswith("chain-") and name in LOOKUPS and draft.lookup_corpus is None:
         return
     if name == "hybrid" and draft.drafter is not None:
         name = drafts_with(draft.drafter)
     if name not in CONFIDENT:
         methods = (
             f"methods {' and '.join(CONFIDENT)}, with hybrid and a drafter of one of them, and as a chain with "
-            f"{' and '.join(LOOKED_UP)} in the text itself"
+            f"{' and '.join(LOOKUPS)} in the text itself"
         )
         raise ValueError(f"{draft.tree} needs the drafter's probabilities, so it goes with {methods}; got {name}")
     if draft.verify != "coupling":
