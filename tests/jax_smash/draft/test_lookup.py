@@ -28,8 +28,16 @@ def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
 
 
 def test_a_chain_stops_where_a_plain_program_has_it_stop():
+    drafts = []
+
+    def stopped(topology, text, least):
+        drafts.append(plain_lookup(topology, text, Lookup(least=least)))
+        return drafts[-1]
+
+    for least in (0.1, 0.2):
+        follow_a_chat("lookup", functools.partial(stopped, least=least), tree=f"chain-4:least={least}")
+    assert {any(token >= 0 for token in draft[1:]) for draft in drafts} == {True, False}
     stopping = Lookup(least=0.2)
-    follow_a_chat("lookup", functools.partial(plain_lookup, drafter=stopping), tree="chain-4:least=0.2")
     assert plain_lookup(chain(2), [1, 2, 5, 7, 2], stopping) == [2, -1, -1]
     assert plain_lookup(chain(2), [1, 2, 5, 7, 1, 2], stopping) == [2, 5, 7]
 
