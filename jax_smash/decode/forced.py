@@ -163,7 +163,8 @@ def log_probs_behind(
 
 
 def _shared(tokens: Int[Array, "B T"]) -> Shared:
-    return Shared(processors=(GivenText(tokens=tokens),), stop_tokens=jnp.full((1,), -1, jnp.int32))
+    # The state is donated, and the tokens belong to the caller.
+    return Shared(processors=(GivenText(tokens=jnp.copy(tokens)),), stop_tokens=jnp.full((1,), -1, jnp.int32))
 
 
 def _told(found: LogProbs | None, read: Int[Array, "B"], wanted: Int[Array, "B"]) -> LogProbs:

@@ -63,6 +63,19 @@ def test_behind_prompts_that_are_read_at_once_tokens_score_the_same():
         assert not np.asarray(found[row, count:]).any()
 
 
+def test_outside_of_jit_it_says_the_same_and_leaves_what_it_was_given():
+    model, tokens = tiny_model(), texts()
+    lengths = jnp.asarray(LENGTHS, jnp.int32)
+    prompts = Prompts(tokens=tokens[:, :1], lengths=jnp.ones(4, jnp.int32), of=jnp.arange(4, dtype=jnp.int32))
+    eager = [
+        forced_log_probs(model.definition, model.params["target"], tokens, lengths, prompts=behind, n=1)
+        for behind in (None, prompts)
+    ]
+    assert not any(x.is_deleted() for x in jax.tree.leaves((tokens, lengths, prompts)))
+    np.testing.assert_allclose(eager[0].chosen, forced(model, tokens, LENGTHS).chosen, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(eager[1].chosen, eager[0].chosen)
+
+
 def test_the_text_it_would_write_itself_has_the_likeliest_token_everywhere():
     model = tiny_model()
     (written,) = jax_smash.generate(model, [[5, 6, 7]], max_new_tokens=20)
