@@ -88,8 +88,8 @@ class Speculative:
       sampled: some row may sample; False compiles a loop without noise.
       log_probs: how many likeliest tokens to record beside each emitted one; None records nothing.
       tile: a tree's forward has a multiple of so many entries; plain steps have one.
-      narrows: where drafts have fewer nodes than were asked for, the forward is narrower: half as wide, or as a plain
-        one.
+      narrows: where drafts have fewer nodes than were asked for, the forward is narrower: a half or a quarter as wide,
+        or as a plain one.
     """
 
     target: ModelDef
@@ -244,7 +244,8 @@ class Speculative:
 
             return lambda: jax.tree.map(as_wide, read(tree.first(width)), wide)
 
-        widths = tuple(dict.fromkeys((1, -(-nodes // 2), nodes)))
+        half = -(-nodes // 2)
+        widths = tuple(dict.fromkeys((1, -(-half // 2), half, nodes)))
         drafted = tree.valid & running_rows(state)[:, None]
         needed = jnp.where(drafted, jnp.arange(1, nodes + 1, dtype=jnp.int32)[None], 1).max()
         width = (needed > jnp.asarray(widths[:-1], jnp.int32)).sum(dtype=jnp.int32)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -202,6 +203,26 @@ class EagleDrafter:
         depth: Int[Array, ""],
     ) -> Found:
         """Returns the likeliest tokens behind nodes of one depth, and their probabilities."""
+        within = context.token_length - 2 + depth < self._model(params).config.max_positions
+        if not self.varies:
+            return self._likeliest(params, context, hidden, path, depth, within)
+        # Rows that have ended propose nothing, so that what no row needs is skipped.
+        within &= context.running
+        make = functools.partial(self._likeliest, params, context, hidden, path, depth, within)
+        token, probability = jax.eval_shape(make)
+        nothing = jnp.full(token.shape, -1, token.dtype), jnp.zeros(probability.shape, probability.dtype)
+        return jax.lax.cond(within.any(), make, lambda: nothing)
+
+    def _likeliest(
+        self,
+        params: Params,
+        context: Context,
+        hidden: Float[Array, "B A D"],
+        path: Int[Array, "B A levels"],
+        depth: Int[Array, ""],
+        within: Bool[Array, "B"],
+    ) -> Found:
+        """Returns what `_children` says, of rows within the trained length."""
         model, target = self._model(params), saying(self.target, params)
         width, total = self.trees.width, self.trees.weighed
         if self.noisy or context.processors:
@@ -213,10 +234,6 @@ class EagleDrafter:
             found = likeliest_of(logits, width, total=total)
         else:
             found = model.guesses(hidden, width, target, total=total)
-        within = context.token_length - 2 + depth < model.config.max_positions
-        if self.varies:
-            # Rows that have ended propose nothing, so that levels which no row needs are skipped.
-            within &= context.running
         child = jnp.where((found.values > -jnp.inf) & within[:, None, None], found.tokens, -1)
         everything = jnp.zeros(child.shape[:2], jnp.float32) if found.total is None else found.total
         return child, jnp.exp(found.values - everything[:, :, None])

@@ -7,14 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jax_smash.draft.context import Context, Outcome, Seen
+from jax_smash.draft.context import Context
+from jax_smash.draft.pair import DrafterPair, Pair
 from jax_smash.draft.trees.tree import DraftTree, Topology, chain, pack, tree_of, unpack
-from jax_smash.protocols import LateLearner, Needs, Params
+from jax_smash.protocols import LateLearner, Params
 from jax_smash.pytree import replace
-
-Pair = tuple[Any, Any]
-"""Of the two drafters."""
-
 
 MOST, LONGEST = 3, 10
 """What a chain has at most where its drafter says how much it deserves: quarters of a budget, and nodes."""
@@ -30,7 +27,7 @@ class Judging(LateLearner, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hybrid:
+class Hybrid(DrafterPair):
     """Gives a part of the budget to a chain of a second drafter, the rest to the tree of the first.
 
     The part is an eighth, of no more levels than the tree, unless the second drafter says for each row how much its
@@ -53,37 +50,15 @@ class Hybrid:
     branches = True
     """Drafts branch, whatever the topology."""
 
-    @property
-    def varies(self) -> bool:
-        """Trees may have fewer valid nodes than are asked for."""
-        return getattr(self.tree, "varies", False)
-
     def deepest(self, topology: Topology) -> int:
         """Returns an upper bound on the depth of what is drafted where a tree of this shape is asked for."""
         levels = self.tree.deepest(topology) if isinstance(self.tree, Hybrid) else topology.levels
         return max(levels, self._longest(topology))
 
     @property
-    def needs(self) -> Needs:
-        """What either of the two needs."""
-        first, second = self.tree.needs, self.line.needs
-        return Needs(
-            likeliest=max(first.likeliest, second.likeliest),
-            totals=first.totals or second.totals,
-            hidden=first.hidden or second.hidden,
-            taps=tuple(sorted({*first.taps, *second.taps})),
-        )
-
-    def init(self, params: Params, batch: int, slots: int, block: int) -> Pair:
-        """Makes what each of the two keeps of rows."""
-        return self.tree.init(params, batch, slots, block), self.line.init(params, batch, slots, block)
-
-    def read(self, params: Params, own: Pair, shared: Pair, seen: Seen) -> tuple[Pair, Pair]:
-        """Lets both learn from a piece of the prompt."""
-        return _both(
-            self.tree.read(params, own[0], shared[0], seen),
-            self.line.read(params, own[1], shared[1], seen),
-        )
+    def parts(self) -> tuple[LateLearner, LateLearner]:
+        """Both drafters."""
+        return self.tree, self.line
 
     def propose(
         self, params: Params, own: Pair, shared: Pair, context: Context, topology: Topology
@@ -104,37 +79,11 @@ class Hybrid:
             count = jnp.minimum(count, second.valid.sum(1, dtype=jnp.int32) - 1)  # Room is made for what is there.
         return _joined(first, second, count, nodes=topology.nodes, levels=levels), (made, None)
 
-    def learn(self, params: Params, own: Pair, shared: Pair, made: Pair, outcome: Outcome) -> tuple[Pair, Pair]:
-        """Lets both learn from the whole tree."""
-        return _both(
-            self.tree.learn(params, own[0], shared[0], made[0], outcome),
-            self.line.learn(params, own[1], shared[1], made[1], outcome),
-        )
-
-    def follow(
-        self,
-        params: Params,
-        own: Pair,
-        shared: Pair,
-        seen: Seen,
-        pending: Int[Array, "B"],
-    ) -> tuple[Pair, Pair]:
-        """Lets both learn from what was read meanwhile."""
-        return _both(
-            self.tree.follow(params, own[0], shared[0], seen, pending),
-            self.line.follow(params, own[1], shared[1], seen, pending),
-        )
-
     def _longest(self, topology: Topology) -> int:
         """Returns the most nodes of the chain."""
         if isinstance(self.line, Judging):
             return min(_quarters(topology, MOST), LONGEST)
         return min(round((topology.nodes - 1) / 8), topology.levels)
-
-
-def _both(first: Pair, second: Pair) -> tuple[Pair, Pair]:
-    """Returns what two drafters keep of rows, and what rows share, from what each keeps of both."""
-    return (first[0], second[0]), (first[1], second[1])
 
 
 def _first_nodes(topology: Topology, nodes: int) -> Topology:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from jax_smash.draft.eagle import EagleDrafter
 from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.recycling import Recycling
+from jax_smash.draft.relay import Relay
 from jax_smash.draft.suffix import Suffix
 from jax_smash.methods.chimera import chimera
 from jax_smash.methods.dflash import dflash
@@ -18,6 +19,9 @@ from jax_smash.methods.trained import Trained
 from jax_smash.protocols import LateLearner
 
 NAME = "hybrid"
+
+SURE = 0.2
+"""Probability below which suffix lookup drafts nothing, and leaves it to a trained drafter that stops as well."""
 
 MAKERS: dict[str, Callable[[Setup], Trained]] = {
     "eagle": eagle,
@@ -32,24 +36,25 @@ def hybrid(setup: Setup) -> Method:
     """Makes the method for a model.
 
     Without a trained drafter, Token Recycling drafts a tree and suffix lookup a chain; beside one, which drafts the
-    tree, both draft a chain. Beside one that stops where it is unsure, suffix lookup does too, and nothing is recycled:
-    nobody knows how likely that is kept.
+    tree, both draft a chain. One that stops where it is unsure drafts alone where suffix lookup finds nothing likely;
+    elsewhere the latter does, and nothing is recycled: nobody knows how likely that is kept.
     """
     recycling = Recycling(target=setup.model.definition)
     known, given = recycling.empty(setup.model.params), setup.draft.drafter
     if given is None:
         return drafted(NAME, setup, Hybrid(tree=recycling, line=Suffix()), (known, None))
     made = MAKERS[drafts_with(given)](dataclasses.replace(setup, within=NAME))
-    least: float = getattr(made.drafter, "least", 0.0)
+    if getattr(made.drafter, "least", 0.0):
+        relay = Relay(first=Suffix(least=SURE), second=made.drafter)
+        method = drafted(NAME, setup, relay, (None, None), ladder=made.ladder)
+        return dataclasses.replace(method, params=made.added(method.params))
 
     def beside(drafter: LateLearner) -> Hybrid:
-        found = Hybrid(tree=drafter, line=Suffix(least=least))
-        return found if least else Hybrid(tree=found, line=recycling)
+        return Hybrid(tree=Hybrid(tree=drafter, line=Suffix()), line=recycling)
 
     both = beside(made.drafter)
     if isinstance(made.drafter, EagleDrafter):
         # What is kept of a chain waits too, and that may be deeper than its own trees.
         both = beside(dataclasses.replace(made.drafter, levels=deepest(both, made.ladder)))
-    shared = (None, None) if least else ((None, None), known)
-    method = drafted(NAME, setup, both, shared, ladder=made.ladder)
+    method = drafted(NAME, setup, both, ((None, None), known), ladder=made.ladder)
     return dataclasses.replace(method, params=made.added(method.params))

@@ -1,15 +1,17 @@
 """Method hybrid beside a trained drafter."""
 
+import jax
 import numpy as np
 import pytest
 
 from jax_smash import SamplingOptions, generate
 from jax_smash.checkpoints.eagle import save_eagle
-from jax_smash.draft.eagle import EagleDrafter
-from jax_smash.draft.recycling import Recycling
+from jax_smash.decode.state import context
 from jax_smash.draft.suffix import Suffix
+from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
+from jax_smash.methods.hybrid import SURE
 from jax_smash.serve.session import Session
 from tests import chimera, dflash
 from tests.drafting import plain_agreeing, proposed, proposing
@@ -25,12 +27,16 @@ def target():
     return tiny_model(layer_kinds=("full", "full"))
 
 
-def rows_of(method, drafter, tree):
-    """Returns the method, and its rows behind the prompts and two steps."""
+def session(made):
+    return Session(target(), made, slots=64, max_new_tokens=24, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
+
+
+def rows_of(method, drafter, tree, *, steps=2):
+    """Returns the method, and its rows behind the prompts and some steps."""
     made = make_method(target(), method, draft=DraftOptions(drafter=drafter, tree=tree))
-    rows = Session(target(), made, slots=64, max_new_tokens=9, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
+    rows = session(made)
     rows.read(PROMPTS)
-    rows.run(2)
+    rows.run(steps)
     return made, rows
 
 
@@ -54,19 +60,28 @@ def test_the_trained_drafter_has_the_first_nodes_and_the_others_chains_the_last(
     assert any(draft[8] >= 0 for draft in together)
 
 
-def test_beside_a_drafter_that_stops_the_suffix_stops_too_and_nothing_is_recycled():
-    drafter = random_drafter(target())
+def test_a_drafter_that_stops_learns_where_the_suffix_drafts():
+    """Its drafts are those of one that reads the whole text as a prompt."""
+    drafter, name = random_drafter(target()), "chain-4:least=0.0001"
+    made, rows = rows_of("hybrid", drafter, name, steps=14)
+    kept = [of.state.rows.memory["drafts"].kept.sum() for of in (rows, rows_of("eagle", drafter, name, steps=14)[1])]
+    assert kept[0] > kept[1]
+    assert made.strategy.narrows
+    relay, tree = made.strategy.drafter, confident(name).topology
+    assert relay.first == Suffix(least=SURE)
+    texts = [p + said[:-1] for p, said in zip(PROMPTS, rows.outputs(), strict=True)]
+    anew = session(made)
+    anew.read(texts)
+    assert [said[-1:] for said in rows.outputs()] == anew.outputs()
 
-    def made(tree):
-        return make_method(target(), "hybrid", draft=DraftOptions(drafter=drafter, tree=tree)).strategy
+    def second(state):
+        own = state.rows.memory["drafter"][1]
+        propose = jax.jit(lambda own, now: relay.second.propose(made.params, own, None, now, tree)[0])
+        return proposed(propose(own, context(state)))
 
-    stopping, whole = made("chain-4:least=0.2"), made("chain-4")
-    assert stopping.narrows
-    assert isinstance(stopping.drafter.tree, EagleDrafter)
-    assert stopping.drafter.line == Suffix(least=0.2)
-    assert not whole.narrows
-    assert isinstance(whole.drafter.line, Recycling)
-    assert whole.drafter.tree.line == Suffix()
+    drafts = second(rows.state)
+    assert drafts == second(anew.state)
+    assert all(draft[1] >= 0 for draft in drafts)
 
 
 @pytest.mark.parametrize(
