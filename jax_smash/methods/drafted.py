@@ -16,7 +16,7 @@ from jax_smash.draft.lookahead import Lookahead
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.recycling import WIDTH, Recycling
 from jax_smash.draft.suffix import Suffix
-from jax_smash.draft.trees.confident import confident
+from jax_smash.draft.trees.confident import Confident, confident
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import check_ranks, is_chain
 from jax_smash.draft.verify.named import VERIFICATIONS
@@ -40,6 +40,11 @@ REACH: dict[str, Reach] = {
     "hybrid": Reach(ranks=WIDTH, levels=10),
 }
 """How far the automatic trees of a method may reach; a method not named here has none, or a tree of its own."""
+
+STOPPING = Confident(7, depth=7, width=1, least=0.2)
+"""The automatic tree of a lookup where forwards over fewer nodes take less time."""
+
+STOPPING_REACH = dataclasses.replace(LOOKED_UP, ranks=1, levels=STOPPING.levels, stopping=STOPPING.nodes)
 
 DRAFT_MODEL_TREE = "chain-4"
 """The tree of a draft model where none is named."""
@@ -70,6 +75,8 @@ def suffix(setup: Setup) -> Method:
 def _looked_up(name: str, setup: Setup, kind: type[Lookup] | type[Suffix]) -> Method:
     """Makes a method that looks things up in the text itself, whose chains may stop."""
     tree = setup.draft.tree
+    if tree == "auto" and narrows() and setup.draft.verify == "coupling":
+        return drafted(name, setup, kind(least=STOPPING.least), None, reach=STOPPING_REACH)
     sizes = confident(tree)
     if sizes is None:
         return drafted(name, setup, kind(), None)
@@ -183,12 +190,20 @@ def deepest(drafter: Drafter, ladder: Ladder) -> int:
     return max(tree.levels for tree in ladder.trees)
 
 
-def drafted(name: str, setup: Setup, drafter: Drafter, shared: Any, *, ladder: Ladder | None = None) -> Method:
+def drafted(
+    name: str,
+    setup: Setup,
+    drafter: Drafter,
+    shared: Any,
+    *,
+    ladder: Ladder | None = None,
+    reach: Reach | None = None,
+) -> Method:
     ladder = ladder or make_ladder(
         setup.model,
         setup.draft.tree,
         method=name,
-        reach=REACH.get(name),
+        reach=reach or REACH.get(name),
         batch=setup.batch,
         slots=setup.slots,
         sampled=setup.sampled,
