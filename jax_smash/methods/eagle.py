@@ -30,7 +30,7 @@ NAME = "eagle"
 RANKS, LEVELS = 4, 7
 """Tokens of a node, and levels, that automatic trees may have."""
 
-STOPPING = Confident(5, depth=5, width=1, least=0.1)
+STOPPING = Confident(7, depth=7, width=1, least=0.15)
 """The automatic tree where forwards over fewer nodes take less time."""
 
 

@@ -3,7 +3,8 @@ import pytest
 
 from jax_smash import from_apply
 from jax_smash.methods import DraftOptions, check_draft, make_method
-from jax_smash.methods.drafted import check_taps
+from jax_smash.methods.drafted import STOPPING, check_taps
+from jax_smash.platform import tracing_for
 from jax_smash.protocols import Needs
 from tests.tiny import tiny_model
 
@@ -29,6 +30,19 @@ def test_chains_of_lookups_may_stop(method):
     assert made.source == "the tree chain-3:least=0.1"
     with pytest.raises(ValueError, match=r"tree: confident-9:least=0.1 needs"):
         check_draft(method, DraftOptions(tree="confident-9:least=0.1"))
+
+
+@pytest.mark.parametrize("method", ["lookup", "suffix"])
+def test_automatic_chains_of_lookups_stop_where_wider_forwards_take_longer(method):
+    made = make_method(tiny_model(), method)
+    assert made.strategy.narrows
+    assert made.strategy.drafter.least == STOPPING.least
+    assert [tree.nodes for tree in made.memory["trees"].ladder] == [1, STOPPING.nodes + 1]
+    with tracing_for("tpu"):
+        wide = make_method(tiny_model(), method)
+    lossy = make_method(tiny_model(), method, draft=DraftOptions(verify="typical-lossy"))
+    assert not wide.strategy.drafter.least
+    assert not lossy.strategy.drafter.least
 
 
 def test_chains_of_recycled_tokens_and_of_a_corpus_do_not_stop(tmp_path):
