@@ -175,6 +175,14 @@ CLAIMS = (
         table=layouts.by_policy,
     ),
     Claim(
+        name="smollm2-policies",
+        title=f"{SMOLLM2}: RULER's tasks by policy of the cache at equal bytes",
+        text="As above, of 512 tokens together: the share of a question's answers that stand in what is written. "
+        "`niah` are needles in a haystack, `vt` follows variables.",
+        reports=("smollm2-policies-*",),
+        table=layouts.by_policy_on_ruler,
+    ),
+    Claim(
         name="smollm2-ruler",
         title=f"{SMOLLM2}: RULER's tasks by dense decoding",
         text="The share of a question's answers that stand in what is written, of 1,024 tokens together; they are "

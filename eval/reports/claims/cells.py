@@ -58,6 +58,11 @@ def task(row: Row) -> str:
     return ", ".join((row["task"].replace("_", "-"), *more))
 
 
+def ruler_task(row: Row) -> str:
+    """Writes a task of RULER."""
+    return str(row["task"]).removeprefix("ruler_")
+
+
 def score(row: Row) -> str:
     """Writes a score of quality with its interval; a share of right answers in per cent."""
     value, bounds = row["score"], row["interval"]

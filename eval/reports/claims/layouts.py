@@ -3,7 +3,19 @@
 from eval.reports.claims import cells
 from eval.reports.claims.claim import Rows
 from eval.reports.claims.rows import exactness_totals, in_order, paired, where, with_chains, with_range
-from eval.reports.claims.table import NOTHING, Row, Table, count, crossed, figure, listed, number, text, with_interval
+from eval.reports.claims.table import (
+    NOTHING,
+    Cell,
+    Row,
+    Table,
+    count,
+    crossed,
+    figure,
+    listed,
+    number,
+    text,
+    with_interval,
+)
 
 BY_TREE = {"Method": cells.method, "Tree": cells.tree}
 
@@ -182,15 +194,23 @@ def by_policy(rows: Rows) -> Table:
 
     A budget that a policy cannot meet has no figure.
     """
+    return _by_policy(rows, cells.task, cells.score)
+
+
+def by_policy_on_ruler(rows: Rows) -> Table:
+    """The same of RULER's tasks, whose scores are shares."""
+    return _by_policy(rows, cells.ruler_task, cells.share)
+
+
+def _by_policy(rows: Rows, task: Cell, score: Cell) -> Table:
     met = sorted((row for row in rows if row["unmet"] is None), key=lambda row: -row["budget"])
     down = {"Policy": text("policy"), "Of the cache's bytes": lambda row: f"{100 * row['budget']:g}%"}
-    return crossed(met, down, cells.task, cells.score)
+    return crossed(met, down, task, score)
 
 
 def by_ruler_task(rows: Rows) -> Table:
     """A line a task of RULER, by dense decoding."""
-    found = where(rows, policy="dense")
-    return listed(found, {"Task": lambda row: row["task"].removeprefix("ruler_"), "Found": cells.share})
+    return listed(where(rows, policy="dense"), {"Task": cells.ruler_task, "Found": cells.share})
 
 
 def by_recall(rows: Rows) -> Table:

@@ -93,13 +93,17 @@ def test_policies_stand_by_what_they_read_with_a_column_a_task():
     ]
 
 
-def test_a_task_of_ruler_has_the_share_that_dense_decoding_finds():
+def test_a_task_of_ruler_has_the_share_that_is_found():
     interval = {"low": 0.4, "high": 0.6, "kind": "bootstrap"}
     dense = {"policy": "dense", "task": "ruler_vt", "metric": "contained", "score": 0.5, "interval": interval}
     rows = [dense, dense | {"policy": "oracle", "score": 0.4}]
     table = layouts.by_ruler_task(report(program="eval.sparsity", rows=rows).rows)
     assert table.header == ["Task", "Found"]
     assert table.lines == [["vt", "50.0% (40.0 to 60.0)"]]
+    every = [row | {"budget": budget, "unmet": None} for row, budget in zip(rows, (1.0, 0.1), strict=True)]
+    table = layouts.by_policy_on_ruler(report(program="eval.sparsity", rows=every).rows)
+    assert table.header == ["Policy", "Of the cache's bytes", "vt"]
+    assert table.lines == [["dense", "100%", "50.0% (40.0 to 60.0)"], ["oracle", "10%", "40.0% (40.0 to 60.0)"]]
 
 
 def test_recall_stands_beside_that_of_the_last_entries():
