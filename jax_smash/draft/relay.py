@@ -16,6 +16,10 @@ from jax_smash.pytree import replace
 class Relay(DrafterPair):
     """Drafts a chain by one drafter, and a tree by another for the rows whose chain would be empty.
 
+    Source: Hu et al. 2024, "SAM Decoding: Speculative Decoding via Suffix Automaton", where another drafter takes over
+    from a suffix automaton.
+    Differs: it takes over where no token is likely enough to be kept, in place of where fewer tokens agree than a bound.
+
     Attributes:
       first: drafts chains, and stops where it is unsure.
       second: drafts trees, and likewise. It may skip what only rows that have ended would need, and is told that those
@@ -37,7 +41,7 @@ class Relay(DrafterPair):
         self, params: Params, own: Pair, shared: Pair, context: Context, topology: Topology
     ) -> tuple[DraftTree, Pair]:
         """Returns each row's chain or tree."""
-        longest = replace(chain(topology.levels), levels=topology.levels)
+        longest = chain(topology.levels) if topology.levels else topology
         line, known = self.first.propose(params, own[0], shared[0], context, longest)
         there = line.valid[:, 1:].any(1)
         others = replace(context, running=context.running & ~there)

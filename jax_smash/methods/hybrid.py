@@ -36,25 +36,28 @@ def hybrid(setup: Setup) -> Method:
     """Makes the method for a model.
 
     Without a trained drafter, Token Recycling drafts a tree and suffix lookup a chain; beside one, which drafts the
-    tree, both draft a chain. One that stops where it is unsure drafts alone where suffix lookup finds nothing likely;
-    elsewhere the latter does, and nothing is recycled: nobody knows how likely that is kept.
+    tree, both draft a chain. A trained drafter that stops where it is unsure drafts for the rows for which suffix lookup
+    finds nothing likely, and nothing is recycled: nobody knows how likely that is kept.
     """
-    recycling = Recycling(target=setup.model.definition)
-    known, given = recycling.empty(setup.model.params), setup.draft.drafter
+    recycling, given = Recycling(target=setup.model.definition), setup.draft.drafter
     if given is None:
+        known = recycling.empty(setup.model.params)
         return drafted(NAME, setup, Hybrid(tree=recycling, line=Suffix()), (known, None))
     made = MAKERS[drafts_with(given)](dataclasses.replace(setup, within=NAME))
     if getattr(made.drafter, "least", 0.0):
         relay = Relay(first=Suffix(least=SURE), second=made.drafter)
-        method = drafted(NAME, setup, relay, (None, None), ladder=made.ladder)
-        return dataclasses.replace(method, params=made.added(method.params))
+        return _with_params(made, drafted(NAME, setup, relay, (None, None), ladder=made.ladder))
 
     def beside(drafter: LateLearner) -> Hybrid:
         return Hybrid(tree=Hybrid(tree=drafter, line=Suffix()), line=recycling)
 
-    both = beside(made.drafter)
+    every = beside(made.drafter)
     if isinstance(made.drafter, EagleDrafter):
         # What is kept of a chain waits too, and that may be deeper than its own trees.
-        both = beside(dataclasses.replace(made.drafter, levels=deepest(both, made.ladder)))
-    method = drafted(NAME, setup, both, ((None, None), known), ladder=made.ladder)
+        every = beside(dataclasses.replace(made.drafter, levels=deepest(every, made.ladder)))
+    known = recycling.empty(setup.model.params)
+    return _with_params(made, drafted(NAME, setup, every, ((None, None), known), ladder=made.ladder))
+
+
+def _with_params(made: Trained, method: Method) -> Method:
     return dataclasses.replace(method, params=made.added(method.params))

@@ -59,6 +59,10 @@ def test_a_chain_is_as_deep_as_the_tree_may_be_and_of_no_more_nodes():
     assert found.levels == 2
 
 
+def test_of_a_root_alone_nothing_is_drafted():
+    assert proposed(drafted(topology([0]))) == [[3], [3], [3]]
+
+
 def test_rows_that_have_ended_stay_so_to_the_second():
     assert proposed(drafted(chain(2), running=(True, False, True)))[1] == [3, -1, -1]
 
