@@ -18,7 +18,7 @@ class Relay(DrafterPair):
 
     Source: Hu et al. 2024, "SAM Decoding: Speculative Decoding via Suffix Automaton", where another drafter takes over
     from a suffix automaton.
-    Differs: it takes over where no token is likely enough to be kept, in place of where fewer tokens agree than a bound.
+    Differs: it takes over where no token is likely enough to be kept; theirs, where fewer tokens agree than a bound.
 
     Attributes:
       first: drafts chains, and stops where it is unsure.

@@ -36,7 +36,7 @@ def hybrid(setup: Setup) -> Method:
     """Makes the method for a model.
 
     Without a trained drafter, Token Recycling drafts a tree and suffix lookup a chain; beside one, which drafts the
-    tree, both draft a chain. A trained drafter that stops where it is unsure drafts for the rows for which suffix lookup
+    tree, both draft a chain. A trained drafter that stops where it is unsure drafts for rows for which suffix lookup
     finds nothing likely, and nothing is recycled: nobody knows how likely that is kept.
     """
     recycling, given = Recycling(target=setup.model.definition), setup.draft.drafter
