@@ -178,7 +178,8 @@ CLAIMS = (
         name="smollm2-policies",
         title=f"{SMOLLM2}: RULER's tasks by policy of the cache at equal bytes",
         text="As above, of 512 tokens together: the share of a question's answers that stand in what is written. "
-        "`niah` are needles in a haystack, `vt` follows variables.",
+        "`niah` are needles in a haystack, `vt` follows variables, `fwe` names the commonest words and `qa` answers "
+        "questions.",
         reports=("smollm2-policies-*",),
         table=layouts.by_policy_on_ruler,
     ),
