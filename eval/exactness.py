@@ -37,6 +37,7 @@ from eval.reports.options import Names, Numbers, Paths, check_least
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
 from eval.scores.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.draft.trees.confident import confident
 from jax_smash.loading import Model, load
 from jax_smash.methods import DraftOptions, check_draft, check_method, fitting_modules
 from jax_smash.methods.draft_options import READERS
@@ -289,7 +290,7 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
             for tree in (GROUPS,) if method == HAMBURGER else settings.trees:
                 if (method, tree) == (DRAFT_MODEL, "off"):
                     continue
-                for drafter in drafters_of(study, method):
+                for drafter in drafters_of(study, method, tree):
                     case = Case(AS_IT_IS, method, tree, condition, drafter)
                     possible = study.checks(case, equivalents=settings.equivalents)
                     wanted = possible if settings.checks and condition == conditions[-1] else []
@@ -297,10 +298,14 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
     return cases
 
 
-def drafters_of(study: Study, method: str) -> list[str | None]:
-    """Returns the labels of the trained drafters of a method; None stands for none, which hybrid can be without too."""
+def drafters_of(study: Study, method: str, tree: str) -> list[str | None]:
+    """Returns the labels of the trained drafters of a method; None stands for none.
+
+    Hybrid can be without one too, but where the tree needs its probabilities.
+    """
     if method == HYBRID:
-        return [None, *study.drafters]
+        needed = confident(tree) is not None and study.drafters
+        return [*study.drafters] if needed else [None, *study.drafters]
     return [label for label, drafter in study.drafters.items() if drafter.method == method] or [None]
 
 

@@ -328,6 +328,7 @@ def random_folder(folder, model, kind):
     ("methods", "kinds", "changes"),
     [
         (("medusa",), ("medusa",), {}),
+        (("hybrid",), ("medusa",), {"trees": ("chain-2:least=0.001",)}),
         pytest.param(
             ("eagle", "medusa", "chimera", "dflash", "hybrid"),
             [*SAVERS],
@@ -343,8 +344,10 @@ def test_trained_drafters_are_rows_of_their_methods_and_of_hybrid(smashed, tmp_p
     given = settings | {"methods": methods, "trees": ("chain-2",), "checks": False} | changes
     plain, *rows = measure(Settings(**given, drafter=folders))
     rows = [row for row in rows if row["method"] != "ar"]
-    expected = {(kind.removesuffix("1"), kind) for kind in kinds}
-    expected |= {("hybrid", name) for name in ("", *kinds)} if "hybrid" in methods else set()
+    expected = {(kind.removesuffix("1"), kind) for kind in kinds if kind.removesuffix("1") in methods}
+    # A tree that asks for probabilities is none of hybrid alone.
+    alone = () if "trees" in changes else ("",)
+    expected |= {("hybrid", name) for name in (*alone, *kinds)} if "hybrid" in methods else set()
     assert {(row["method"], (row["drafter"] or "").partition("@")[0]) for row in rows} == expected
     conditions = len(given["batch_sizes"]) * len(given["processors"]) * len(given["choices"])
     assert len(rows) == len({row["key"] for row in rows}) == conditions * len(expected)
