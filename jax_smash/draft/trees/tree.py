@@ -94,9 +94,18 @@ class DraftTree:
         behind = count + jnp.cumsum(~self.valid, axis=1, dtype=jnp.int32) - 1
         place = jnp.where(self.valid, here, behind)
         node = jnp.argmax(place[:, None] == index[None, :, None], axis=2).astype(jnp.int32)
-        parent = at_nodes(place, at_nodes(self.parent, node))
-        moved = tree_of(at_nodes(self.token, node), parent, index[None] < count, levels=self.levels)
-        return replace(moved, rank=None if self.rank is None else at_nodes(self.rank, node))
+        seen = unpack(self.ancestors, self.valid.shape[1])
+        seen = jnp.take_along_axis(jnp.take_along_axis(seen, node[:, :, None], axis=1), node[:, None], axis=2)
+        return DraftTree(
+            token=at_nodes(self.token, node),
+            parent=at_nodes(place, at_nodes(self.parent, node)),
+            depth=at_nodes(self.depth, node),
+            valid=index[None] < count,
+            ancestors=pack(seen),
+            proposal=None if self.proposal is None else jnp.take_along_axis(self.proposal, node[:, :, None], axis=1),
+            rank=None if self.rank is None else at_nodes(self.rank, node),
+            levels=self.levels,
+        )
 
     def padded(self, multiple: int) -> "DraftTree":
         """Returns the tree with invalid nodes behind its own, up to a multiple of this many; a root stays alone."""

@@ -8,6 +8,7 @@ from jax_smash.draft.trees.sizing import expected_tokens, most_expected
 from jax_smash.draft.trees.templates import LEVELS, RANKS, named_tree, published_recycling_tree
 from jax_smash.draft.trees.tree import chain, grow, pack, topology, tree_from_ranks, tree_of, unpack, vectors_at
 from jax_smash.draft.verify.accept import accept
+from jax_smash.pytree import replace
 
 
 def ancestors(parent, node):
@@ -91,6 +92,14 @@ def test_valid_nodes_come_first_and_the_tree_stays_the_same(nodes):
     for row in range(4):
         assert paths_of(moved, row) == paths_of(tree, row)
         assert sorted(np.asarray(moved.token)[row]) == sorted(np.asarray(tree.token)[row])
+
+
+def test_what_a_node_sees_moves_with_it_whatever_its_parent():
+    tree = grow(topology([0, 0, 0]), jnp.asarray([[7, -1, 5]], jnp.int32))
+    assert tree.ancestors[0, :, 0].tolist() == [0b001, 0b011, 0b101]
+    assert tree.valid_first().ancestors[0, :, 0].tolist() == [0b001, 0b011, 0b101]
+    blind = replace(tree, ancestors=tree.ancestors.at[0, 2, 0].set(0b100))
+    assert blind.valid_first().ancestors[0, :, 0].tolist() == [0b001, 0b010, 0b101]
 
 
 @pytest.mark.parametrize("nodes", [1, 5, 32, 33])
