@@ -24,18 +24,18 @@ def test_a_hand_worked_text():
 
 
 def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
-    follow_a_chat("lookup", plain_lookup)
+    found, expected = follow_a_chat("lookup", plain_lookup)
+    assert found == expected
+    assert any(draft[1] >= 0 for draft in found)
 
 
 def test_a_chain_stops_where_a_plain_program_has_it_stop():
     drafts = []
-
-    def stopped(topology, text, least):
-        drafts.append(plain_lookup(topology, text, Lookup(least=least)))
-        return drafts[-1]
-
     for least in (0.1, 0.2):
-        follow_a_chat("lookup", functools.partial(stopped, least=least), tree=f"chain-4:least={least}")
+        plain = functools.partial(plain_lookup, drafter=Lookup(least=least))
+        found, expected = follow_a_chat("lookup", plain, tree=f"chain-4:least={least}")
+        assert found == expected
+        drafts += found
     assert {any(token >= 0 for token in draft[1:]) for draft in drafts} == {True, False}
     stopping = Lookup(least=0.2)
     assert plain_lookup(chain(2), [1, 2, 5, 7, 2], stopping) == [2, -1, -1]

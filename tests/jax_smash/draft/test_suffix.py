@@ -44,18 +44,18 @@ def test_the_index_grown_piece_by_piece_knows_the_longest_match_of_every_place(p
 
 
 def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
-    follow_a_chat("suffix", plain_suffix)
+    found, expected = follow_a_chat("suffix", plain_suffix)
+    assert found == expected
+    assert any(draft[1] >= 0 for draft in found)
 
 
 def test_a_chain_stops_where_a_plain_program_has_it_stop():
     drafts = []
-
-    def stopped(topology, text, least):
-        drafts.append(plain_suffix(topology, text, Suffix(least=least)))
-        return drafts[-1]
-
     for least in (0.1, 0.2):
-        follow_a_chat("suffix", functools.partial(stopped, least=least), tree=f"chain-4:least={least}")
+        plain = functools.partial(plain_suffix, drafter=Suffix(least=least))
+        found, expected = follow_a_chat("suffix", plain, tree=f"chain-4:least={least}")
+        assert found == expected
+        drafts += found
     assert {any(token >= 0 for token in draft[1:]) for draft in drafts} == {True, False}
     stopping = Suffix(least=0.2)
     # One token that agrees says too little; of two, what follows counts while the places do not differ.
