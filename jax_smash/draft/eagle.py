@@ -203,40 +203,32 @@ class EagleDrafter:
         depth: Int[Array, ""],
     ) -> Found:
         """Returns the likeliest tokens behind nodes of one depth, and their probabilities."""
-        within = context.token_length - 2 + depth < self._model(params).config.max_positions
+        model, target = self._model(params), saying(self.target, params)
+        width, total = self.trees.width, self.trees.weighed
+        within = context.token_length - 2 + depth < model.config.max_positions
+        if self.varies:
+            within &= context.running  # Rows that have ended propose nothing.
+
+        def make() -> Found:
+            if self.noisy or context.processors:
+                # Gather the vocabulary: what follows is separate for each row.
+                logits = context.process(constrain(model.logits(hidden, target), "batch"), path)
+                if self.noisy:
+                    place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
+                    logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
+                found = likeliest_of(logits, width, total=total)
+            else:
+                found = model.guesses(hidden, width, target, total=total)
+            child = jnp.where((found.values > -jnp.inf) & within[:, None, None], found.tokens, -1)
+            everything = jnp.zeros(child.shape[:2], jnp.float32) if found.total is None else found.total
+            return child, jnp.exp(found.values - everything[:, :, None])
+
         if not self.varies:
-            return self._likeliest(params, context, hidden, path, depth, within)
-        # Rows that have ended propose nothing, so that what no row needs is skipped.
-        within &= context.running
-        make = functools.partial(self._likeliest, params, context, hidden, path, depth, within)
+            return make()
+        # What no row needs is skipped.
         token, probability = jax.eval_shape(make)
         nothing = jnp.full(token.shape, -1, token.dtype), jnp.zeros(probability.shape, probability.dtype)
         return jax.lax.cond(within.any(), make, lambda: nothing)
-
-    def _likeliest(
-        self,
-        params: Params,
-        context: Context,
-        hidden: Float[Array, "B A D"],
-        path: Int[Array, "B A levels"],
-        depth: Int[Array, ""],
-        within: Bool[Array, "B"],
-    ) -> Found:
-        """Returns what `_children` says, of rows within the trained length."""
-        model, target = self._model(params), saying(self.target, params)
-        width, total = self.trees.width, self.trees.weighed
-        if self.noisy or context.processors:
-            # Gather the vocabulary: what follows is separate for each row.
-            logits = context.process(constrain(model.logits(hidden, target), "batch"), path)
-            if self.noisy:
-                place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
-                logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
-            found = likeliest_of(logits, width, total=total)
-        else:
-            found = model.guesses(hidden, width, target, total=total)
-        child = jnp.where((found.values > -jnp.inf) & within[:, None, None], found.tokens, -1)
-        everything = jnp.zeros(child.shape[:2], jnp.float32) if found.total is None else found.total
-        return child, jnp.exp(found.values - everything[:, :, None])
 
     def _forward(
         self,
