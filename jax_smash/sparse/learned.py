@@ -217,11 +217,11 @@ class Learned(Selecting):
         if not self.remembers:
             return None
         rows, heads, slots, _ = keys.shape
-        # Fields are donated, so no two of them may be the same array.
+        zeros = jnp.zeros((rows,), jnp.int32)
         return LastScores(
             score=jnp.zeros((rows, heads, slots // self.unit + (slots % self.unit > 0)), jnp.float32),
-            filled=jnp.zeros((rows,), jnp.int32),
-            left=jnp.zeros((rows,), jnp.int32),
+            filled=zeros,
+            left=zeros,
         )
 
     @property
