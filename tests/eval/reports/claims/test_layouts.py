@@ -1,5 +1,7 @@
 """Every table, on rows as the programs write them."""
 
+import pytest
+
 from eval.group_caps import Settings, caps
 from eval.reports.claims import layouts
 from tests.eval.reports.claims.reports import accepted_row, quality_row, report, speed_row
@@ -91,6 +93,11 @@ def test_policies_stand_by_what_they_read_with_a_column_a_task():
         ["quest", "50%", "24.00", "–"],
         ["quest", "25%", "30.00", "0.7000"],
     ]
+    again = report(program="eval.sparsity", rows=[*rows, rows[0]]).rows
+    assert layouts.by_policy(again).lines == table.lines
+    for contradicting in (row("dense", 1.0, "perplexity:texts.jsonl", 21.0), rows[1]):
+        with pytest.raises(ValueError, match="one figure"):
+            layouts.by_policy(report(program="eval.sparsity", rows=[*rows, contradicting]).rows)
 
 
 def test_a_task_of_ruler_has_the_share_that_is_found():
