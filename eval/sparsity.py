@@ -52,7 +52,8 @@ class Settings:
       tasks: perplexity (every token is read by a decode step), recall (of the slots with most attention, a policy's
         choice beside the truth), locations, piqa, arc_easy, arc_challenge, openbookqa, winogrande, hellaswag,
         ruler_niah_single_1 and RULER's others; TASK:FILE takes examples from a file, path:FILE prompts with answers,
-        one {"context": …, "answer": …} a line; with "metric": "rouge_l" in each, continuations are graded by ROUGE-L.
+        one {"context": …, "answer": …} a line; with "metric": "rouge_l" in each, continuations are graded by ROUGE-L,
+        as those to the queries of a file of QMSum's meetings are.
       num: examples of each task.
       length: tokens of a text of perplexity, recall and locations.
       ruler_length: of one of RULER, new tokens included; by default the same.

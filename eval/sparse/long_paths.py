@@ -3,6 +3,7 @@
 import functools
 from pathlib import Path
 
+from eval.sparse.meetings import asked, is_meeting
 from eval.tasks.questions import ACCURACY, GRADES, Question, QuestionSet
 from eval.tasks.records import front, read_records
 
@@ -12,10 +13,12 @@ NEW_TOKENS = 64
 def path_set(path: Path, *, count: int | None, new_tokens: int | None = None) -> QuestionSet:
     """Returns the prompts of a file, right where the greedy continuation holds the answer, case aside.
 
-    Where the records say `"metric": "rouge_l"`, as for summaries, a continuation is graded by `rouge_l` instead.
+    Where the records say `"metric": "rouge_l"`, as for summaries, a continuation is graded by `rouge_l` instead. A
+    meeting of QMSum gives such a record for each of its queries.
 
     Args:
-      path: file of one {"context": …, "answer": …} a line, all of them with the same `metric` or without.
+      path: file of one {"context": …, "answer": …} a line, all of them with the same `metric` or without, or of a
+        meeting a line.
       count: prompts, from the front; None takes all.
       new_tokens: that the model writes; None for 64.
 
@@ -25,7 +28,8 @@ def path_set(path: Path, *, count: int | None, new_tokens: int | None = None) ->
     """
     questions: list[Question] = []
     metrics: set[str] = set()
-    for record in front(read_records(path), count, path):
+    records = [one for record in read_records(path) for one in (asked(record) if is_meeting(record) else [record])]
+    for record in front(records, count, path):
         context, answer = record.text("context"), record.text("answer")
         if not context.strip() or not answer.strip():
             raise record.error("expected a context and an answer that are not empty")

@@ -41,3 +41,35 @@ def test_a_metric_that_is_unknown_or_not_that_of_all_is_refused(tmp_path, metric
     records = [{"context": "a", "answer": "b"} | ({} if m is None else {"metric": m}) for m in metrics]
     with pytest.raises(ValueError, match=rf"line {len(metrics)}: metric must be accuracy or rouge_l, the same in all"):
         path_set(written(tmp_path, *records), count=None)
+
+
+def meeting(**changed):
+    turns = [{"speaker": "Ann", "content": "It rains."}, {"speaker": "Bo", "content": "We stay."}]
+    part = [{"query": "Why do they stay?", "answer": "Because of rain.", "relevant_text_span": [["0", "1"]]}]
+    whole = [{"query": "Summarize it.", "answer": "They stay."}]
+    fields = {"meeting_transcripts": turns, "specific_query_list": part, "general_query_list": whole}
+    return fields | changed
+
+
+def test_every_query_on_a_meeting_is_asked_behind_all_that_is_said(tmp_path):
+    found = path_set(written(tmp_path, meeting(), meeting(specific_query_list=[])), count=None)
+    said = "Ann: It rains.\nBo: We stay.\n\n"
+    assert [question.prompt for question in found.questions] == [
+        f"{said}Question: Why do they stay?\nAnswer:",
+        *2 * [f"{said}Question: Summarize it.\nAnswer:"],
+    ]
+    assert [question.answer for question in found.questions] == ["Because of rain.", "They stay.", "They stay."]
+    assert found.metric == "rouge_l"
+    assert len(path_set(written(tmp_path, meeting()), count=1).questions) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"meeting_transcripts": "Ann: It rains."}, 'line 1: expected a list of objects "meeting_transcripts"'),
+        ({"general_query_list": [{"query": "Summarize it."}]}, 'line 1: expected a text "answer"'),
+    ],
+)
+def test_a_meeting_without_a_part_is_refused(tmp_path, changed, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        path_set(written(tmp_path, meeting(**changed)), count=None)
