@@ -48,7 +48,8 @@ class Settings:
       model: a shipped model's name, a directory or a hub id.
       policies: as in `jax-smash generate --sparse`, settings behind colons: h2o:grace=16:decay=0.98. Dense decoding is
         always measured.
-      budgets: shares of the bytes that dense decoding reads of its cache in a step, as in 25%.
+      budgets: shares of the bytes that dense decoding reads of its cache in a step, as in 25%, at the length of
+        a text. Where texts are read by steps, those at the beginning may read as many slots as those at the end.
       tasks: perplexity (every token is read by a decode step), recall (of the slots with most attention, a policy's
         choice beside the truth), locations, piqa, arc_easy, arc_challenge, openbookqa, winogrande, hellaswag,
         ruler_niah_single_1 and RULER's others; TASK:FILE takes examples from a file, path:FILE prompts with answers,

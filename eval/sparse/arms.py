@@ -105,12 +105,14 @@ def settled(
     share: float,
     length: int,
     equal: str = BYTES,
+    fixed: bool = False,
 ) -> Arm:
     """Returns a policy with as many slots as its share of bytes lets it read.
 
     cache bytes + scorer bytes ≤ share · bytes of the whole cache, in a row of `length` slots
 
-    Layers that a policy reads whole are paid for. A control's own scoring is not.
+    Layers that a policy reads whole are paid for. A control's own scoring is not. StreamingLLM keeps as many slots
+    however short a text is; so must others where texts begin with nothing, or it would read more than they do.
 
     Args:
       name: of the policy, as it was asked for.
@@ -120,6 +122,7 @@ def settled(
       share: of the bytes, over 0 and at most 1; from 1 on everything is read.
       length: slots that a row holds, where bytes are counted.
       equal: `bytes`; `slots` gives every policy the share of the slots, whatever its scorer reads.
+      fixed: shorter texts may read as many slots too; else the same share of theirs.
     """
     counted = Arm(name, share, policy, length, 0, 0, 0)
 
@@ -155,10 +158,11 @@ def settled(
         return _unmet(arm(Dense(), 0), reason)
 
     def with_pages(pages: int) -> Arm:
+        slots = pages * size
         # A little less than the slots, so that their share of the length is not rounded up to one more. It is more than
         # an error of float32, in which a step multiplies, and too little to lose a slot of most shorter texts.
-        slots = pages * size
-        return arm(dataclasses.replace(policy, budget=(slots - max(1e-3, 4e-7 * slots)) / length), slots)
+        budget = slots if fixed else (slots - max(1e-3, 4e-7 * slots)) / length
+        return arm(dataclasses.replace(policy, budget=budget), slots)
 
     if equal == SLOTS:
         return with_pages(high)

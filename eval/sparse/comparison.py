@@ -111,7 +111,7 @@ class Comparison:
     def _arm(self, name: str, share: float, task: Task, length: int) -> Arm:
         """Returns a policy at a budget for a task, or why there is none."""
         policy = policy_of(self.models[name])
-        arm = self._settled(name, policy, share, length)
+        arm = self._settled(name, policy, share, length, fixed=task.protocol(self.protocol) != DENSE)
         if task.by_share and not isinstance(policy, Selecting):
             return dataclasses.replace(arm, policy=None, unmet="it keeps the last entries: see recency")
         return arm
@@ -172,11 +172,11 @@ class Comparison:
         states = file_states(*named_files(name, self.model.name).values())
         return {"files": states} if states else {}
 
-    def _settled(self, name: str, policy: SparsePolicy, share: float, length: int) -> Arm:
+    def _settled(self, name: str, policy: SparsePolicy, share: float, length: int, *, fixed: bool = False) -> Arm:
         config, params = self.model.config, self.model.params["target"]
         if config is None:
             raise ValueError(f"{self.model.name} must be a model of this package: its cache is counted")
-        return settled(name, policy, config, params, share=share, length=length, equal=self.equal)
+        return settled(name, policy, config, params, share=share, length=length, equal=self.equal, fixed=fixed)
 
     def _engine(self, model: Model) -> Engine:
         return Engine(model, batch_size=self.batch_size, by_steps=self.protocol == DENSE)

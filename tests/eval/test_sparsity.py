@@ -81,6 +81,20 @@ def test_half_the_bytes_change_what_is_found(report):
     assert bounds["low"] <= row["difference"]["value"] <= bounds["high"]
 
 
+def test_the_beginning_of_a_text_read_by_steps_may_read_as_many_slots_as_its_end(given, tmp_path):
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "out.json"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in (TEXTS[0], "a cat sat")))
+    changes = {"policies": ("recency", "streaming"), "budgets": ("50%",), "tasks": (f"perplexity:{texts}",)}
+    settings = dataclasses.replace(given, json=out, plot=None, **changes)
+    main(settings)
+    kept = [json.loads(line) for line in settings.outcomes().read_text().splitlines()[1:]]
+    dense, *found = [[one["nats"] for one in arm["outcomes"][0]["examples"]] for arm in kept]
+    assert len(found) == 2
+    for long, short in found:
+        assert long != pytest.approx(dense[0], rel=1e-3)
+        assert short == pytest.approx(dense[1], rel=1e-5)
+
+
 def test_a_scorer_that_reads_half_the_bytes_cannot_do_with_half(report):
     unmet = rows(report, policy="tokenselect:sinks=2:window=2", budget=0.5)
     assert len(unmet) == 2

@@ -14,11 +14,11 @@ SLOT = 2 * 2 * 8 * 4  # Keys and values of a layer's two KV heads.
 DENSE = 2 * 100 * SLOT
 
 
-def arm(text, share, *, page_size=None, equal="bytes", length=100):
+def arm(text, share, *, page_size=None, length=100, **options):
     model = tiny_model(layer_kinds=("full", "full"), window=0)
     policy = read_policy(text, protocol="dense", page_size=page_size)
     abstract = jax.eval_shape(lambda: model.params["target"])
-    return settled(text, policy, model.config, abstract, share=share, length=length, equal=equal)
+    return settled(text, policy, model.config, abstract, share=share, length=length, **options)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,14 @@ def test_shorter_texts_read_their_share_to_the_slot(share, length):
     filled = np.arange(40, length + 1)
     expected = np.maximum(-(-filled * found.slots // length), found.policy.least)
     assert plan.limit(jnp.asarray(filled, jnp.int32), 1)[:, 0].tolist() == expected.tolist()
+
+
+def test_a_fixed_budget_is_the_same_of_shorter_texts_and_counts_as_many_bytes():
+    share, fixed = (arm("recency", 0.25, fixed=fixed) for fixed in (False, True))
+    assert (fixed.slots, fixed.cache, fixed.share) == (share.slots, share.cache, share.share)
+    for found, expected in ((share, 10), (fixed, 25)):
+        (plan,) = set(found.policy.plans(tiny_model(layer_kinds=("full", "full"), window=0).config, 100))
+        assert plan.limit(jnp.asarray([40], jnp.int32), 1)[0, 0] == expected
 
 
 def test_a_long_text_reads_no_slot_more_than_its_share():
