@@ -6,6 +6,7 @@ r"""How many tokens a forward of the target gives under methods that draft, by t
     python -m eval.acceptance --study width-depth --json shapes.json --plot shapes.png
     python -m eval.acceptance --study temperature --temperatures 0,0.4,0.8,1.2 --json heat.json --plot heat.png
     python -m eval.acceptance --study spec-bench --spec-bench question.jsonl --chat --json tasks.json --plot tasks.png
+    python -m eval.acceptance --study spec-bench --spec-bench question.jsonl --categories --chat --json mt-bench.json
     python -m eval.acceptance --model smollm2 --drafters runs/eagle/drafter --methods eagle,hybrid+eagle \
       --trees chain-8,tree-16 --json trained.json
 
@@ -69,6 +70,8 @@ class Settings:
       prompts: files of {"prompt": …} or {"turns": […]} a line, with or without a "category"; by default stories that
         come with the program (prompts/mixed.jsonl has more categories).
       spec_bench: Spec-Bench's question.jsonl, in place of prompts. It does not come with the program.
+      categories: Spec-Bench's questions are told by the categories of its file, eight of which are MT-bench's, in place
+        of its six tasks, one of which is all of MT-bench.
       num_prompts: to take, of each category in turn; by default all.
       prompt_tokens: of a question's turns at most; longer ones are left out and counted. By default the context is the
         limit.
@@ -100,6 +103,7 @@ class Settings:
     trees: Names = (TEMPLATE,)
     prompts: Paths = (PROMPTS,)
     spec_bench: Path | None = None
+    categories: bool = False
     num_prompts: int | None = None
     prompt_tokens: int | None = None
     chat: bool = False
@@ -147,6 +151,8 @@ class Settings:
                 if value < smallest:
                     raise ValueError(f"{name} must be at least {smallest}; got {value}")
         self._check_methods()
+        if self.categories and self.spec_bench is None:
+            raise ValueError("categories are those of --spec-bench question.jsonl; got none")
         if self.study == "spec-bench" and self.spec_bench is None:
             raise ValueError("the study spec-bench needs --spec-bench question.jsonl, which does not come with us")
         if self.resume and (self.json is None or self.study in STUDIES):
@@ -193,7 +199,7 @@ class Settings:
           ValueError: a file is malformed, or has fewer questions than `num_prompts`.
         """
         if self.spec_bench is not None:
-            return spec_bench_questions(self.spec_bench, count=self.num_prompts)
+            return spec_bench_questions(self.spec_bench, count=self.num_prompts, categories=self.categories)
         found = [question for path in self.prompts for question in read_questions(path)]
         if self.num_prompts is None:
             return found

@@ -5,6 +5,8 @@ r"""How often trained drafters guess the target's token, by depth, and what draf
       --plot drafters.png
     python -m eval.drafters --model smollm2 --drafters runs/chimera/drafter --answers held-out.jsonl \
       --cost-repeats 20 --gram-slots 0 64 --json cost.json
+    python -m eval.drafters --model smollm2 --drafters random:medusa random:eagle1 random:dflash --answers texts.jsonl \
+      --cost-repeats 20 --json cost.json
 
 Every drafter is decoded with over the same texts, its chain forced along each of them: at every token of a reply, with
 what the target has read so far in its cache, depth d guesses the token behind the next d − 1 of the text. `top3` is the
@@ -29,7 +31,7 @@ from eval.drafting.drafting_cost import Timed, cost_of, taken
 from eval.drafting.forced import forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Replies, Text, answered_texts, chosen, packed_texts, read_index
-from eval.drafting.trained import Trained, trained_for
+from eval.drafting.trained import HAMBURGER, MICRO, Trained, loaded_beside, trained_for
 from eval.reports.options import Numbers, Paths, check_least
 from eval.reports.report import (
     check_folder,
@@ -41,8 +43,8 @@ from eval.reports.report import (
     write_json,
     write_whole,
 )
-from jax_smash.loading import Model, load
-from jax_smash.methods import DraftOptions, Method, make_method
+from jax_smash.loading import Model
+from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.plan import tree_bytes
 
 COLUMNS = ("drafter", "kind", "depth", "tokens", "texts", *(f"top{rank + 1}" for rank in range(RANKS)))
@@ -59,7 +61,9 @@ class Settings:
     """Measures trained drafters.
 
     Attributes:
-      drafters: folders, as `jax-smash generate --drafter` takes them. One in a folder `drafter` has its run's name.
+      drafters: folders, as `jax-smash generate --drafter` takes them, or of HAMburger's modules. One in a folder
+        `drafter` has its run's name. `random:KIND` is one with random weights, of kind eagle, eagle1, medusa, chimera,
+        dflash or micro: what drafting takes does not depend on the weights.
       model: the base that all of them were trained for: a shipped model's name, a directory or a hub id.
       packed: folder that `train.pack` wrote with the base's tokenizer, whose held-out documents are read.
       answers: file of answers or texts, in place of packed.
@@ -135,7 +139,7 @@ class Settings:
           ValueError: one is damaged or for another base, which the message names.
           FileNotFoundError: there is no such drafter or base.
         """
-        return trained_for(self.model, self.drafters)
+        return trained_for(self.model, self.drafters, modules=True, random=True)
 
     def texts(self, model: Model) -> list[Text]:
         """Returns the texts that drafters are judged on.
@@ -163,14 +167,14 @@ def measure(settings: Settings) -> dict[str, Any]:
     """
     settings.check()
     drafters = settings.trained()
-    model = load(settings.model, dtype=jnp.dtype(settings.dtype))
+    model = loaded_beside(settings.model, drafters, dtype=jnp.dtype(settings.dtype))
     texts = settings.texts(model)
     methods = [_method(settings, model, drafter) for drafter in drafters]
     return {
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params)},
         "texts": len(texts),
         "drafters": [
-            {**drafter.facts(), "bytes": tree_bytes(method.params["drafter"])}
+            {**drafter.facts(), "bytes": tree_bytes(method.params["smasher" if drafter.kind == MICRO else "drafter"])}
             for drafter, method in zip(drafters, methods, strict=True)
         ],
         "rows": _accuracies(settings, model, texts, drafters, methods),
@@ -179,11 +183,13 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def _method(settings: Settings, model: Model, drafter: Trained, gram_slots: int = 0) -> Method:
-    """Returns the method that drafts a chain with a drafter."""
-    most = drafter.depths or settings.depths
-    tree = f"chain-{min(settings.depths, most)}"
-    draft = DraftOptions(tree=tree, drafter=drafter.folder, gram_slots=gram_slots)
-    return make_method(model, drafter.method, draft=draft, batch=settings.cost_batch_size)
+    """Returns the method that drafts a chain with a drafter; a group of HAMburger's modules is as long as it may be."""
+    depths, batch = min(settings.depths, drafter.depths or settings.depths), settings.cost_batch_size
+    if drafter.kind == MICRO:
+        return make_method(model, HAMBURGER, smash=SmashOptions(mode="exact", group_length=depths + 1), batch=batch)
+    modules = drafter.load(jnp.dtype(settings.dtype))
+    draft = DraftOptions(tree=f"chain-{depths}", drafter=modules, gram_slots=gram_slots)
+    return make_method(model, drafter.method, draft=draft, batch=batch)
 
 
 def _accuracies(

@@ -27,7 +27,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from eval.drafting.trained import Trained, trained_for
+from eval.drafting.random_drafters import KINDS
+from eval.drafting.trained import MICRO, Trained, trained_for
 from eval.exact.conditions import REGEX, STOP, Condition
 from eval.exact.divergence import ROUNDING
 from eval.exact.exactness_report import Clock, earlier_rows, totals
@@ -38,8 +39,8 @@ from eval.reports.report import check_output, heading, print_table, run_program,
 from eval.scores.smashing import smash_options
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.draft.trees.confident import confident
-from jax_smash.loading import Model, load
-from jax_smash.methods import DraftOptions, check_draft, check_method, fitting_modules
+from jax_smash.loading import Model, grafted, load, stored_base
+from jax_smash.methods import RANDOM, DraftOptions, check_draft, check_method, check_smash, fitting_modules
 from jax_smash.methods.draft_options import READERS
 from jax_smash.sharding import mesh_of_hosts
 
@@ -78,9 +79,9 @@ class Settings:
       trees: auto, off, chain-N, tree-N, a template's name or a .json file, each under every method but hamburger, whose
         groups are chains.
       drafter: folders of trained drafters, as `jax-smash generate --drafter` takes them; each is a row of its method,
-        and one of hybrid.
+        and one of hybrid. `random:KIND` is one with random weights, of kind eagle, eagle1, medusa, chimera or dflash.
       modules: HAMburger modules, a folder; by default those beside the model. Where the folder holds a base, which was
-        trained with them, every method decodes with that one.
+        trained with them, every method decodes with that one. `random` are modules with random weights.
       smash_mode: of hamburger: exact, whose groups are drafts. In other modes text is not plain decoding's.
       confidence, token_confidence, micro_steps, micro_head: of hamburger, as in `jax-smash generate`; by default as the
         modules were calibrated.
@@ -89,6 +90,8 @@ class Settings:
       choices: greedy, sampled, or both.
       checks: also decode in ways that must change nothing, and in ways that must be found out.
       equivalents: of the checks, also those that must change nothing.
+      faults: of the checks, also those that must be found out. Of random drafters a large model keeps hardly anything,
+        so nothing shows.
       prompts: file of prompts, one {"prompt": …} a line; by default pieces of the texts that come with the project.
       spec_bench: Spec-Bench's question.jsonl, in place of prompts: the first turns, of each task in turn.
       chat: the questions of Spec-Bench are put into the model's chat template.
@@ -121,6 +124,7 @@ class Settings:
     choices: Names = ("greedy", "sampled")
     checks: bool = True
     equivalents: bool = True
+    faults: bool = True
     prompts: Path | None = None
     spec_bench: Path | None = None
     chat: bool = False
@@ -189,7 +193,7 @@ class Settings:
           ValueError: a method lacks one, one is of no method that is asked for, or one is damaged or for another base.
           FileNotFoundError: there is no such folder.
         """
-        found = trained_for(self.model, self.drafter)
+        found = trained_for(self.model, self.drafter, random=True)
         taken = {method for method in self.methods if method in READERS}
         if lacking := sorted(taken - {drafter.method for drafter in found}):
             raise ValueError(f"method {lacking[0]} needs a drafter: give --drafter FOLDER")
@@ -200,13 +204,17 @@ class Settings:
         return found
 
     def folder(self) -> str | None:
-        """Returns the folder of modules to load the model with; None where no method takes any.
+        """Returns the folder of modules to load the model with; None where no method takes any, or they are random.
 
         Raises:
           ValueError: modules or options of hamburger do not fit the model.
           FileNotFoundError: there is no such model, or it has no such modules.
         """
         if HAMBURGER not in self.methods:
+            return None
+        if self.modules == RANDOM:
+            base = stored_base(self.model)[0]
+            check_smash(HAMBURGER, smash_options(self), KINDS[MICRO].config(base), base.vocab_size)
             return None
         return str(fitting_modules(self.model, self.modules, smash_options(self)))
 
@@ -249,7 +257,10 @@ def measure(
       ValueError: an option is wrong, or a method does not take a tree.
     """
     settings.check()
-    model = load(settings.model, mesh=mesh_of_hosts(), dtype=jnp.dtype(settings.dtype), modules=settings.folder())
+    dtype = jnp.dtype(settings.dtype)
+    model = load(settings.model, mesh=mesh_of_hosts(), dtype=dtype, modules=settings.folder())
+    if settings.modules == RANDOM:
+        model = grafted(model, KINDS[MICRO].make(model.config, dtype=dtype))
     with jax.default_matmul_precision("highest"):
         study = Study(
             model,
@@ -292,7 +303,7 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
                     continue
                 for drafter in drafters_of(study, method, tree):
                     case = Case(AS_IT_IS, method, tree, condition, drafter)
-                    possible = study.checks(case, equivalents=settings.equivalents)
+                    possible = study.checks(case, equivalents=settings.equivalents, faults=settings.faults)
                     wanted = possible if settings.checks and condition == conditions[-1] else []
                     cases += [dataclasses.replace(case, way=way) for way in (AS_IT_IS, *wanted)]
     return cases

@@ -3,7 +3,8 @@
     python -m train.pack --corpus train/configs/tiny.json --data-root DATA --tokenizer TOKENIZER --output PACKED
 
 The folder holds, for each source and split, arrays of tokens, of marks on them and of the documents' ends, and
-`index.json`: what was packed, with which tokenizer, the hashes of both. It appears whole or not at all.
+`index.json`: what was packed, with which tokenizer, the hashes of both, and what files of answers say of prompts that
+were left out. It appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from jax_smash.checkpoints.directory import check_new, new_directory
 from train.data.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT, Corpus, load_corpus, source_files, split_documents
 from train.data.documents import Document
+from train.data.overlap import left_out_of
 from train.run.program import run_program
 
 INDEX = "index.json"
@@ -181,6 +183,13 @@ def pack_corpus(
                     "sha256": {str(path.relative_to(root)): file_sha256(path) for path in files[source.name]},
                 }
             )
+        if told := [
+            {"source": source.name, "file": path.name, **record}
+            for source in corpus.sources
+            for path in files[source.name]
+            if (record := left_out_of(path)) is not None
+        ]:
+            index["left_out"] = told
         index["sources_sha256"] = hashlib.sha256(json.dumps(index["sources"]).encode()).hexdigest()
         (work / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return index

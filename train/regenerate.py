@@ -31,7 +31,7 @@ from jax_smash.serve.prompts import FilePrompt
 from jax_smash.serve.request import make_request
 from jax_smash.serve.turn import Completion
 from jax_smash.sharding import mesh_of_hosts
-from train.data.overlap import WORDS, digest, kept_prompts, read_avoided
+from train.data.overlap import AVOID, WORDS, digest, kept_prompts, read_avoided
 from train.data.questions import read_questions
 from train.run.options import JoinOptions
 from train.run.program import file_in, make_devices, run_program, tell_in_log
@@ -138,7 +138,7 @@ def without_overlap(asked: list[FilePrompt], avoid: Sequence[Path]) -> tuple[lis
     dropped = len(asked) - len(kept)
     print(f"{dropped} of {len(asked)} prompts left out: they share {WORDS} words in a row with what is avoided")
     files = [f"{path.name} {digest(path)}" for path in avoid]
-    return kept, {"avoid": {"words": WORDS, "left_out": dropped, "of": len(asked), "sha256": files}}
+    return kept, {AVOID: {"words": WORDS, "left_out": dropped, "of": len(asked), "sha256": files}}
 
 
 def _write(

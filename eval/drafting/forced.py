@@ -13,10 +13,13 @@ from jax_smash.draft.context import Seen
 from jax_smash.draft.dflash import DFlashDrafter, DFlashRows
 from jax_smash.draft.eagle import EagleDrafter, EagleRows
 from jax_smash.draft.medusa import MedusaDrafter, MedusaRows
+from jax_smash.draft.micro import Micro
 from jax_smash.draft.trees.tree import pack
 from jax_smash.models.grams import grams_of
 from jax_smash.protocols import Drafter, Params
 from jax_smash.pytree import pytree
+from jax_smash.smash.entry import Entry, last_entry
+from jax_smash.smash.micro_head import micro_logits
 
 
 class Forced(Protocol):
@@ -213,6 +216,28 @@ class ForcedDFlash(_Read):
         return self._target(params).unembed(made)
 
 
+@dataclasses.dataclass(frozen=True)
+class ForcedMicro(_Read):
+    """HAMburger's micro-step decoder, which reads the tokens before each depth; its stop head ends nothing."""
+
+    depths: int
+
+    def read(self, params: Params, own: Entry, seen: Seen) -> Entry:
+        """Keeps the last token's entry."""
+        smasher = self.drafter.smasher.bind(params["smasher"])
+        return last_entry(smasher, own, seen.valid, seen.taps, seen.hidden)
+
+    def chain(self, params: Params, own: Entry, ahead: Int[Array, "B depths"], root: Int[Array, "B"]) -> Array:
+        """Returns what the decoder makes of each token behind the entry that the pending one was read from."""
+        smasher = self.drafter.smasher.bind(params["smasher"])
+        return smasher.micro_decoder.taught(own.prefix, self._target(params).embed(ahead))
+
+    def logits(self, params: Params, made: Float[Array, "B depths D"]) -> Float[Array, "B depths V"]:
+        """Returns those of the micro head, or of the target's."""
+        logits = micro_logits(self._target(params), params, made.reshape(-1, made.shape[-1]))
+        return logits.reshape(*made.shape[:2], -1)
+
+
 def forced(drafter: Drafter, config: Any) -> Forced:
     """Returns a method's drafter with its chain forced.
 
@@ -232,4 +257,6 @@ def forced(drafter: Drafter, config: Any) -> Forced:
         return kind(drafter, config.decoding_heads)
     if isinstance(drafter, DFlashDrafter):
         return ForcedDFlash(drafter, config.block_size - 1)
+    if isinstance(drafter, Micro):
+        return ForcedMicro(drafter, config.micro_steps - 1)
     raise TypeError(f"chains of trained drafters alone can be forced; got {type(drafter).__name__}")

@@ -1,7 +1,7 @@
 """How often the target's token is among a drafter's likeliest, by depth, over held-out texts."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ class Read:
       length: tokens of each.
       counted: how much the guess of the token behind each token counts, 0 or 1.
       best: what the target would say behind each token.
-      hidden, taps: of the target; of its taps those that some drafter reads, by number.
+      hidden, taps: of the target; of its taps those that some drafter reads, and None for each of the others.
     """
 
     tokens: Int[np.ndarray, "B T"]
@@ -42,7 +42,7 @@ class Read:
     counted: Float[np.ndarray, "B T"]
     best: Int[np.ndarray, "B T"]
     hidden: Float[np.ndarray, "B T D"]
-    taps: Mapping[int, Float[np.ndarray, "B T D"]]
+    taps: tuple[Float[np.ndarray, "B T D"] | None, ...]
 
 
 def read_by_target(model: Model, texts: Sequence[Text], taps: Sequence[int], *, batch_size: int) -> Iterator[Read]:
@@ -62,7 +62,7 @@ def read_by_target(model: Model, texts: Sequence[Text], taps: Sequence[int], *, 
         cache = bound.init_cache(len(tokens), 1, 1)
         out = bound.forward(bound.embed(tokens), position, cache, Block.causal(valid))
         best = likeliest_tokens(bound, out.hidden, 1).tokens[..., 0]
-        return best, out.hidden, {tap: out.taps[tap] for tap in taps}
+        return best, out.hidden, tuple(tap if i in taps else None for i, tap in enumerate(out.taps))
 
     ordered = sorted(texts, key=lambda text: len(text.tokens))
     for first in range(0, len(ordered), batch_size):
@@ -91,12 +91,12 @@ def ranker(drafting: Forced, depths: int) -> Callable[[Params, Read], Int[np.nda
 
     @jax.jit
     def ranks(
-        params: Params, tokens: Array, length: Array, best: Array, hidden: Array, taps: Mapping[int, Array]
+        params: Params, tokens: Array, length: Array, best: Array, hidden: Array, taps: tuple[Array | None, ...]
     ) -> Any:
         batch, width = tokens.shape
         ahead, wanted = (jnp.pad(x, ((0, 0), (0, depths))) for x in (tokens, best))
         # Nobody reads taps that are not kept.
-        every = tuple(taps.get(tap, hidden) for tap in range(max(taps, default=-1) + 1))
+        every = tuple(hidden if tap is None else tap for tap in taps)
 
         def read(own: Any, place: Array) -> Any:
             token, state, *more = (jax.lax.dynamic_slice_in_dim(x, place, 1, axis=1) for x in (tokens, hidden, *every))
@@ -116,7 +116,7 @@ def ranker(drafting: Forced, depths: int) -> Callable[[Params, Read], Int[np.nda
         return jnp.pad(jnp.moveaxis(found, 0, 1), ((0, 0), (1, 0), (0, 0)))
 
     def of_batch(params: Params, read: Read) -> Int[np.ndarray, "B T depths"]:
-        return np.asarray(ranks(params, read.tokens, read.length, read.best, read.hidden, dict(read.taps)))
+        return np.asarray(ranks(params, read.tokens, read.length, read.best, read.hidden, read.taps))
 
     return of_batch
 

@@ -1,17 +1,19 @@
-"""Folders of trained drafters: their kind, and whether they are a base's own."""
+"""Folders of trained drafters: their kind, and whether they are a base's own; and random ones in their place."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.drafting.random_drafters import KINDS, random_kind
 from jax_smash.checkpoints.chimera import load_chimera
 from jax_smash.checkpoints.contents import DRAFTERS
 from jax_smash.checkpoints.dflash import load_dflash
 from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter
 from jax_smash.checkpoints.medusa import load_medusa
 from jax_smash.checkpoints.smasher import is_smasher, read_smasher
-from jax_smash.loading import check_modules, stored_base
+from jax_smash.config import ModelConfig
+from jax_smash.loading import Model, check_modules, grafted, load, stored_base
 from jax_smash.methods.draft_options import OPTIONS, READERS, DraftOptions
 from jax_smash.smash.options import SmashOptions
 
@@ -47,14 +49,16 @@ class Trained:
       config: of its modules.
       weights_sha256: of its weights' file.
       base_fingerprint: of the weights that it was trained for; empty where nobody told.
+      target: configuration of the base that random weights are made for; None where the folder holds weights.
     """
 
     name: str
     folder: Path
     kind: str
     config: Any
-    weights_sha256: str
-    base_fingerprint: str
+    weights_sha256: str = ""
+    base_fingerprint: str = ""
+    target: ModelConfig | None = None
 
     @property
     def method(self) -> str:
@@ -73,11 +77,13 @@ class Trained:
 
     @property
     def label(self) -> str:
-        """Its name with the beginning of its weights' hash."""
-        return f"{self.name}@{self.weights_sha256[:8]}"
+        """Its name with the beginning of its weights' hash; its name alone where they are random."""
+        return self.name if self.target is not None else f"{self.name}@{self.weights_sha256[:8]}"
 
     def load(self, dtype: Any) -> Any:
-        """Returns the drafter, loaded onto the default device in a dtype."""
+        """Returns the drafter on the default device in a dtype; HAMburger's modules where they are random alone."""
+        if self.target is not None:
+            return KINDS[self.kind].make(self.target, dtype=dtype)
         return LOADERS[self.method](self.folder, dtype=dtype)
 
     def facts(self) -> Mapping[str, Any]:
@@ -91,19 +97,25 @@ class Trained:
         }
 
 
-def read_trained(folders: Sequence[Path], *, modules: bool = False) -> list[Trained]:
+def read_trained(folders: Sequence[Path], *, modules: bool = False, target: ModelConfig | None = None) -> list[Trained]:
     """Returns what folders say of their drafters.
 
     Args:
       folders: of the drafters.
       modules: HAMburger's modules, of one folder, are a drafter too.
+      target: configuration of the base that `random:KIND` in place of a folder makes a drafter for; None refuses these.
 
     Raises:
       FileNotFoundError: one holds none.
-      ValueError: a description is damaged, two drafters would have one name, or there are modules of two folders.
+      ValueError: a description is damaged, two drafters would have one name, there are modules of two folders, or there
+        is no such kind of random ones.
     """
     found: list[Trained] = []
     for folder in folders:
+        kind = None if target is None else random_kind(folder)
+        if kind is not None and (modules or kind != MICRO):
+            found.append(Trained(str(folder), folder, kind, KINDS[kind].config(target), target=target))
+            continue
         kinds = [file.removesuffix(".json") for file in DRAFTERS if (folder.expanduser() / file).is_file()]
         whole = folder.expanduser().resolve()
         if modules and is_smasher(whole):
@@ -124,7 +136,20 @@ def read_trained(folders: Sequence[Path], *, modules: bool = False) -> list[Trai
 
 def modules_of(drafters: Sequence[Trained]) -> Path | None:
     """Returns the folder of HAMburger's modules, which a model is loaded with; None where there are none."""
-    return next((drafter.folder for drafter in drafters if drafter.kind == MICRO), None)
+    return next((drafter.folder for drafter in drafters if drafter.kind == MICRO and drafter.target is None), None)
+
+
+def loaded_beside(base: str, drafters: Sequence[Trained], *, dtype: Any) -> Model:
+    """Returns a base, loaded with the modules of HAMburger that are among its drafters.
+
+    Args:
+      base: name, directory or hub id.
+      drafters: its own.
+      dtype: of the weights.
+    """
+    model = load(base, dtype=dtype, modules=modules_of(drafters))
+    random = [drafter for drafter in drafters if drafter.kind == MICRO and drafter.target is not None]
+    return grafted(model, random[0].load(dtype)) if random else model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,12 +232,13 @@ def check_rows(rows: Sequence[Mapping[str, Any]], drafters: Sequence[Trained]) -
             raise ValueError(f"the report's rows of {name} were made with {was}; got {labels[name]}")
 
 
-def trained_for(base: str, folders: Sequence[Path], *, modules: bool = False) -> list[Trained]:
+def trained_for(base: str, folders: Sequence[Path], *, modules: bool = False, random: bool = False) -> list[Trained]:
     """Returns what folders say of their drafters, each a base's own; nothing without folders.
 
     Args:
       base: name, directory or hub id.
       folders, modules: as of `read_trained`.
+      random: `random:KIND` in place of a folder stands for one with random weights.
 
     Raises:
       FileNotFoundError: there is no such base, or a folder holds no drafter.
@@ -220,8 +246,8 @@ def trained_for(base: str, folders: Sequence[Path], *, modules: bool = False) ->
     """
     if not folders:
         return []
-    found = read_trained(folders, modules=modules)
-    check_base(found, base)
+    found = read_trained(folders, modules=modules, target=stored_base(base)[0] if random else None)
+    check_base([drafter for drafter in found if drafter.target is None], base)
     return found
 
 

@@ -35,6 +35,7 @@ FREE_TO_CHANGE = (
     "choices",
     "checks",
     "equivalents",
+    "faults",
 )
 """Settings that choose rows, or do not bear on them."""
 

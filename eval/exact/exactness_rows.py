@@ -122,12 +122,13 @@ class Study:
         # One for all batch sizes: a text that two of them give is read again once.
         self._rescorer = functools.lru_cache(maxsize=None)(self._make_rescorer)
 
-    def checks(self, case: Case, *, equivalents: bool = True) -> list[str]:
+    def checks(self, case: Case, *, equivalents: bool = True, faults: bool = True) -> list[str]:
         """Returns the ways in which a method's tree can be tampered with.
 
         Args:
           case: of the tree as it is.
-          equivalents: those that must change nothing too, not the faults alone.
+          equivalents: those that must change nothing too.
+          faults: those that must be found out too.
 
         Raises:
           ValueError: the method does not take the tree.
@@ -141,7 +142,8 @@ class Study:
         fixed = (SWAPPED,) if case.method == DRAFT_MODEL else ()
         same = EQUIVALENT if equivalents else {}
         equivalent = [way for way in same if (siblings or way not in NEED_SIBLINGS) and way not in fixed]
-        return equivalent + [way for way in CONTROLS if way != SKIPPED or case.condition.processors == "all"]
+        controls = CONTROLS if faults else {}
+        return equivalent + [way for way in controls if way != SKIPPED or case.condition.processors == "all"]
 
     def row(self, case: Case) -> dict[str, Any]:
         """Returns the figures of a case, and whether they are as they must be."""

@@ -15,7 +15,7 @@ SPEC_BENCH_TASKS = {
     "math reasoning": ("math_reasoning",),
     "rag": ("rag",),
 }
-"""Spec-Bench's six tasks, by the categories that its file names.
+"""Spec-Bench's six tasks, by the categories that its file names. Those of multi-turn are MT-bench's.
 
 Source: Xia et al. 2024, "Unlocking Efficiency in Large Language Model Inference", section 7.
 """
@@ -47,12 +47,13 @@ def read_questions(path: Path, *, count: int | None = None) -> list[Question]:
     return questions if count is None else list(front(_in_turn(questions), count, path))
 
 
-def spec_bench_questions(path: Path, *, count: int | None = None) -> list[Question]:
-    """Returns Spec-Bench's questions, each under the name of its task.
+def spec_bench_questions(path: Path, *, count: int | None = None, categories: bool = False) -> list[Question]:
+    """Returns Spec-Bench's questions, each under the name of its task, or of its category.
 
     Args:
       path: its `question.jsonl`: {"question_id": …, "category": "…", "turns": ["…", …]} a line.
-      count: of `read_questions`; of each task in turn.
+      count: of `read_questions`; of each task, or category, in turn.
+      categories: each keeps the category that the file names, so that MT-bench's eight are told apart.
 
     Raises:
       OSError: the file cannot be read.
@@ -65,7 +66,7 @@ def spec_bench_questions(path: Path, *, count: int | None = None) -> list[Questi
             raise ValueError(f"{path} must have Spec-Bench's categories, {', '.join(tasks)}; got {question.category!r}")
     # By category first: a few questions of many are then of all kinds of a task.
     mixed = questions if count is None else _in_turn(questions)
-    named = [dataclasses.replace(q, category=tasks[q.category]) for q in mixed]
+    named = list(mixed) if categories else [dataclasses.replace(q, category=tasks[q.category]) for q in mixed]
     return named if count is None else list(front(_in_turn(named), count, path))
 
 

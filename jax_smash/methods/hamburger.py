@@ -112,7 +112,7 @@ def _exact(setup: Setup, modules: SmashModules, limits: GroupLimits) -> Method:
     drafter = Micro(
         target=setup.model.definition,
         smasher=modules.definition,
-        taps=modules.config.tapped_layers,
+        taps=tuple(tap for tap in modules.config.tap_numbers(setup.model.taps - 1) if tap is not None),
         sampled=setup.sampled,
     )
     longest = setup.smash.longest(modules.config)

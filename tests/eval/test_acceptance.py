@@ -131,6 +131,7 @@ def test_a_row_is_what_generate_makes(model, tmp_path):
         ({"methods": ()}, "at least one"),
         ({"trees": ("oak",)}, "tree must be auto"),
         ({"study": "spec-bench"}, "needs --spec-bench"),
+        ({"categories": True}, "categories are those of --spec-bench"),
         ({"study": "official", "methods": ("suffix",)}, "is of recycling"),
         ({"study": "official", "trees": ("chain-2",)}, "is of the tree recycling-80"),
         ({"study": "cold-start", "temperatures": (0.5,)}, "is greedy"),

@@ -1,15 +1,18 @@
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from eval.drafters import PICTURE, REPORT, Settings, main
+from eval.drafting.random_drafters import KINDS
 from jax_smash.checkpoints.chimera import save_chimera
 from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.loading import load
 from tests.chimera import random_drafter
 from tests.medusa import random_heads
-from tests.model_directory import write_model
+from tests.model_directory import write_model, write_modules
+from tests.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +24,11 @@ def trained(tmp_path_factory):
     heads, chimera = random_heads(model, num_heads=2), random_drafter(model, decoding_heads=3)
     save_medusa(root / "heads/drafter", heads.config, heads.params, **mark)
     save_chimera(root / "grams", chimera.config, chimera.params, **mark)
+    write_modules(root / "groups", root / "base", micro_steps=3)
     chats = [[{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "abc" * i}] for i in (2, 3)]
     (root / "answers.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    given = {"drafters": (root / "heads/drafter", root / "grams"), "model": str(root / "base"), "batch_size": 2}
+    folders = tuple(root / name for name in ("heads/drafter", "grams", "groups"))
+    given = {"drafters": folders, "model": str(root / "base"), "batch_size": 2}
     return root, given | {"answers": root / "answers.jsonl", "length": 24}
 
 
@@ -33,14 +38,14 @@ def test_a_report_has_a_row_for_each_depth_of_each_drafter(trained, tmp_path, ca
     report = json.loads((tmp_path / "found" / REPORT).read_text())
     assert (tmp_path / "found" / PICTURE).read_bytes().startswith(b"\x89PNG")
     told = [(row["drafter"], row["kind"], row["depth"]) for row in report["rows"]]
-    heads, grams = [("heads", "medusa", i) for i in (1, 2)], [("grams", "chimera", i) for i in (1, 2, 3)]
-    assert told == heads + grams
+    kinds = (("heads", "medusa", 2), ("grams", "chimera", 3), ("groups", "micro", 2))
+    assert told == [(name, kind, depth + 1) for name, kind, depths in kinds for depth in range(depths)]
     tokens = {row["depth"]: row["tokens"] for row in report["rows"]}
     # Prompts have 20 tokens in their template, which leaves 4 of each reply.
     assert tokens == {1: 8, 2: 8, 3: 8}
     for row in report["rows"]:
         assert 0 <= row["top1"] <= row["top5"] <= 1
-    assert [drafter["drafter"] for drafter in report["drafters"]] == ["heads", "grams"]
+    assert [drafter["drafter"] for drafter in report["drafters"]] == ["heads", "grams", "groups"]
     assert all(drafter["bytes"] > 0 for drafter in report["drafters"])
     assert {"command", "commit", "device"} <= {*report}
     assert report["costs"] == []
@@ -53,15 +58,34 @@ def test_drafting_is_timed_where_it_is_asked_for(trained, tmp_path):
     main(Settings(**given, json=tmp_path / "cost.json", cost_repeats=2, gram_slots=(0, 4)))
     costs = json.loads((tmp_path / "cost.json").read_text())["costs"]
     told = [(row["drafter"], row["gram_slots"], row["nodes"]) for row in costs]
-    assert told == [("heads", 0, 2), ("grams", 0, 3), ("grams", 4, 3)]
+    assert told == [("heads", 0, 2), ("grams", 0, 3), ("grams", 4, 3), ("groups", 0, 2)]
     for row in costs:
         assert row["base_forwards"] > 0
         assert len(row["base_forwards_by_repeat"]) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafting_of_random_drafters_of_each_kind_is_timed(trained, tmp_path, kind):
+    _, given = trained
+    changes = {"drafters": (Path(f"random:{kind}"),), "cost_repeats": 1, "depths": 2, "json": tmp_path / "cost.json"}
+    main(Settings(**given | changes))
+    report = json.loads((tmp_path / "cost.json").read_text())
+    (row,), (drafter,) = report["costs"], report["drafters"]
+    assert (row["drafter"], row["kind"], row["nodes"]) == (f"random:{kind}", kind, 2)
+    assert row["base_forwards"] > 0
+    assert (drafter["weights_sha256"], drafter["base_fingerprint"]) == ("", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_drafters_are_of_the_sizes_that_are_told_of_them(kind):
+    target, made = tiny_model().config, KINDS[kind].make(tiny_model().config, dtype=jnp.float32)
+    assert made.config == KINDS[kind].config(target)
+
+
 def test_a_drafter_of_another_base_is_refused_by_name_before_the_base_is_loaded(trained, tmp_path, monkeypatch):
     root, given = trained
-    monkeypatch.setattr("eval.drafters.load", lambda *_, **__: pytest.fail("weights went to a device"))
+    monkeypatch.setattr("eval.drafting.trained.load", lambda *_, **__: pytest.fail("weights went to a device"))
     write_model(tmp_path / "wide", hidden_size=32)
     with pytest.raises(ValueError, match=r"heads is for a base with a width of 64; .*wide has one of 32"):
         main(Settings(**given | {"model": str(tmp_path / "wide")}))
@@ -82,6 +106,7 @@ def test_a_drafter_of_another_base_is_refused_by_name_before_the_base_is_loaded(
         ({"drafters": (Path("nowhere"),)}, "nowhere must hold a drafter, one of eagle.json"),
         ({"answers": None}, "judged on packed or on answers; got both or neither"),
         ({"answers": Path("nowhere")}, "nowhere must be a file of answers; there is none"),
+        ({"drafters": (Path("random:magic"),)}, "a random drafter must be one of random:eagle, .*; got random:magic"),
         ({"depths": 0}, "depths must be at least 1; got 0"),
         ({"choice_share": 1.0}, "choice_share must be from 0 to below 1; got 1"),
         ({"gram_slots": (8,)}, "gram_slots change what drafting takes alone: give cost_repeats"),

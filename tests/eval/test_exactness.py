@@ -374,11 +374,53 @@ def test_drafters_that_are_none_of_the_methods_or_the_base_are_refused(smashed, 
         main(Settings(**settings | {"methods": methods, "drafter": (folder,)}))
 
 
-def test_the_faults_can_be_checked_alone(smashed):
+@pytest.mark.parametrize(
+    ("kind", "tree", "processors"),
+    [
+        ("medusa", "chain-2", "none"),
+        *(
+            pytest.param(kind, tree, "all", marks=pytest.mark.slow)
+            for kind, tree in (("medusa", "tree-4"), ("dflash", "tree-4"), ("eagle1", "confident-4:depth=2"))
+        ),
+    ],
+)
+def test_random_drafters_of_a_kind_are_rows_of_its_method(smashed, kind, tree, processors):
+    _, settings = smashed
+    name = f"random:{kind}"
+    given = {"methods": (kind.removesuffix("1"),), "trees": (tree,), "drafter": (Path(name),), "faults": False}
+    plain, *rows = measure(Settings(**settings | given | {"processors": (processors,)}))
+    assert {row["drafter"] for row in rows} == {name}
+    siblings = set() if tree.startswith("chain-") else {"siblings swapped", "first children"}
+    assert {row["way"] for row in rows} == {"as it is", "padded"} | siblings
+    for row in rows:
+        assert (row["tokens"], row["divergences"], row["passed"]) == (plain["tokens"], 0, True), row["key"]
+
+
+def test_random_modules_of_hamburger_draft_whole_groups(smashed):
+    _, settings = smashed
+    settings = Settings(**settings, modules="random", checks=False)
+    plain, groups = measure(settings)
+    assert (groups["tokens"], groups["divergences"], groups["passed"]) == (plain["tokens"], 0, True)
+    with pytest.raises(ValueError, match="micro_steps must be at most 4, what the modules were trained for; got 5"):
+        measure(dataclasses.replace(settings, micro_steps=5))
+
+
+@pytest.mark.parametrize("name", ["random:magic", "random:micro"])
+def test_random_drafters_of_no_kind_that_a_method_has_are_refused(smashed, name):
+    _, settings = smashed
+    with pytest.raises((ValueError, FileNotFoundError), match=name):
+        Settings(**settings | {"methods": ("medusa",), "drafter": (Path(name),)}).check()
+
+
+@pytest.mark.parametrize(
+    ("given", "ways"),
+    [({"equivalents": False}, ["bit flipped"]), ({"faults": False}, ["padded", "siblings swapped", "first children"])],
+)
+def test_the_faults_can_be_checked_alone_or_left_out(smashed, given, ways):
     _, settings = smashed
     study = Study(load(settings["model"]), [[1, 2, 3]], **OPTIONS)
     condition = Condition(batch_size=1, processors="none", choice="greedy")
-    assert study.checks(Case("as it is", "recycling", "tree-7", condition), equivalents=False) == ["bit flipped"]
+    assert study.checks(Case("as it is", "recycling", "tree-7", condition), **given) == ways
 
 
 @pytest.mark.parametrize("method", ["recycling", "lookahead", "hybrid"])

@@ -80,6 +80,20 @@ def test_a_models_own_answers_are_packed_to_the_letter_and_one_that_was_cut_has_
         list(read_documents(write_lines(path, {"messages": messages[:1], "finish_reason": "length"}), passage=9))
 
 
+def test_an_index_says_which_prompts_were_left_out_of_answers(tmp_path):
+    make_tokenizer(tmp_path / "tokenizer")
+    avoid = {"words": 13, "left_out": 2, "of": 40, "sha256": ["questions.jsonl 0123"]}
+    chat = {"messages": [{"role": r, "content": "foxes"} for r in ("user", "assistant")], "finish_reason": "length"}
+    for name, options in (("clean", {"avoid": avoid}), ("all", {})):
+        write_lines(tmp_path / f"{name}.jsonl", chat | {"made_with": {"options": options}}, chat)
+    write_lines(tmp_path / "texts.jsonl", {"text": "foxes"})
+    sources = tuple(Source(name, paths=(f"{name}.jsonl",)) for name in ("texts", "clean", "all"))
+    index = pack_corpus(Corpus(sources=sources, held_out=0), tmp_path, tmp_path / "tokenizer", tmp_path / "packed")
+    assert index["left_out"] == [{"source": "clean", "file": "clean.jsonl", **avoid}]
+    corpus = Corpus(sources=sources[::2], held_out=0)
+    assert "left_out" not in pack_corpus(corpus, tmp_path, tmp_path / "tokenizer", tmp_path / "other")
+
+
 def test_answers_to_one_prompt_are_held_out_together(tmp_path):
     def chat(prompt, answer):
         roles = zip(("user", "assistant"), (f"{prompt}?", f"{answer}"), strict=True)

@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jax_smash.cli.resume import MADE_WITH
 from jax_smash.serve.prompts import FilePrompt
 
 WORDS = 13
 """Words of a gram that no prompt may share with an evaluation."""
+
+AVOID = "avoid"
+"""Option, in the record of a file of answers, that says which prompts were left out."""
 
 FIELDS = ("text", "prompt", "question", "instruction", "input", "turns", "messages")
 """Of a line of an evaluation: what is asked. Answers and references are not looked at."""
@@ -70,6 +74,23 @@ def kept_prompts(prompts: Sequence[FilePrompt], avoided: Avoided) -> list[FilePr
     if not kept:
         raise ValueError(f"all {len(prompts)} prompts share {WORDS} words in a row with what is to be avoided")
     return kept
+
+
+def left_out_of(path: Path) -> dict[str, Any] | None:
+    """Returns what a file of answers says of the prompts that were left out; None where it says nothing of any.
+
+    It is told as `train.regenerate` writes it, in the file's first line: how many of how many prompts (`left_out` and
+    `of`), for so many `words` in a row of files that `sha256` names.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            told = json.loads(file.readline())[MADE_WITH]["options"][AVOID]
+        return {name: told[name] for name in ("left_out", "of", "words", "sha256")}
+    except (ValueError, KeyError, TypeError):
+        return None  # No answers, or all prompts were kept.
 
 
 def digest(path: Path) -> str:

@@ -4,7 +4,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jax_smash.methods import DraftOptions, make_method
+from jax_smash.checkpoints.smasher import SmashModules
+from jax_smash.loading import grafted
+from jax_smash.methods import DraftOptions, SmashOptions, make_method
+from jax_smash.smash.config import SmashConfig
+from jax_smash.smash.smasher import SmasherDef, random_smasher
 from tests.chimera import random_drafter as random_chimera
 from tests.dflash import random_drafter as random_dflash
 from tests.eagle import random_drafter as random_eagle
@@ -23,6 +27,15 @@ TEXTS = "chimera of texts"
 SHAPE = ("taps", "num_layers", "block_size")
 """Of DFlash's layers."""
 
+
+def random_micro(model):
+    """Returns HAMburger's modules with random weights, spread enough for guesses to vary."""
+    config = SmashConfig.for_base(model.config, micro_layers=1, micro_steps=DEPTHS + 1, embedder="mean")
+    graphdef, params = random_smasher(model.config, config, seed=4)
+    params = jax.tree.map(lambda w: w * np.float32(12) if w.ndim > 1 else w, params)
+    return SmashModules(config=config, definition=SmasherDef(graphdef), params=params)
+
+
 MODULES = {
     "eagle": lambda model: random_eagle(model, tokens=list(range(10))),
     "eagle1": random_eagle1,
@@ -36,12 +49,17 @@ MODULES = {
         residual_heads=False,
     ),
     "dflash": lambda model: random_dflash(model, block_size=DEPTHS + 1),
+    "micro": random_micro,
 }
 """Of each kind; a kind that is new needs one here."""
 
 
 def method_of(model, kind, modules, **draft):
     """Returns the method that drafts with modules."""
+    if kind == "micro":
+        return make_method(
+            grafted(model, modules), "hamburger", smash=SmashOptions(mode="exact", group_length=DEPTHS + 1)
+        )
     return make_method(model, kind.split()[0].removesuffix("1"), draft=DraftOptions(drafter=modules, **draft))
 
 
@@ -55,9 +73,11 @@ def settings_of(kind, config):
         "chimera": {"decoding_heads": DEPTHS},
         TEXTS: {"decoding_heads": DEPTHS, "gram_encoder": "layer", "residual_heads": False},
         "dflash": {"anchors": SIZES["length"]},
+        "micro": {"micro_steps": DEPTHS + 1},
     }
     names = {"eagle": ("head_size", "taps"), "eagle1": ("join_bias",), "dflash": SHAPE}.get(kind, ())
-    return own[kind] | {name: getattr(config, name) for name in ("mlp_width", *names)}
+    wide = () if kind == "micro" else ("mlp_width",)
+    return own[kind] | {name: getattr(config, name) for name in (*wide, *names)}
 
 
 def told_by_training(model, kind, modules, texts, said):

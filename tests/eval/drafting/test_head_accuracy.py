@@ -52,7 +52,7 @@ def test_a_chain_that_is_forced_along_what_a_drafter_proposes_says_what_it_propo
 
     @jax.jit
     def both(params, tokens, hidden, taps):
-        every = tuple(taps.get(tap, hidden) for tap in range(max(taps, default=-1) + 1))
+        every = tuple(hidden if tap is None else tap for tap in taps)
         own = chain.begin(params, 1, 64)
         for place in range(root):
             one = (x[:, place : place + 1] for x in (tokens, hidden, *every))
@@ -71,12 +71,12 @@ def test_a_chain_that_is_forced_along_what_a_drafter_proposes_says_what_it_propo
             processors=(),
             processed=(),
         )
-        tree, _ = drafter.propose(params, own, None, told, method.memory["trees"].ladder[0])
+        tree, _ = drafter.propose(params, own, method.memory["drafter"], told, method.memory["trees"].ladder[0])
         ahead = tree.token[:, :DEPTHS]
         made = chain.chain(params, own, ahead, jnp.full((1,), root, jnp.int32))
         return tree.token[0, 1:], jnp.argmax(chain.logits(params, made)[0], axis=-1)
 
-    proposed, said = both(params, read.tokens, read.hidden, dict(read.taps))
+    proposed, said = both(params, read.tokens, read.hidden, read.taps)
     np.testing.assert_array_equal(proposed, said)
     assert (np.asarray(proposed) >= 0).all()
 

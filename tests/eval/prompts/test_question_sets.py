@@ -48,6 +48,9 @@ def test_spec_bench_is_reported_by_task(tmp_path):
     path = write(tmp_path / "question.jsonl", *lines)
     assert [q.category for q in spec_bench_questions(path)] == ["multi-turn"] * 3 + ["math reasoning"]
     assert [q.category for q in spec_bench_questions(path, count=2)] == ["multi-turn", "math reasoning"]
+    kept = ["writing", "writing", "coding", "math_reasoning"]
+    assert [q.category for q in spec_bench_questions(path, categories=True)] == kept
+    assert [q.category for q in spec_bench_questions(path, count=3, categories=True)] == kept[1:]
     with pytest.raises(ValueError, match="got 'cooking'"):
         spec_bench_questions(write(path, {"category": "cooking", "turns": ["q"]}))
 

@@ -57,6 +57,8 @@ def test_exact_groups_are_chains_of_the_tree_verifier(options, nodes):
     made = make_method(smashed_model(), "hamburger", smash=SmashOptions(mode="exact", **options))
     assert isinstance(made.strategy, Speculative)
     assert made.nodes == nodes
+    # Of the two layers that are tapped, tap 1 is the first one's output; the hidden state stands for the last one's.
+    assert made.strategy.drafter.needs.taps == (1,)
 
 
 def test_options_go_with_their_method_alone():

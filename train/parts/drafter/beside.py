@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -88,6 +88,11 @@ class BesideTarget(Part):
     def data_sha256(self) -> str:
         """Of what was packed."""
         return self.packed.index["sources_sha256"]
+
+    @property
+    def left_out(self) -> Sequence[Mapping[str, Any]]:
+        """What the packed folder says of prompts that were left out, a record a file of answers."""
+        return self.packed.index.get("left_out", ())
 
     @functools.cached_property
     def counts(self) -> Int[np.ndarray, "V"]:

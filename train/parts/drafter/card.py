@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from train.parts.drafter.objective import RANKS
 from train.parts.drafter.settings import DrafterSettings
@@ -34,7 +35,7 @@ fingerprint. Drafted text is the target's own: a drafter decides how fast it com
 |---|---|
 | Tokens of the whole run | {tokens:,} |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} tokens each |
-| Replies | what stands behind {begins!r} up to {ends!r}; all of a text without one |
+| Replies | what stands behind {begins!r} up to {ends!r}; all of a text without one |{left_out}
 | Chosen | {chosen} |
 | Held-out loss of these weights | {loss:.4f} nats a token |
 | By source | {by_source} |
@@ -67,6 +68,7 @@ def drafter_card(
     command: str,
     base_fingerprint: str,
     depths: int,
+    left_out: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Returns the card as Markdown.
 
@@ -78,6 +80,8 @@ def drafter_card(
       command: that decodes with it.
       base_fingerprint: of the target's weights.
       depths: that the drafter drafts.
+      left_out: records of prompts that an evaluation asks too, as `data.overlap.left_out_of` returns them, each with
+        the `file` of answers; nothing is told without.
     """
     model, optimiser = settings.model, settings.optimiser
     rows = [
@@ -99,6 +103,7 @@ def drafter_card(
         length=settings.length,
         begins=settings.reply_begins,
         ends=settings.reply_ends,
+        left_out="".join(f"\n| Prompts left out | {_told(record)} |" for record in left_out),
         chosen="the last step" if ended.score is None else CHOSEN.format(step=ended.step, score=ended.score),
         loss=ended.losses[0],
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in ended.losses[1].items()),
@@ -113,4 +118,11 @@ def drafter_card(
         sources=f"\n## Text\n\n{ended.sources.strip()}\n" if ended.sources else "",
         **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
         **{name: getattr(optimiser, name) for name in ("warmup", "final")},
+    )
+
+
+def _told(record: Mapping[str, Any]) -> str:
+    return (
+        f"{record['left_out']:,} of {record['of']:,} for {record['file']}: they share {record['words']} words in a row "
+        f"with {', '.join(record['sha256'])}"
     )

@@ -95,6 +95,7 @@ class ChimeraPart(BesideTarget):
             command="jax-smash generate --method chimera --drafter FOLDER --model TARGET",
             base_fingerprint=frozen.fingerprints["base"],
             depths=config.decoding_heads,
+            left_out=self.left_out,
         )
 
 

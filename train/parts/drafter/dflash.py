@@ -95,6 +95,7 @@ class DFlashPart(BesideTarget):
             command="jax-smash generate --method dflash --drafter FOLDER --model TARGET",
             base_fingerprint=frozen.fingerprints["base"],
             depths=config.block_size - 1,
+            left_out=self.left_out,
         )
 
 

@@ -96,6 +96,7 @@ class Eagle1Part(BesideTarget):
             command="jax-smash generate --method eagle --drafter FOLDER --model TARGET",
             base_fingerprint=frozen.fingerprints["base"],
             depths=settings.test_steps,
+            left_out=self.left_out,
         )
 
 

@@ -145,6 +145,7 @@ class MedusaPart(BesideTarget):
             command=f"jax-smash generate --method medusa --drafter FOLDER --model {model}",
             base_fingerprint=FILES.read(folder).base_fingerprint,
             depths=config.num_heads,
+            left_out=self.left_out,
         )
 
 

@@ -103,6 +103,7 @@ class MicroPart(BesideTarget):
             command="jax-smash generate --method hamburger --smash-mode exact --modules FOLDER --model BASE",
             base_fingerprint=frozen.fingerprints["base"],
             depths=config.micro_steps - 1,
+            left_out=self.left_out,
         )
 
 
