@@ -54,6 +54,17 @@ def test_a_text_that_is_too_short_for_a_choice_to_pay_is_read_whole_and_that_is_
         (("--sparse", "streaming", "--sparse-from", "64"), "--sparse-from goes with a policy that chooses slots"),
         (("--sparse", "h2o", "--sparse-from", "64"), "pays_from must be 0 for H2O"),
         (
+            ("--sparse", "streaming", "--kv-budget", "0"),
+            "--kv-budget: budget must be at least 5 slots, more than the 4",
+        ),
+        (
+            ("--sparse", "streaming", "--kv-budget", "3"),
+            "--kv-budget: budget must be at least 5 slots, more than the 4",
+        ),
+        (("--sparse", "streaming:slots=3"), "--sparse: budget must be at least 5 slots"),
+        (("--sparse", "streaming", "--kv-budget", "25%"), "--kv-budget: a budget of streaming must be a number of"),
+        (("--sparse", "quest", "--kv-budget", "0"), "--kv-budget: budget must be at least 1 slot; got 0"),
+        (
             ("--method", "self-sparse", "--sparse", "h2o"),
             "--sparse: a model that drafts for itself checks by its whole",
         ),
