@@ -170,10 +170,16 @@ def sparsified(model: Model, policy: SparsePolicy, predictor: ButlerModules | No
       ValueError: the policy does not go with the model, or the model has one; the predictor is of another form, or was
         trained with other weights.
     """
+    sparse = with_policy(model, policy, predictor)
+    if (known := told(sparse.definition.policy)) is not None:
+        LOG.warning("jax-smash: %s", known)
+    return sparse
+
+
+def with_policy(model: Model, policy: SparsePolicy, predictor: ButlerModules | None = None) -> Model:
+    """Returns what `sparsified` does, and logs nothing. Arguments and errors are the same."""
     longest = None if policy.endless else model.max_positions
     model, policy, definition = beside_predictor(model, policy, predictor)
-    if (known := told(policy)) is not None:
-        LOG.warning("jax-smash: %s", known)
     return dataclasses.replace(model, definition=SparseDef(model.definition, policy, longest, definition))
 
 
