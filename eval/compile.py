@@ -55,7 +55,8 @@ class Settings:
       tree: that it drafts; auto where the method has one of its own.
       draft_model: of method draft-model: a shape, or int8 for the target itself with int8 weights.
       smash_mode: of method hamburger.
-      sparse: policy that chooses what a step reads of the cache, as in quest or quest:dense_layers=0.
+      sparse: policy that chooses what a step reads of the cache, as in quest or quest:dense_layers=0. A predictor has
+        the usual sizes for the shape, unless its folder is named.
       kv_budget: slots that it reads, or a share of the text as in 25%.
       page_size: consecutive slots that it chooses together.
       programs: which to compile, of prefill, start and decode.
@@ -134,7 +135,7 @@ class Settings:
         if (self.draft_model is None) is (self.method == "draft-model"):
             raise ValueError(f"draft_model is for method draft-model, and it needs one; got method {self.method}")
         if (policy := self.policy) is not None:
-            policy.check(AbstractModel(self.config()).model())
+            AbstractModel(self.config(), policy=policy).model()  # Refuses a policy that does not fit the shape.
         if self.extrapolate and self.num_layers is not None:
             raise ValueError(f"extrapolate chooses the layers itself; got num_layers {self.num_layers}")
 
@@ -172,7 +173,11 @@ class Settings:
 
     def layers(self) -> tuple[int, int]:
         """Returns the layers of the two models that figures are continued from."""
-        return compiled_layers(getattr(self.policy, "dense_layers", 0))
+        if self.policy is None:
+            return compiled_layers()
+        policy: Any = AbstractModel(self.config(), policy=self.policy).model().definition.policy
+        predictor = getattr(policy, "predictor", None)
+        return compiled_layers(getattr(policy, "dense_layers", 0), every=getattr(predictor, "every", 1))
 
     def config(self) -> ModelConfig:
         """Returns the shape, with as many layers as are asked for.
@@ -264,7 +269,7 @@ def _measured(settings: Settings) -> dict[str, Any]:
             "cache_bytes": tree_bytes((cache.keys, cache.values)),
             "cache_bytes_a_device": share_bytes((cache.keys, cache.values)),
             "prefill_chunk": settings.chunk(),
-            "channel_bytes_a_device": share_bytes(arguments.channels),
+            "channel_bytes_a_device": share_bytes(arguments.chosen_by),
         },
         "rows": rows(settings),
     } | ({"tree_times": tree_times(settings, rows)} if settings.tree_sizes else {})

@@ -41,7 +41,7 @@ from jax_smash.decode.programs import PROGRAMS
 from jax_smash.draft.trees.confident import confident
 from jax_smash.loading import Model, grafted, load, stored_base
 from jax_smash.methods import RANDOM, DraftOptions, check_draft, check_method, check_smash, fitting_modules
-from jax_smash.methods.draft_options import READERS
+from jax_smash.methods.draft_options import INT8, READERS
 from jax_smash.sharding import mesh_of_hosts
 
 Row = dict[str, Any]
@@ -53,6 +53,7 @@ COLUMNS = (
     "way",
     "method",
     "drafter",
+    "draft_model",
     "tree",
     "batch_size",
     "processors",
@@ -74,7 +75,8 @@ class Settings:
     Attributes:
       model: a shipped model's name, a directory or a hub id.
       methods: names of methods that draft.
-      draft_model: what method draft-model drafts with, a model's name or int8; it has no tree off.
+      draft_model: what method draft-model drafts with, a model's name or int8, as by default; it has no tree off. With
+        int8, method self-sparse drafts by its copy in int8 too; by default, by the target's own weights.
       sparse: policy by which method self-sparse drafts, as in `jax-smash generate --sparse`; by default its own.
       trees: auto, off, chain-N, tree-N, a template's name or a .json file, each under every method but hamburger, whose
         groups are chains.
@@ -109,7 +111,7 @@ class Settings:
 
     model: str = "tiny"
     methods: Names = ("recycling",)
-    draft_model: str = "int8"
+    draft_model: str | None = None
     sparse: str | None = None
     trees: Names = ("off", "chain-4", "recycling-80")
     drafter: Paths = ()
@@ -154,8 +156,13 @@ class Settings:
         self.trained()
         if self.sparse is not None and SELF_SPARSE not in self.methods:
             raise ValueError(f"sparse goes with method {SELF_SPARSE} alone; got {', '.join(self.methods)}")
-        if self.sparse is not None:
-            check_draft(SELF_SPARSE, DraftOptions(sparse=self.sparse))
+        if self.draft_model is not None and not {DRAFT_MODEL, SELF_SPARSE}.intersection(self.methods):
+            raise ValueError(
+                f"draft_model goes with methods {DRAFT_MODEL} and {SELF_SPARSE}; got {', '.join(self.methods)}"
+            )
+        for method in self.methods:
+            taken = {"sparse": self.sparse} if method == SELF_SPARSE else {}
+            check_draft(method, DraftOptions(draft_model=self.drafts_with(method), **taken))
         known = {"processors": ("none", "all"), "choices": ("greedy", "sampled")}
         for name, words in known.items():
             if not getattr(self, name) or set(getattr(self, name)) - set(words):
@@ -202,6 +209,12 @@ class Settings:
                 f"{odd[0].folder} holds a drafter of method {odd[0].method}; got methods {', '.join(self.methods)}"
             )
         return found
+
+    def drafts_with(self, method: str) -> str | None:
+        """Returns what a model drafts with; None of methods without one, and for the target's own weights."""
+        if method == DRAFT_MODEL:
+            return self.draft_model or INT8
+        return self.draft_model if method == SELF_SPARSE else None
 
     def folder(self) -> str | None:
         """Returns the folder of modules to load the model with; None where no method takes any, or they are random.
@@ -270,7 +283,6 @@ def measure(
             seed=settings.seed,
             stop=settings.stop,
             regex=settings.regex,
-            draft_model=settings.draft_model,
             sparse=settings.sparse,
             smash=smash_options(settings),
             drafters=settings.trained(),
@@ -302,7 +314,7 @@ def cases_of(settings: Settings, study: Study) -> list[Case]:
                 if (method, tree) == (DRAFT_MODEL, "off"):
                     continue
                 for drafter in drafters_of(study, method, tree):
-                    case = Case(AS_IT_IS, method, tree, condition, drafter)
+                    case = Case(AS_IT_IS, method, tree, condition, drafter, settings.drafts_with(method))
                     possible = study.checks(case, equivalents=settings.equivalents, faults=settings.faults)
                     wanted = possible if settings.checks and condition == conditions[-1] else []
                     cases += [dataclasses.replace(case, way=way) for way in (AS_IT_IS, *wanted)]
@@ -335,7 +347,8 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     rows = measure(settings, kept, write)
     write(rows, complete=True)
     shown = [row | {"passed": "yes" if row["passed"] else "NO"} for row in rows]
-    columns = [column for column in COLUMNS if column != "drafter" or settings.drafter]
+    unused = {name for name in ("drafter", "draft_model") if not getattr(settings, name)}
+    columns = [column for column in COLUMNS if column not in unused]
     print_table(f"Drafted text against plain decoding's: {settings.model}, {settings.dtype}", shown, columns)
     for row in rows:
         if row["must"] == "equal":

@@ -32,7 +32,7 @@ from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.prompts import read_prompts
 from jax_smash.serve.request import make_request
 from jax_smash.sharding import add_virtual_devices, mesh_of, mesh_of_hosts
-from jax_smash.sparse import Selecting, sparsified
+from jax_smash.sparse import Selecting, sparsified, told
 from jax_smash.tracing import traced
 
 PROMPTS = Path(__file__).parent / "prompts" / "stories.jsonl"
@@ -91,7 +91,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params), "cache_slots": slots},
         "prompt_tokens": [len(prompt) for batch in batches for prompt in batch],
         "host_load_average": {"before": load_before, "after": os.getloadavg()[0]},
-        "notes": [*_slower(figures, settings.peers), *_notes(model), *_read_whole(settings, model)],
+        "notes": [*_slower(figures, settings.peers), *_notes(model), *_of_policy(settings, model)],
         "rows": figures,
     }
 
@@ -207,12 +207,15 @@ def _notes(model: Model) -> list[str]:
     return notes
 
 
-def _read_whole(settings: Settings, model: Model) -> list[str]:
-    """Returns a note on the texts that a policy leaves whole; none where there are none."""
+def _of_policy(settings: Settings, model: Model) -> list[str]:
+    """Returns notes on a policy: how small its share of a text may be, and the texts that it leaves whole."""
     policy = settings.policy_for(model)
-    if not isinstance(policy, Selecting) or not policy.pays_from:
+    if policy is None:
         return []
-    return [f"under {settings.sparse} texts below {policy.pays_from} slots are read whole; see --sparse-from"]
+    notes = [] if (known := told(policy)) is None else [f"under {settings.sparse} {known}"]
+    if isinstance(policy, Selecting) and policy.pays_from:
+        notes.append(f"under {settings.sparse} texts below {policy.pays_from} slots are read whole; see --sparse-from")
+    return notes
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:

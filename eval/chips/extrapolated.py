@@ -5,6 +5,7 @@ from typing import Any
 
 from eval.chips.ideal import Ideal
 from jax_smash.chips import Chip
+from jax_smash.shapes import round_up
 
 FEWEST, FURTHER = 2, 2
 """Layers of the smaller of the models that are compiled, and how many more the larger has."""
@@ -16,14 +17,15 @@ GROWING = (
 """Figures that are a constant and a part for each layer."""
 
 
-def compiled_layers(dense_layers: int = 0) -> tuple[int, int]:
+def compiled_layers(dense_layers: int = 0, *, every: int = 1) -> tuple[int, int]:
     """Returns the layers of the models that are compiled.
 
     Args:
       dense_layers: that a policy reads whole; even the smaller model has another one.
+      every: layers that a policy's predictor serves together; both models have a multiple of these.
     """
-    few = max(FEWEST, dense_layers + 1)
-    return few, few + FURTHER
+    few = round_up(max(FEWEST, dense_layers + 1), every)
+    return few, few + round_up(FURTHER, every)
 
 
 def straight(few: float, more: float, layers: int, compiled: tuple[int, int]) -> float:

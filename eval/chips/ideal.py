@@ -9,6 +9,7 @@ import jax
 from jax_smash.cache import LayerPlan, SelectedCache
 from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
+from jax_smash.models.predictors import without_predictor
 from jax_smash.plan import tree_bytes
 from jax_smash.planning.abstract import Abstract, share, share_bytes
 from jax_smash.planning.drafting import OWN, drafter_of
@@ -20,7 +21,8 @@ class Ideal:
     """The least that a device does for a program; for `decode`, of a step.
 
     Attributes:
-      weights, cache, written: bytes of weights and cache, each read once, and of new entries of the cache.
+      weights, cache, written: bytes of weights and cache, each read once, and of new entries of the cache. Weights of
+        a policy's predictor are among them.
       operations: of matrix products, an addition and a multiplication each.
       scorer: bytes of what a policy chooses slots by, read once.
     """
@@ -63,7 +65,7 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
       config: the target's sizes.
       arguments: of the program.
     """
-    target, cache = arguments.params["target"], arguments.cache
+    (target, predictor), cache = without_predictor(arguments.params["target"]), arguments.cache
     batch, chunk = arguments.chunk.tokens.shape
     head = target["head" if "head" in target else "embedding"]
     if name == "start":
@@ -71,8 +73,8 @@ def ideal(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     layers, held = target["layers"], (cache.keys, cache.values)
     logits = name == "decode" or _learns_prompt(arguments.strategy)
     width, kept = (chunk, chunk) if name == "prefill" else (arguments.nodes, arguments.strategy.block)
-    weights = share_bytes(layers) + (share_bytes(head) if logits else 0)
-    products = _elements(layers) + (_elements(head) if logits else 0)
+    read = (layers, predictor, head if logits else None)
+    weights, products = share_bytes(read), _elements(read)
     slots, drafter = _slots_read(name, arguments), _drafter_read(name, config, arguments)
     return Ideal(
         weights=weights + drafter.weights,
@@ -103,7 +105,8 @@ def _scorer(name: str, config: ModelConfig, arguments: Abstract) -> int:
     held = arguments.state.rows.cache
     if name != "decode" or not isinstance(held, SelectedCache):
         return 0
-    total = 0
+    first = held.cache.keys[0]
+    total = first.shape[0] * held.policy.beside_bytes(first.shape[2], first.dtype.itemsize)
     for keys, plan in zip(held.cache.keys, held.plans, strict=True):
         if plan is not None:
             rows, slots = keys.shape[0], keys.shape[2]

@@ -62,6 +62,8 @@ class Case:
       tree: by name; None for plain decoding.
       condition: batch and options.
       drafter: label of the trained drafter; None for a method without one.
+      draft_model: what a model drafts with, a model's name or int8; None of other methods, and of self-sparse for the
+        target's own weights.
     """
 
     way: str
@@ -69,6 +71,7 @@ class Case:
     tree: str | None
     condition: Condition
     drafter: str | None = None
+    draft_model: str | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -76,7 +79,7 @@ class Case:
         condition = self.condition
         return (
             self.way,
-            self.method if self.drafter is None else f"{self.method} {self.drafter}",
+            " ".join(part for part in (self.method, self.drafter, self.draft_model) if part is not None),
             self.tree or "–",
             str(condition.batch_size),
             condition.processors,
@@ -103,7 +106,6 @@ class Study:
         seed: int,
         stop: Sequence[str],
         regex: str,
-        draft_model: str = INT8,
         sparse: str | None = None,
         smash: SmashOptions = SmashOptions(mode="exact"),  # noqa: B008 - frozen
         drafters: Sequence[Trained] = (),
@@ -112,7 +114,7 @@ class Study:
         self.drafters = {drafter.label: drafter for drafter in drafters}
         # Of a few hundred megabytes at most, and read for every row.
         self._loaded = functools.lru_cache(maxsize=None)(lambda label: self.drafters[label].load(jnp.dtype(dtype)))
-        self._draft_model, self._sparse, self._smash = draft_model, sparse, smash
+        self._sparse, self._smash = sparse, smash
         self.model, self.prompts = model, prompts
         self._dtype, self._new = dtype, max_new_tokens
         self._options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "stop": stop, "regex": regex}
@@ -160,6 +162,8 @@ class Study:
             "way": case.way,
             "method": case.method,
             "drafter": case.drafter,
+            "draft_model": case.draft_model,
+            "sparse": self._sparse if case.method == SELF_SPARSE else None,
             "tree": case.tree,
             **dataclasses.asdict(case.condition),
             **figures,
@@ -198,7 +202,7 @@ class Study:
         if self._dtype == "float32":
             wrong.append(figures["unexplained"])
         # An int8 draft model rounds what it multiplies; the number of rows that a level has may tip it either way.
-        tipped = case.method == DRAFT_MODEL and self._draft_model == INT8
+        tipped = case.draft_model == INT8
         own_shape = case.method in NO_CHAINS or confident(case.tree or "") is not None
         if case.way in EQUIVALENT and not (case.way == FIRST_CHILDREN and (tipped or own_shape)):
             wrong.append(figures["forwards_differing"])
@@ -231,7 +235,7 @@ class Study:
     def _method(self, case: Case) -> Method:
         name, condition = case.method, case.condition
         given: dict[str, Any] = {
-            "draft_model": self._draft_model if name == DRAFT_MODEL else None,
+            "draft_model": case.draft_model,
             "sparse": self._sparse if name == SELF_SPARSE else None,
             "drafter": None if case.drafter is None else self._loaded(case.drafter),
         }

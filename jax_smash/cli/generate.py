@@ -218,7 +218,7 @@ class Generate:
         model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh or mesh_of_hosts(), modules=modules)
         if self.method != HAMBURGER:  # Of the modules' folder, the base alone is wanted.
             model = dataclasses.replace(model, modules=None, params={"target": model.params["target"]})
-        policy, said = self.sparse.policy_for(model, batch=min(self.batch_size, len(prompts)))
+        policy, said = self.sparse.policy_for(model, batch=min(self.batch_size, len(prompts)), method=self.method)
         if self.method == SELF_SPARSE:
             draft = dataclasses.replace(draft, sparse=policy)
         elif policy is not None:

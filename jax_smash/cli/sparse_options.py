@@ -61,12 +61,13 @@ class SparseFlags:
             about_budget = self.kv_budget is not None and str(error).removeprefix("a ").startswith("budget")
             raise UsageError(f"{'--kv-budget' if about_budget else '--sparse'}: {error}") from error
 
-    def policy_for(self, model: Any, *, batch: int) -> tuple[Any, str | None]:
-        """Returns the policy for a model, and what a user should know of it; None for nothing.
+    def policy_for(self, model: Any, *, batch: int, method: str) -> tuple[Any, str | None]:
+        """Returns the policy for a model, and what a user should know of it, but for what is logged; None for nothing.
 
         Args:
           model: that is loaded.
           batch: rows that decode together.
+          method: that decodes.
 
         Raises:
           FileNotFoundError, ValueError: a predictor is missing, or does not fit the model.
@@ -78,7 +79,8 @@ class SparseFlags:
             return None, None
         if isinstance(policy, Learned):
             policy = described(policy, model.name, model.config)
-        said = [] if (known := told(policy)) is None else [known]
+        # `sparsified` logs it; a policy of drafts alone does not come by there.
+        said = [known] if method == SELF_SPARSE and (known := told(policy)) is not None else []
         if self.sparse_from in (None, AUTO):
             policy = paying(policy, model, batch=batch)
         if isinstance(policy, Selecting) and policy.pays_from:

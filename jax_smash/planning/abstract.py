@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, SingleDeviceSharding
 
 from jax_smash.cache import KVCache, SelectedCache
+from jax_smash.checkpoints.butler import ButlerModules
 from jax_smash.checkpoints.chimera import ChimeraModules
 from jax_smash.checkpoints.dflash import DFlashModules
 from jax_smash.checkpoints.eagle import EagleModules
@@ -27,6 +28,7 @@ from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle import abstract_eagle
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.medusa import MedusaConfig, abstract_medusa
+from jax_smash.models.predictors import abstract_predictor, predictor_for
 from jax_smash.models.transformer import abstract_params
 from jax_smash.protocols import SparsePolicy, Strategy
 from jax_smash.quantise import quantise_params
@@ -35,7 +37,8 @@ from jax_smash.shapes import bucket
 from jax_smash.sharding import axes_sharding, param_shardings
 from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.smasher import SmasherDef, abstract_smasher
-from jax_smash.sparse import sparsified
+from jax_smash.sparse import Learned, described
+from jax_smash.sparse.model import with_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +95,15 @@ class Abstract:
         return {share(array) for array in jax.tree.leaves(self.params) if array.ndim > 1}
 
     @property
+    def chosen_by(self) -> Any:
+        """All that a policy keeps to choose slots: its channels, and what its predictor keeps of the rows."""
+        held = self.state.rows.cache
+        return self.channels, held.own if isinstance(held, SelectedCache) else None
+
+    @property
     def channel_shapes(self) -> set[tuple[int, ...]]:
-        """Shapes of what a policy keeps of a layer and is no vector, as each device holds it."""
-        return {share(array) for array in jax.tree.leaves(self.channels) if array.ndim > 1}
+        """Shapes of what a policy keeps to choose slots and is no vector, as each device holds it."""
+        return {share(array) for array in jax.tree.leaves(self.chosen_by) if array.ndim > 1}
 
     @property
     def drafter_shapes(self) -> set[tuple[int, ...]]:
@@ -114,7 +123,7 @@ class AbstractModel:
       dtype: of the weights.
       weights: `plain` or `int8`.
       modules: it has HAMburger's modules, of the sizes that `SmashConfig.for_base` gives.
-      policy: of its cache; None reads all of it.
+      policy: of its cache; None reads all of it. A predictor that it has no folder of has the usual sizes of its form.
     """
 
     config: ModelConfig
@@ -127,7 +136,7 @@ class AbstractModel:
     def model(self) -> Model:
         """Returns the model; its parameters are shapes."""
         model = self._shapes("target", self.config, self.weights)
-        model = model if self.policy is None else sparsified(model, self.policy)
+        model = model if self.policy is None else with_policy(model, self.policy, self.predictor())
         if not self.modules:
             return model
         sizes = SmashConfig.for_base(self.config)
@@ -136,6 +145,21 @@ class AbstractModel:
             config=sizes, definition=SmasherDef(structure), params=self._stored(params, self.weights)
         )
         return dataclasses.replace(model, params=model.params | {"smasher": modules.params}, modules=modules)
+
+    def predictor(self) -> ButlerModules | None:
+        """Returns what the policy chooses by; its parameters are shapes. None for a policy without a predictor.
+
+        Raises:
+          FileNotFoundError: the policy names a folder that has none.
+          ValueError: the predictor there is of another form, or for other sizes.
+        """
+        policy = self.policy
+        if not isinstance(policy, Learned):
+            return None
+        found = described(policy, "", self.config).predictor if policy.path else policy.predictor
+        config = found or predictor_for(policy.form, self.config)
+        structure, params = abstract_predictor(config, self.dtype)
+        return ButlerModules(config=config, definition=NnxModel(structure), params=params, base_fingerprint="")
 
     def draft_model(self) -> Model | None:
         """Returns the draft model; its parameters are shapes. None where there is none."""

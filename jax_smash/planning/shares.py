@@ -70,7 +70,7 @@ def shares_of(arguments: Abstract, config: ModelConfig) -> Shares:
     layers = list(zip(cache.keys, cache.values, strict=True))
     memory = {role: held for role, held in rows.memory.items() if role != "target"}
     held = share_bytes(rows.memory["target"])
-    scorer = share_bytes(arguments.channels)
+    scorer = share_bytes(arguments.chosen_by)
     drafter = getattr(arguments.strategy, "drafter", None)
     return Shares(
         target=target_weights(arguments.params["target"]),

@@ -1,6 +1,7 @@
 """A model whose cache is kept, or read, by a policy."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -24,7 +25,10 @@ from jax_smash.protocols import (
 from jax_smash.pytree import replace
 from jax_smash.sharding import mesh_of, place
 from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.named import told
 from jax_smash.sparse.predictors import check_predictor, load_predictor
+
+LOG = logging.getLogger("jax_smash")
 
 
 class SparseModel:
@@ -152,7 +156,8 @@ class SparseDef:
 def sparsified(model: Model, policy: SparsePolicy, predictor: ButlerModules | None = None) -> Model:
     """Returns a model whose cache is kept or read by a policy, whatever method decodes it.
 
-    The parameters of a predictor are then among those of the model, under `target`.
+    The parameters of a predictor are then among those of the model, under `target`. What `told` says of the policy's
+    budget is logged.
 
     Args:
       model: from `load`.
@@ -165,6 +170,14 @@ def sparsified(model: Model, policy: SparsePolicy, predictor: ButlerModules | No
       ValueError: the policy does not go with the model, or the model has one; the predictor is of another form, or was
         trained with other weights.
     """
+    sparse = with_policy(model, policy, predictor)
+    if (known := told(sparse.definition.policy)) is not None:
+        LOG.warning("jax-smash: %s", known)
+    return sparse
+
+
+def with_policy(model: Model, policy: SparsePolicy, predictor: ButlerModules | None = None) -> Model:
+    """Returns what `sparsified` does, and logs nothing. Arguments and errors are the same."""
     longest = None if policy.endless else model.max_positions
     model, policy, definition = beside_predictor(model, policy, predictor)
     return dataclasses.replace(model, definition=SparseDef(model.definition, policy, longest, definition))

@@ -89,7 +89,7 @@ def named_policy(text: str, *, budget: str | int | None = None, page_size: int |
                 f"{key} does not go with the policy {name}, whose settings are {', '.join(fields) or 'none'}"
             )
     if policy is StreamingLLM and isinstance(given.get("slots"), float):
-        raise ValueError(f"the budget of streaming must be a number of slots, which it keeps; got {budget}")
+        raise ValueError(f"a budget of streaming must be a number of slots, which it keeps; got {budget}")
     return policy(**given)
 
 

@@ -16,7 +16,7 @@ class StreamingLLM:
     cache, to meet the sinks. Their scores depend on the same differences.
 
     Attributes:
-      slots: entries that a row keeps.
+      slots: entries that a row keeps, its budget.
       sinks: of them, the first of its text.
 
     Raises:
@@ -30,8 +30,12 @@ class StreamingLLM:
     """Texts may be of any length."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.sinks < self.slots:
-            raise ValueError(f"sinks must be from 1 to {self.slots - 1}, fewer than slots; got {self.sinks}")
+        if self.sinks < 1:
+            raise ValueError(f"sinks must be at least 1; got {self.sinks}")
+        if self.slots <= self.sinks:
+            raise ValueError(
+                f"budget must be at least {self.sinks + 1} slots, more than the {self.sinks} sinks; got {self.slots}"
+            )
 
     @property
     def window(self) -> int:

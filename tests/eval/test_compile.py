@@ -1,8 +1,13 @@
+import dataclasses
+
 import jax
 import pytest
 
 from eval.chips.figures import UnreadableProgramError, readable
+from eval.chips.ideal import ideal
 from eval.compile import Settings, measure
+from jax_smash.planning.abstract import share_bytes
+from jax_smash.sparse import sparse_step_bytes
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,7 @@ from eval.compile import Settings, measure
         ({"sparse": "nothing"}, "a policy must be one of"),
         ({"sparse": "quest", "kv_budget": "40"}, "page_size must divide the budget of 40 slots"),
         ({"sparse": "quest:dense_layers=16", "kv_budget": "48"}, "dense_layers must be fewer than the 16 layers"),
+        ({"sparse": "gate", "kv_budget": "96"}, "page_size must divide the budget of 96 slots; got 64"),
         ({"chips": ("v5e",), "tree_sizes": (2,)}, "chip must be"),
     ],
 )
@@ -53,6 +59,29 @@ def test_this_machine_is_compiled_for_without_modelled_times(method, tree):
         assert row["traffic"] > 0.9
         assert {"copies", "ideal_bytes", "temp_mb", "total_mb"} <= {*row}
         assert not {"modelled_ms", "roofline_ms"} & {*row}
+
+
+@pytest.mark.parametrize("policy", ["gate", "grouped:window=0", "butler"])
+def test_a_predictor_of_the_usual_sizes_stands_for_one_that_is_trained(policy):
+    dense = Settings("llama-100m", "cpu", slots=256)
+    sparse = dataclasses.replace(dense, sparse=policy, kv_budget="128")
+    whole, least = (ideal("decode", one.config(), one.arguments()) for one in (dense, sparse))
+    held = sparse.arguments()
+    params, chosen = held.params["target"], held.state.rows.cache.policy
+    step = sparse_step_bytes(sparse.config(), params, chosen, batch=1, slots=sparse.slots)
+    assert (least.cache, least.scorer) == (step.cache, step.scorer)
+    assert least.weights - whole.weights == step.predictor > 0
+    assert share_bytes(held.chosen_by) >= step.scorer > 0
+
+
+@pytest.mark.parametrize(("policy", "layers"), [("gate", [2, 4]), ("grouped:window=0", [4, 8])])
+def test_figures_of_a_predictor_are_continued_from_models_with_whole_producers(policy, layers):
+    settings = Settings("llama-100m", "cpu", sparse=policy, kv_budget="128", slots=256, extrapolate=True)
+    report = measure(dataclasses.replace(settings, prefill_chunk=16, programs=("decode",)))
+    assert report["model"]["compiled_layers"] == layers
+    (row,) = report["rows"]
+    assert row["fits"]
+    assert row["traffic"] > 0.9
 
 
 def test_figures_of_a_policy_are_continued_from_models_with_a_layer_that_chooses():

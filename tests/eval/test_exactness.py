@@ -20,6 +20,7 @@ from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import load
+from jax_smash.quantise import has_int8
 from tests.compiling import QUICKLY
 from tests.eval.drafting.drafters import MODULES
 from tests.interpreter import ROOT
@@ -243,6 +244,8 @@ def test_questions_of_spec_bench_are_cut_and_their_chat_template_is_whole(smashe
         ),
         ({"sparse": "quest"}, "sparse goes with method self-sparse alone; got recycling"),
         ({"methods": ("self-sparse",), "sparse": "h2o"}, "sparse: .*H2O evicts slots"),
+        ({"draft_model": "int8"}, "draft_model goes with methods draft-model and self-sparse; got recycling"),
+        ({"methods": ("self-sparse",), "draft_model": "tiny"}, "draft-model: .*it must be int8, or none; got a model"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_before_decoding(changes, message):
@@ -287,18 +290,21 @@ def test_groups_are_tampered_with_as_chains_are(smashed):
     [
         ("first children", "draft-model", "int8", True),
         ("first children", "draft-model", "tiny", False),
-        ("first children", "recycling", "int8", False),
-        ("first children", "lookahead", "int8", True),
-        ("first children", "hybrid", "int8", True),
-        ("siblings swapped", "lookahead", "int8", False),
+        ("first children", "self-sparse", "int8", True),
+        ("first children", "self-sparse", None, False),
+        ("first children", "recycling", None, False),
+        ("first children", "lookahead", None, True),
+        ("first children", "hybrid", None, True),
+        ("siblings swapped", "lookahead", None, False),
         ("padded", "draft-model", "int8", False),
-        ("as it is", "recycling", "int8", True),
+        ("as it is", "recycling", None, True),
     ],
 )
 def test_other_forwards_fail_a_row_but_where_drafts_may_be_others(smashed, way, method, draft_model, passed):
     _, settings = smashed
-    study = Study(load(settings["model"]), [[1, 2, 3]], **OPTIONS, draft_model=draft_model)
-    case = Case(way, method, "recycling-80", Condition(batch_size=1, processors="none", choice="greedy"))
+    study = Study(load(settings["model"]), [[1, 2, 3]], **OPTIONS)
+    condition = Condition(batch_size=1, processors="none", choice="greedy")
+    case = Case(way, method, "recycling-80", condition, draft_model=draft_model)
     clean = dict.fromkeys(("beyond_near_ties", "log_probs_differing", "finish_differing", "unexplained"), 0)
     assert study._equal(case, clean | {"forwards_differing": 2}) is passed
     assert not study._equal(case, clean | {"forwards_differing": 0, "unexplained": 1})
@@ -315,6 +321,24 @@ def test_a_model_that_drafts_by_a_part_of_its_cache_says_what_plain_decoding_doe
     plain, drafted = measure(Settings(**settings, sparse="oracle:budget=20", checks=False))
     assert (drafted["tokens"], drafted["divergences"], drafted["passed"]) == (plain["tokens"], 0, True)
     assert drafted["mean_accepted_tokens"] > 1
+    assert (drafted["sparse"], drafted["draft_model"]) == ("oracle:budget=20", None)
+
+
+def test_the_int8_copy_of_a_model_that_drafts_for_itself_is_a_row_whose_drafts_are_checked(smashed):
+    _, settings = smashed
+    settings = settings | {"methods": ("self-sparse",), "trees": ("chain-3",), "prompt_tokens": 24}
+    settings = Settings(
+        **settings | {"max_new_tokens": 16}, sparse="oracle:budget=20", draft_model="int8", equivalents=False
+    )
+    plain, drafted, fault = measure(settings)
+    assert (plain["draft_model"], drafted["draft_model"], fault["draft_model"]) == (None, "int8", "int8")
+    assert drafted["key"][1] == "self-sparse int8"
+    assert (drafted["tokens"], drafted["divergences"], drafted["passed"]) == (plain["tokens"], 0, True)
+    assert drafted["mean_accepted_tokens"] > 1
+    assert (fault["way"], fault["passed"], fault["beyond_near_ties"] > 0) == ("bit flipped", True, True)
+    study = Study(load(settings.model), [[1, 2, 3]], **OPTIONS, sparse=settings.sparse)
+    _, case, _ = cases_of(settings, study)
+    assert has_int8(study._method(case).params["drafter"])
 
 
 def random_folder(folder, model, kind):

@@ -343,6 +343,12 @@ def test_a_run_whose_data_have_changed_is_not_resumed(model, piqa, tmp_path, ask
         main(several(model, piqa, tmp_path, resume=True), [])
 
 
+def test_what_a_share_of_a_text_is_at_least_is_told(model, piqa, caplog):
+    measure(Settings(model=model, tasks=("piqa",), data=(piqa,), count=1, sparse=("oracle",), kv_budget="25%"))
+    said = [record.getMessage() for record in caplog.records if record.name == "jax_smash"]
+    assert said == ["jax-smash: a budget of 25% of a text is at least 4 slots, which are always read"]
+
+
 @pytest.mark.parametrize(
     ("policy", "file"), [("grouped:made", "made/butler.json"), ("recency:shares=made/a", "made/a")]
 )

@@ -248,12 +248,18 @@ def test_short_texts_are_read_whole_under_a_policy_unless_sparse_from_says_else(
         _, sparse, drafts = speed._ours(dataclasses.replace(settings, **changes), model, 64)
         assert sparse.model.definition.policy == policy
         assert drafts.draft.sparse == policy
-        notes = speed._read_whole(dataclasses.replace(settings, **changes), model)
+        notes = speed._of_policy(dataclasses.replace(settings, **changes), model)
         assert notes == (
             [f"under oracle texts below {policy.pays_from} slots are read whole; see --sparse-from"]
             if policy.pays_from
             else []
         )
+
+
+def test_what_a_share_of_a_text_is_at_least_stands_among_the_notes():
+    settings = Settings(model="tiny", methods=("ar",), sparse="oracle", kv_budget="25%", sparse_from=0)
+    (note,) = speed._of_policy(settings, tiny_model(layer_kinds=("full", "full")))
+    assert note == "under oracle a budget of 25% of a text is at least 4 slots, which are always read"
 
 
 def test_int8_weights_run_beside_plain_ones(config):

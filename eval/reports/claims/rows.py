@@ -50,7 +50,7 @@ def with_range(rows: Iterable[Row]) -> list[Row]:
 
 
 def exactness_totals(rows: Rows) -> list[Row]:
-    """Returns sums over the conditions of exactness reports: a row a model, method, drafter, tree and processors.
+    """Returns sums over the conditions of exactness reports: a row a model, method, what drafts, tree and processors.
 
     Conditions are told as the batch sizes that occurred.
     """
@@ -58,8 +58,8 @@ def exactness_totals(rows: Rows) -> list[Row]:
     for row in rows:
         if row["method"] == "ar":
             continue
-        if row.get("drafter"):
-            row = {**row, "method": f"{row['method']} {row['drafter']}"}
+        drafts_by = [row[name] for name in ("drafter", "sparse", "draft_model") if row.get(name)]
+        row = {**row, "method": " ".join([row["method"], *drafts_by])}
         key = tuple(row[name] for name in ("model", "dtype", "method", "tree", "processors"))
         empty = {"conditions": 0, "texts": 0, "equal": 0, "equal_of": 0, "found": 0, "found_of": 0, "worst_gap": None}
         total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": []})

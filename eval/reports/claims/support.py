@@ -74,6 +74,7 @@ MISSING = """## Missing
   they cost on the device. `lookahead` and `draft-model` have one tree of their own there.
   `self-sparse` has a chain, of the length that pays.
 - On several hosts `--tree auto` goes by the cost curve alone, and follows no times.
+- `h2o` and `tova` go by probabilities, which no kernel returns: where they choose, XLA's operations attend.
 - There is no paged cache, no int8 cache and no weight format below 8 bits.
 """
 

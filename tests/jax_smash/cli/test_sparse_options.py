@@ -27,11 +27,13 @@ def test_generate_decodes_as_the_library_does_under_the_policy(call, two_layers,
     assert said != jax_smash.generate(model, PROMPT, max_new_tokens=24)[0].token_ids
 
 
-def test_what_a_share_is_at_least_is_said(call, two_layers):
-    options = ("--sparse", "oracle", "--kv-budget", "25%", "--max-new-tokens", "2")
+@pytest.mark.parametrize("method", ["ar", "self-sparse"])
+def test_what_a_share_is_at_least_is_said_once(call, two_layers, caplog, method):
+    options = ("--sparse", "oracle", "--kv-budget", "25%", "--max-new-tokens", "2", "--method", method)
     status, _, err = call("generate", "--model", two_layers, "--prompt", PROMPT, *options)
     assert status == 0
-    assert "a budget of 25% of a text is at least 4 slots, which are always read" in err
+    said = "a budget of 25% of a text is at least 4 slots, which are always read"
+    assert (err + caplog.text).count(said) == 1
 
 
 def test_a_text_that_is_too_short_for_a_choice_to_pay_is_read_whole_and_that_is_said(call, two_layers):
@@ -53,6 +55,17 @@ def test_a_text_that_is_too_short_for_a_choice_to_pay_is_read_whole_and_that_is_
         (("--sparse", "quest", "--sparse-from", "soon"), "--sparse-from must be auto or a number of slots; got 'soon'"),
         (("--sparse", "streaming", "--sparse-from", "64"), "--sparse-from goes with a policy that chooses slots"),
         (("--sparse", "h2o", "--sparse-from", "64"), "pays_from must be 0 for H2O"),
+        (
+            ("--sparse", "streaming", "--kv-budget", "0"),
+            "--kv-budget: budget must be at least 5 slots, more than the 4",
+        ),
+        (
+            ("--sparse", "streaming", "--kv-budget", "3"),
+            "--kv-budget: budget must be at least 5 slots, more than the 4",
+        ),
+        (("--sparse", "streaming:slots=3"), "--sparse: budget must be at least 5 slots"),
+        (("--sparse", "streaming", "--kv-budget", "25%"), "--kv-budget: a budget of streaming must be a number of"),
+        (("--sparse", "quest", "--kv-budget", "0"), "--kv-budget: budget must be at least 1 slot; got 0"),
         (
             ("--method", "self-sparse", "--sparse", "h2o"),
             "--sparse: a model that drafts for itself checks by its whole",

@@ -46,6 +46,10 @@ class Rule:
         scores = np.einsum("KGH,LKH->KGL", grouped, keys) * self.scale
         return softmax(scores, alive[:, None])
 
+    def share(self, head):
+        shares = self.policy.head_shares
+        return np.float32(1.0 if shares is None else shares[self.layer][head])
+
     def limit(self, filled):
         budget = self.policy.budget
         if isinstance(budget, float):
@@ -71,7 +75,7 @@ class Rule:
             rank[~self.alive[head]] = -np.inf
             pages = [rank[i : i + size].max() for i in range(0, filled, size)]
             order = np.argsort([-page for page in pages], kind="stable")
-            best = order[: limit // size]
+            best = order[: max(int(np.ceil(np.float32(limit) * self.share(head))), self.policy.least) // size]
             self.ranked.append((np.asarray(pages), pages[best[-1]]))
             kept = [page for page in best if pages[page] > -np.inf]
             chosen[head] = np.isin(slot // size, kept) & self.alive[head]

@@ -29,6 +29,13 @@ from tests.tiny import tiny_model
 SLOTS, READ = 64, 40
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Watching(Recency):
+    """A policy of a user that goes by probabilities and evicts nothing."""
+
+    records = True
+
+
 def model():
     return tiny_model(layer_kinds=("full", "full"))
 
@@ -133,6 +140,7 @@ def test_policies_keep_their_cache_under_both():
         (H2O(budget=8), "H2O evicts slots"),
         (TOVA(budget=8), "TOVA evicts slots"),
         (SnapKV(budget=64), "SnapKV evicts slots"),
+        (Watching(budget=8), "notes no probabilities, and Watching goes by them"),
         (Quest(prompt="stepwise"), "reads prompts by its whole cache; got Quest with stepwise"),
     ],
 )

@@ -6,6 +6,7 @@ from jax_smash.sparse import (
     H2O,
     POLICIES,
     Butler,
+    Oracle,
     PageGate,
     Quest,
     StreamingLLM,
@@ -13,8 +14,10 @@ from jax_smash.sparse import (
     named_files,
     named_policy,
     predictors,
+    sparsified,
     told,
 )
+from tests.tiny import tiny_model
 
 
 def test_a_name_is_the_policy_with_its_papers_settings():
@@ -63,6 +66,14 @@ def test_what_a_share_is_at_least_is_told():
     )
     assert told(named_policy("quest")) is None
     assert told(StreamingLLM()) is None
+
+
+def test_who_gives_a_model_a_policy_is_told_of_a_share(caplog):
+    model = tiny_model(layer_kinds=("full", "full"))
+    sparsified(model, Oracle(budget=16))
+    assert not caplog.records
+    sparsified(model, Oracle(budget=0.25))
+    assert [record.getMessage() for record in caplog.records] == [f"jax-smash: {told(Oracle(budget=0.25))}"]
 
 
 def test_the_files_that_a_text_names_are_found(tmp_path, monkeypatch):

@@ -41,6 +41,9 @@ COUNT, LONGEST, SLOTS, STEPS = 20, 160, 192, 4
 NEAR = 1e-5
 """Scores that are nearer to the cut, as a share of the highest, may fall on either side of it."""
 
+SHARES = tuple(tuple(np.linspace(0.5, 1.0, 3).tolist()) for _ in range(30))
+"""Of the budget, what each KV head of the model's layers reads."""
+
 POLICIES = {
     "oracle": Oracle(budget=48),
     "recency": Recency(budget=48),
@@ -48,9 +51,11 @@ POLICIES = {
     "h2o": H2O(budget=48),
     "h2o-grace": H2O(budget=48, grace=16),
     "snapkv": SnapKV(budget=48),
+    "snapkv-rolling": SnapKV(budget=48, rolling=True),
     "tova": TOVA(budget=48),
     "quest-kernel": Quest(budget=64),
     "quest-script": Quest(budget=64, form="script"),
+    "quest-shares": Quest(budget=96, head_shares=SHARES),
     "tokenselect": TokenSelect(budget=48, sinks=4, window=16),
     "butler": Butler(budget=48),
     "grouped": GroupedButler(budget=48),

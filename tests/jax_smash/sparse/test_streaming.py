@@ -139,9 +139,25 @@ def test_a_sliding_layer_keeps_its_own_window():
     assert cache.starts == (SINKS, 0)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"slots": 0}, "^budget must be at least 5 slots, more than the 4 sinks; got 0$"),
+        ({"slots": 4}, "^budget must be at least 5 slots, more than the 4 sinks; got 4$"),
+        ({"slots": 8, "sinks": 8}, "^budget must be at least 9 slots, more than the 8 sinks; got 8$"),
+        ({"sinks": 0}, "^sinks must be at least 1; got 0$"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(sizes, said):
+    with pytest.raises(ValueError, match=said):
+        StreamingLLM(**sizes)
+
+
+def test_the_least_budget_has_a_window_of_one_entry():
+    assert StreamingLLM(slots=5).window == 1
+
+
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="sinks must be from 1 to 7, fewer than slots; got 8"):
-        StreamingLLM(slots=8, sinks=8)
     model = streaming()
     bound = model.definition.bind(model.params["target"])
     with pytest.raises(ValueError, match="at most the window's 20 entries; got 21"):

@@ -55,6 +55,12 @@ def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
     assert (processed["batches"], processed["processors"], processed["texts"]) == ([1], "all", 10)
 
 
+def test_exactness_tells_what_drafts_apart():
+    own, rounded = (exact_row(method="self-sparse", sparse="quest", draft_model=given) for given in (None, "int8"))
+    found = exactness_totals([own, rounded, exact_row(drafter="eagle@ab")])
+    assert [row["method"] for row in found] == ["self-sparse quest", "self-sparse quest int8", "recycling eagle@ab"]
+
+
 def test_contenders_stand_beside_the_baseline_of_the_same_examples():
     other = quality_row("piqa", 0.6, weights="int8", difference=(-0.01, -0.02, 0.0))
     alone = quality_row("gsm8k", 0.3)
