@@ -89,7 +89,7 @@ class DFlashDrafter:
             return grow(topology, jnp.broadcast_to(context.pending[:, None], (len(root), topology.nodes))), root
         hidden = self._filled(params, own, context)[:, 1 : 1 + levels]
         place = jnp.arange(levels, dtype=jnp.int32)[None]
-        # Behind what was trained for, nothing is drafted.
+        # Behind the positions that there are, nothing is drafted.
         within = root[:, None] + 1 + place < config.max_positions
         if self.sampled and self.draws in (Draws.INDEPENDENT, Draws.DIFFERENT):
             return self._drawn(context, topology, self._logits(params, context, hidden), within), root
