@@ -37,7 +37,7 @@ class DFlashDrafter:
     """Drafts all levels of a tree at once: a node's tokens are the likeliest of its place in the block.
 
     What is proposed for a place knows nothing of what is proposed for the places before it. Nodes deeper than the block
-    is long are not drafted, and none at a position that the drafter was not trained for.
+    is long are not drafted, and none at a position that the drafter does not have.
 
     Only what the target has read is kept, by the taps of the accepted path; a block's own keys and values never are. So
     a rejected node leaves nothing behind.
