@@ -26,6 +26,7 @@ from eval.chips.kernel_calls import recorded
 from eval.chips.tree_times import node_counts, tree_times
 from eval.reports.options import Names, Numbers
 from eval.reports.report import check_outputs, heading, run_program, write_json, write_whole
+from eval.sparse.arms import policy_of
 from jax_smash.checkpoints.configuration import shape_config
 from jax_smash.chips import Chip, chip_of
 from jax_smash.config import ModelConfig
@@ -175,7 +176,7 @@ class Settings:
         """Returns the layers of the two models that figures are continued from."""
         if self.policy is None:
             return compiled_layers()
-        policy: Any = AbstractModel(self.config(), policy=self.policy).model().definition.policy
+        policy = policy_of(AbstractModel(self.config(), policy=self.policy).model())
         predictor = getattr(policy, "predictor", None)
         return compiled_layers(getattr(policy, "dense_layers", 0), every=getattr(predictor, "every", 1))
 

@@ -50,7 +50,6 @@ class PlainEagle1(PlainEagle):
     def __init__(self, model: Model, drafter: Eagle1Modules, shift: int = 0):
         super().__init__(model, drafter, shift)
         self._hidden = functools.partial(hidden_states(model.definition), model.params["target"])
-        self._rows = np.asarray(model.params["target"]["head"][...], np.float64)
 
     def _committed(self, text: list[int]) -> list[tuple[np.ndarray, int]]:
         features, read = np.asarray(self._hidden(text), np.float64), len(text) - 1

@@ -39,8 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """The options of each method; a method not named here takes none."""
 
 KEPT = tuple(name for name in METHODS if name not in ("eagle", "medusa", "chimera", "dflash", "self-sparse"))
-"""Methods whose tokens and shapes are kept: for four others no trained drafter comes with the project, and self-sparse
-drafts by arrays that are plain decoding's own."""
+"""Methods whose tokens and shapes are kept of `tiny`: for four others no trained drafter comes with the project for it,
+and self-sparse drafts by arrays that are plain decoding's own."""
 
 MODULES = {"hamburger": "auto"}
 """The modules that a method's model is loaded with. Where their folder holds a base too, the model is that base."""

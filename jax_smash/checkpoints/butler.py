@@ -22,6 +22,7 @@ from jax_smash.checkpoints.described import (
     opened,
     read_fields,
     sha256,
+    take_trained_length,
 )
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.config import ModelConfig
@@ -169,9 +170,7 @@ def read_butler(folder: str | Path) -> ButlerDescription:
     for name, text in told.items():
         if not isinstance(text, str) or not text:
             raise ValueError(f"{file}: {name} must be a text; got {text!r}")
-    length = fields.pop("trained_length", None)
-    if length is not None and (type(length) is not int or length < 1):
-        raise ValueError(f"{file}: trained_length must be a number of entries from 1; got {length!r}")
+    length = take_trained_length(file, fields)
     try:
         config = predictor_config(fields.pop("kind", None), fields)
         return ButlerDescription(config, **told, trained_length=length)

@@ -1,11 +1,11 @@
 """A Chimera drafter as two files in a folder: `chimera.json` and `chimera.safetensors`.
 
 The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the drafter was
-trained for some, and the fields of `ChimeraConfig`. The second holds a tensor for each parameter by its dotted name:
-`grams.w_in [g·D, D]` and `grams.w_out [D, D]`, or `grams.block.w [g·D, g·D]`, `grams.block.b [g·D]` and
-`grams.w_out [g·D, D]`, or those of a layer behind `grams.layer`; the layer's `layer.attention.w_qkv`,
-`layer.attention.w_o`, `layer.mlp.w_gate_up` and `layer.mlp.w_down`; `heads [H, 2·D, D]`, without residuals
-`[H, D, D]`; and the norms' scales.
+trained for some, the length of the rows that it was trained on where somebody told it, and the fields of
+`ChimeraConfig`. The second holds a tensor for each parameter by its dotted name: `grams.w_in [g·D, D]` and
+`grams.w_out [D, D]`, or `grams.block.w [g·D, g·D]`, `grams.block.b [g·D]` and `grams.w_out [g·D, D]`, or those of a
+layer behind `grams.layer`; the layer's `layer.attention.w_qkv`, `layer.attention.w_o`, `layer.mlp.w_gate_up` and
+`layer.mlp.w_down`; `heads [H, 2·D, D]`, without residuals `[H, D, D]`; and the norms' scales.
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ class ChimeraModules:
       params: its parameters.
       base_fingerprint: of the target's weights that it was trained for; empty where nobody told.
       tokens: that it can say by the target's head, in rising order; None for all.
+      trained_length: tokens of the rows that it was trained on; None where nobody told.
     """
 
     config: ChimeraConfig
@@ -47,6 +48,7 @@ class ChimeraModules:
     params: nnx.State
     base_fingerprint: str = ""
     tokens: Int[np.ndarray, "X"] | None = None
+    trained_length: int | None = None
 
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""
@@ -67,6 +69,7 @@ def save_chimera(
     *,
     base_fingerprint: str = "",
     tokens: Int[np.ndarray, "X"] | None = None,
+    trained_length: int | None = None,
 ) -> None:
     """Saves a drafter as `chimera.json` and `chimera.safetensors`, whole or not at all; older ones are replaced.
 
@@ -75,13 +78,13 @@ def save_chimera(
       config: of the drafter.
       params: its parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, it drafts for any of that shape.
-      tokens: as of `ChimeraModules`.
+      tokens, trained_length: as of `ChimeraModules`.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
       OSError: the disk is full, or the folder cannot be made.
     """
-    FILES.save(folder, config, params, base_fingerprint, tokens)
+    FILES.save(folder, config, params, base_fingerprint, tokens, trained_length)
 
 
 def load_chimera(folder: str | Path, *, dtype: Any = None) -> ChimeraModules:
@@ -97,7 +100,14 @@ def load_chimera(folder: str | Path, *, dtype: Any = None) -> ChimeraModules:
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
     found = FILES.load(folder, dtype)
-    return ChimeraModules(found.config, NnxModel(found.structure), found.params, found.base_fingerprint, found.tokens)
+    return ChimeraModules(
+        found.config,
+        NnxModel(found.structure),
+        found.params,
+        found.base_fingerprint,
+        found.tokens,
+        found.trained_length,
+    )
 
 
 def read_chimera(folder: str | Path) -> Described:

@@ -89,6 +89,22 @@ def read_fields(file: Path) -> dict[str, Any]:
     return fields
 
 
+def take_trained_length(file: Path, fields: dict[str, Any]) -> int | None:
+    """Takes the length of the texts that modules were trained on out of a description; None where it tells none.
+
+    Args:
+      file: of the description, named in errors.
+      fields: that it has.
+
+    Raises:
+      ValueError: it is no length.
+    """
+    length = fields.pop("trained_length", None)
+    if length is not None and (type(length) is not int or length < 1):
+        raise ValueError(f"{file}: trained_length must be a number of entries from 1; got {length!r}")
+    return length
+
+
 @contextlib.contextmanager
 def opened(file: Path, digest: str, description: str) -> Iterator[Any]:
     """Gives the weights that a description belongs to, as safetensors opens them; nothing of them is read yet.

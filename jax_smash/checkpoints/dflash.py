@@ -1,11 +1,12 @@
 """A DFlash drafter as two files in a folder: `dflash.json` and `dflash.safetensors`.
 
 The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the drafter was
-trained for some, and the fields of `DFlashConfig`; `taps` are written whatever they are. The second holds a tensor for
-each parameter by its dotted name: `w_join [n·D, D]` over the n taps one behind the other; of each layer N
-`layers.N.attention.w_qkv`, `layers.N.attention.w_o`, `layers.N.mlp.w_gate_up`, `layers.N.mlp.w_down` and the norms'
-scales, those of query and key heads among them; the scales of `context_norm` and `final_norm`; and `mask [D]`, which is
-missing where a token of the target stands for a masked one.
+trained for some, the length of the rows that it was trained on where somebody told it, and the fields of
+`DFlashConfig`; `taps` are written whatever they are. The second holds a tensor for each parameter by its dotted name:
+`w_join [n·D, D]` over the n taps one behind the other; of each layer N `layers.N.attention.w_qkv`,
+`layers.N.attention.w_o`, `layers.N.mlp.w_gate_up`, `layers.N.mlp.w_down` and the norms' scales, those of query and key
+heads among them; the scales of `context_norm` and `final_norm`; and `mask [D]`, which is missing where a token of the
+target stands for a masked one.
 """
 
 import dataclasses
@@ -40,6 +41,7 @@ class DFlashModules:
       params: its parameters.
       base_fingerprint: of the target's weights that it was trained for; empty where nobody told.
       tokens: that it can say by the target's head, in rising order; None for all.
+      trained_length: tokens of the rows that it was trained on; None where nobody told.
     """
 
     config: DFlashConfig
@@ -47,6 +49,7 @@ class DFlashModules:
     params: nnx.State
     base_fingerprint: str = ""
     tokens: Int[np.ndarray, "X"] | None = None
+    trained_length: int | None = None
 
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""
@@ -67,6 +70,7 @@ def save_dflash(
     *,
     base_fingerprint: str = "",
     tokens: Int[np.ndarray, "X"] | None = None,
+    trained_length: int | None = None,
 ) -> None:
     """Saves a drafter as `dflash.json` and `dflash.safetensors`, whole or not at all; older ones are replaced.
 
@@ -75,13 +79,13 @@ def save_dflash(
       config: of the drafter.
       params: its parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, it drafts for any of that shape.
-      tokens: as of `DFlashModules`.
+      tokens, trained_length: as of `DFlashModules`.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
       OSError: the disk is full, or the folder cannot be made.
     """
-    FILES.save(folder, config, params, base_fingerprint, tokens)
+    FILES.save(folder, config, params, base_fingerprint, tokens, trained_length)
 
 
 def load_dflash(folder: str | Path, *, dtype: Any = None) -> DFlashModules:
@@ -97,7 +101,14 @@ def load_dflash(folder: str | Path, *, dtype: Any = None) -> DFlashModules:
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
     found = FILES.load(folder, dtype)
-    return DFlashModules(found.config, NnxModel(found.structure), found.params, found.base_fingerprint, found.tokens)
+    return DFlashModules(
+        found.config,
+        NnxModel(found.structure),
+        found.params,
+        found.base_fingerprint,
+        found.tokens,
+        found.trained_length,
+    )
 
 
 def read_dflash(folder: str | Path) -> Described:

@@ -1,11 +1,11 @@
 """An EAGLE-3 drafter as two files in a folder: `eagle.json` and `eagle.safetensors`.
 
 The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the drafter was
-trained for some, and the fields of `EagleConfig`. The second holds a tensor for each
-parameter by its dotted name: `w_join [n·D, D]` over the n taps one behind the other, `attention.w_qkv`,
-`attention.w_o`, `mlp.w_gate_up`, `mlp.w_down`, `head [V', D]`, which is missing where the head has the target's rows,
-the norms' scales, and `tokens [V']`, int32, the target's id of each row of the head, which is missing where the head
-has the whole vocabulary.
+trained for some, the length of the rows that it was trained on where somebody told it, and the fields of `EagleConfig`.
+The second holds a tensor for each parameter by its dotted name: `w_join [n·D, D]` over the n taps one behind the other,
+`attention.w_qkv`, `attention.w_o`, `mlp.w_gate_up`, `mlp.w_down`, `head [V', D]`, which is missing where the head has
+the target's rows, the norms' scales, and `tokens [V']`, int32, the target's id of each row of the head, which is
+missing where the head has the whole vocabulary.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ from jax_smash.checkpoints.described import (
     opened,
     read_fields,
     sha256,
+    take_trained_length,
 )
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.config import ModelConfig
@@ -56,12 +57,14 @@ class EagleModules:
       definition: its structure.
       params: its parameters.
       base_fingerprint: of the target's weights that it was trained for; empty where nobody told.
+      trained_length: tokens of the rows that it was trained on; None where nobody told.
     """
 
     config: EagleConfig
     definition: NnxModel
     params: nnx.State
     base_fingerprint: str = ""
+    trained_length: int | None = None
 
     @property
     def tokens(self) -> Int[np.ndarray, "X"] | None:
@@ -82,12 +85,13 @@ class Description(NamedTuple):
     Attributes:
       config: of the drafter.
       weights_sha256: of the file beside it.
-      base_fingerprint: as of `EagleModules`.
+      base_fingerprint, trained_length: as of `EagleModules`.
     """
 
     config: EagleConfig
     weights_sha256: str
     base_fingerprint: str
+    trained_length: int | None = None
 
 
 def random_modules(target: ModelConfig, *, seed: int = 0, dtype: Any = np.float32) -> EagleModules:
@@ -97,7 +101,14 @@ def random_modules(target: ModelConfig, *, seed: int = 0, dtype: Any = np.float3
     return EagleModules(config=config, definition=NnxModel(graphdef), params=params)
 
 
-def save_eagle(folder: str | Path, config: EagleConfig, params: nnx.State, *, base_fingerprint: str = "") -> None:
+def save_eagle(
+    folder: str | Path,
+    config: EagleConfig,
+    params: nnx.State,
+    *,
+    base_fingerprint: str = "",
+    trained_length: int | None = None,
+) -> None:
     """Saves a drafter as `eagle.json` and `eagle.safetensors`, whole or not at all; older ones are replaced.
 
     Args:
@@ -105,6 +116,7 @@ def save_eagle(folder: str | Path, config: EagleConfig, params: nnx.State, *, ba
       config: of the drafter.
       params: its parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, it drafts for any of that shape.
+      trained_length: as of `EagleModules`.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has; they are not the configuration's,
@@ -123,8 +135,8 @@ def save_eagle(folder: str | Path, config: EagleConfig, params: nnx.State, *, ba
         # Contiguous: the writer takes an array's bytes as they lie in memory.
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
         told = {"format": FORMAT, "weights_sha256": sha256(weights_file), "base_fingerprint": base_fingerprint}
-        fields = told | config.to_fields()
-        fields_file.write_text(json.dumps(fields, indent=2) + "\n")
+        told |= {} if trained_length is None else {"trained_length": trained_length}
+        fields_file.write_text(json.dumps(told | config.to_fields(), indent=2) + "\n")
 
 
 def load_eagle(folder: str | Path, *, dtype: Any = None) -> EagleModules:
@@ -139,9 +151,9 @@ def load_eagle(folder: str | Path, *, dtype: Any = None) -> EagleModules:
       ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
-    config, digest, mark = read_eagle(folder)
-    file = _folder(folder) / WEIGHTS
-    with opened(file, digest, CONFIG) as stored:
+    described, file = read_eagle(folder), _folder(folder) / WEIGHTS
+    config = described.config
+    with opened(file, described.weights_sha256, CONFIG) as stored:
         names = list(stored.keys())
         check_fit(file, _shapes(config), {name: tuple(stored.get_slice(name).get_shape()) for name in names})
         tensors = {name: stored.get_tensor(name) for name in names}
@@ -156,7 +168,7 @@ def load_eagle(folder: str | Path, *, dtype: Any = None) -> EagleModules:
     held = tensors | {name: array.astype(made_of, copy=False) for name, array in weights.items()}
     leaves = [(path, v.replace(jax.device_put(held[dotted(path)]))) for path, v in nnx.to_flat_state(abstract)]
     params = nnx.from_flat_state(leaves)
-    return EagleModules(config=config, definition=NnxModel(graphdef), params=params, base_fingerprint=mark)
+    return EagleModules(config, NnxModel(graphdef), params, described.base_fingerprint, described.trained_length)
 
 
 def read_eagle(folder: str | Path) -> Description:
@@ -177,8 +189,9 @@ def read_eagle(folder: str | Path) -> Description:
     for name, mark in told.items():
         if not isinstance(mark, str):
             raise ValueError(f"{file}: {name} must be a text; got {mark!r}")
+    length = take_trained_length(file, fields)
     try:
-        return Description(EagleConfig.from_fields(fields), **told)
+        return Description(EagleConfig.from_fields(fields), **told, trained_length=length)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

@@ -1,9 +1,9 @@
 """An EAGLE-1 drafter as two files in a folder: `eagle1.json` and `eagle1.safetensors`.
 
 The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the drafter was
-trained for some, and the fields of `Eagle1Config`. The second holds `w_join [2·D, D]`, the token's vector before the
-feature, `b_join [D]` where there is one, `attention.w_qkv` (and `attention.b_qkv`), `attention.w_o`, `mlp.w_gate_up`,
-`mlp.w_down` and `mlp_norm.scale`.
+trained for some, the length of the rows that it was trained on where somebody told it, and the fields of
+`Eagle1Config`. The second holds `w_join [2·D, D]`, the token's vector before the feature, `b_join [D]` where there is
+one, `attention.w_qkv` (and `attention.b_qkv`), `attention.w_o`, `mlp.w_gate_up`, `mlp.w_down` and `mlp_norm.scale`.
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ class Eagle1Modules:
       params: its parameters.
       base_fingerprint: of the target's weights that it was trained for; empty where nobody told.
       tokens: that it can say by the target's head, in rising order; None for all.
+      trained_length: tokens of the rows that it was trained on; None where nobody told.
     """
 
     config: Eagle1Config
@@ -47,6 +48,7 @@ class Eagle1Modules:
     params: nnx.State
     base_fingerprint: str = ""
     tokens: Int[np.ndarray, "X"] | None = None
+    trained_length: int | None = None
 
     def __repr__(self) -> str:
         """Says how large it is, and prints no weights."""
@@ -67,6 +69,7 @@ def save_eagle1(
     *,
     base_fingerprint: str = "",
     tokens: Int[np.ndarray, "X"] | None = None,
+    trained_length: int | None = None,
 ) -> None:
     """Saves a drafter as `eagle1.json` and `eagle1.safetensors`, whole or not at all; older ones are replaced.
 
@@ -75,13 +78,13 @@ def save_eagle1(
       config: of the drafter.
       params: its parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, it drafts for any of that shape.
-      tokens: as of `Eagle1Modules`.
+      tokens, trained_length: as of `Eagle1Modules`.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
       OSError: the disk is full, or the folder cannot be made.
     """
-    FILES.save(folder, config, params, base_fingerprint, tokens)
+    FILES.save(folder, config, params, base_fingerprint, tokens, trained_length)
 
 
 def load_eagle1(folder: str | Path, *, dtype: Any = None) -> Eagle1Modules:
@@ -97,7 +100,14 @@ def load_eagle1(folder: str | Path, *, dtype: Any = None) -> Eagle1Modules:
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
     found = FILES.load(folder, dtype)
-    return Eagle1Modules(found.config, NnxModel(found.structure), found.params, found.base_fingerprint, found.tokens)
+    return Eagle1Modules(
+        found.config,
+        NnxModel(found.structure),
+        found.params,
+        found.base_fingerprint,
+        found.tokens,
+        found.trained_length,
+    )
 
 
 def eagle1_of(

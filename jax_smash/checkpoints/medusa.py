@@ -1,8 +1,9 @@
 """Medusa's heads as two files in a folder: `medusa.json` and `medusa.safetensors`.
 
 The first holds `format`, the SHA-256 of the second, the fingerprint of the target's weights where the heads were
-trained for some, and the fields of `MedusaConfig`. The second holds `heads.N.blocks.M.w [D, D]`,
-`heads.N.blocks.M.b [D]` and, of heads with rows of their own, `heads.N.head [V, D]`.
+trained for some, the length of the rows that they were trained on where somebody told it, and the fields of
+`MedusaConfig`. The second holds `heads.N.blocks.M.w [D, D]`, `heads.N.blocks.M.b [D]` and, of heads with rows of their
+own, `heads.N.head [V, D]`.
 """
 
 import dataclasses
@@ -38,6 +39,7 @@ class MedusaModules:
       params: their parameters.
       base_fingerprint: of the target's weights that they were trained for; empty where nobody told.
       tokens: that they can say by the target's head, in rising order; None for all.
+      trained_length: tokens of the rows that they were trained on; None where nobody told.
     """
 
     config: MedusaConfig
@@ -45,6 +47,7 @@ class MedusaModules:
     params: nnx.State
     base_fingerprint: str = ""
     tokens: Int[np.ndarray, "X"] | None = None
+    trained_length: int | None = None
 
     def __repr__(self) -> str:
         """Says how large they are, and prints no weights."""
@@ -65,6 +68,7 @@ def save_medusa(
     *,
     base_fingerprint: str = "",
     tokens: Int[np.ndarray, "X"] | None = None,
+    trained_length: int | None = None,
 ) -> None:
     """Saves heads as `medusa.json` and `medusa.safetensors`, whole or not at all; older ones are replaced.
 
@@ -73,13 +77,13 @@ def save_medusa(
       config: of the heads.
       params: their parameters, in the dtype that they are saved in.
       base_fingerprint: `checkpoints.fingerprint` of the target's weights; without, they draft for any of that shape.
-      tokens: as of `MedusaModules`.
+      tokens, trained_length: as of `MedusaModules`.
 
     Raises:
       ValueError: weights are int8, not finite or of a dtype that no checkpoint has, or not the configuration's.
       OSError: the disk is full, or the folder cannot be made.
     """
-    FILES.save(folder, config, params, base_fingerprint, tokens)
+    FILES.save(folder, config, params, base_fingerprint, tokens, trained_length)
 
 
 def load_medusa(folder: str | Path, *, dtype: Any = None) -> MedusaModules:
@@ -95,7 +99,14 @@ def load_medusa(folder: str | Path, *, dtype: Any = None) -> MedusaModules:
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
     found = FILES.load(folder, dtype)
-    return MedusaModules(found.config, NnxModel(found.structure), found.params, found.base_fingerprint, found.tokens)
+    return MedusaModules(
+        found.config,
+        NnxModel(found.structure),
+        found.params,
+        found.base_fingerprint,
+        found.tokens,
+        found.trained_length,
+    )
 
 
 def medusa_of(config: MedusaConfig, tensors: dict[str, np.ndarray], dtype: Any, base_fingerprint: str) -> MedusaModules:

@@ -1,8 +1,8 @@
 """Modules trained for a target, as two files in a folder: a description in JSON, and their tensors.
 
-The description holds `format`, `weights_sha256`, `base_fingerprint` and the fields of the modules' configuration. The
-tensors have the dotted names of the parameters. Modules that say some of the target's tokens alone have `tokens
-[head_size]` too, int32, the ids of these in rising order.
+The description holds `format`, `weights_sha256`, `base_fingerprint`, `trained_length` where somebody told it, and the
+fields of the modules' configuration. The tensors have the dotted names of the parameters. Modules that say some of the
+target's tokens alone have `tokens [head_size]` too, int32, the ids of these in rising order.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from jax_smash.checkpoints.described import (
     opened,
     read_fields,
     sha256,
+    take_trained_length,
 )
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.models.short_head import check_tokens
@@ -39,18 +40,20 @@ class Described(NamedTuple):
       config: of the modules.
       weights_sha256: of the file beside it.
       base_fingerprint: of the target's weights that they were trained for; empty where nobody told.
+      trained_length: tokens of the rows that they were trained on; None where nobody told.
     """
 
     config: Any
     weights_sha256: str
     base_fingerprint: str
+    trained_length: int | None = None
 
 
 class Loaded(NamedTuple):
     """What both files hold.
 
     Attributes:
-      config, base_fingerprint: as of `Described`.
+      config, base_fingerprint, trained_length: as of `Described`.
       structure, params: of the modules; parameters are on the default device.
       tokens: that they say; None for all.
     """
@@ -60,6 +63,7 @@ class Loaded(NamedTuple):
     structure: nnx.GraphDef
     params: nnx.State
     tokens: Int[np.ndarray, "X"] | None
+    trained_length: int | None
 
 
 TOKENS = "tokens"
@@ -90,6 +94,7 @@ class ModuleFiles:
         params: nnx.State,
         base_fingerprint: str,
         tokens: Int[np.ndarray, "X"] | None = None,
+        trained_length: int | None = None,
     ) -> None:
         """Writes both files, whole or not at all; older ones are replaced.
 
@@ -113,6 +118,7 @@ class ModuleFiles:
             # Contiguous: the writer takes an array's bytes as they lie in memory.
             save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, weights_file)
             told = {"format": self.format, "weights_sha256": sha256(weights_file), "base_fingerprint": base_fingerprint}
+            told |= {} if trained_length is None else {"trained_length": trained_length}
             fields_file.write_text(json.dumps({**told, **config.to_fields()}, indent=2) + "\n")
 
     def read(self, folder: str | Path) -> Described:
@@ -130,8 +136,9 @@ class ModuleFiles:
         for name, mark in told.items():
             if not isinstance(mark, str):
                 raise ValueError(f"{file}: {name} must be a text; got {mark!r}")
+        length = take_trained_length(file, fields)
         try:
-            return Described(self.config(fields), **told)
+            return Described(self.config(fields), **told, trained_length=length)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
@@ -165,7 +172,7 @@ class ModuleFiles:
         held = {name: jax.device_put(array.astype(made_of, copy=False)) for name, array in tensors.items()}
         leaves = [(path, v.replace(held[dotted(path)])) for path, v in nnx.to_flat_state(abstract)]
         params = nnx.from_flat_state(leaves)
-        return Loaded(described.config, described.base_fingerprint, structure, params, said)
+        return Loaded(described.config, described.base_fingerprint, structure, params, said, described.trained_length)
 
     def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         said = {TOKENS: (config.head_size,)} if config.head_size else {}

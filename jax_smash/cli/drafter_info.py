@@ -62,6 +62,7 @@ def describe_drafter(folder: str | Path) -> dict[str, Any] | None:
                 "path": str(folder.resolve()),
                 "parameters": sum(x.size for x in jax.tree.leaves(params)),
                 "base_fingerprint": described.base_fingerprint or None,
+                "trained_length": described.trained_length,
                 "configuration": described.config.to_fields(),
             }
     return None
@@ -71,13 +72,14 @@ def drafter_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns a description as names and values to read."""
     fields = facts["configuration"]
     target = f"width {fields['d_model']:,}, vocabulary {fields['vocab_size']:,}"
-    mark = facts["base_fingerprint"]
+    mark, length = facts["base_fingerprint"], facts["trained_length"]
     rest = {name: value for name, value in fields.items() if name not in ("d_model", "vocab_size", "rope")}
     return [
         ("drafter", f"{facts['drafter']}, for --method {facts['method']}"),
         ("path", facts["path"]),
         ("target", target + (f", weights with fingerprint {mark}" if mark else ", any weights")),
         ("parameters", f"{facts['parameters']:,}"),
+        *([] if length is None else [("trained on", f"rows of {length:,} tokens")]),
         *((name.replace("_", " "), _shown(value)) for name, value in rest.items()),
     ]
 

@@ -37,7 +37,7 @@ class DFlashDrafter:
     """Drafts all levels of a tree at once: a node's tokens are the likeliest of its place in the block.
 
     What is proposed for a place knows nothing of what is proposed for the places before it. Nodes deeper than the block
-    is long are not drafted, and none at a position that the drafter was not trained for.
+    is long are not drafted, and none at a position that the drafter does not have.
 
     Only what the target has read is kept, by the taps of the accepted path; a block's own keys and values never are. So
     a rejected node leaves nothing behind.
@@ -89,7 +89,7 @@ class DFlashDrafter:
             return grow(topology, jnp.broadcast_to(context.pending[:, None], (len(root), topology.nodes))), root
         hidden = self._filled(params, own, context)[:, 1 : 1 + levels]
         place = jnp.arange(levels, dtype=jnp.int32)[None]
-        # Behind what was trained for, nothing is drafted.
+        # Behind the positions that there are, nothing is drafted.
         within = root[:, None] + 1 + place < config.max_positions
         if self.sampled and self.draws in (Draws.INDEPENDENT, Draws.DIFFERENT):
             return self._drawn(context, topology, self._logits(params, context, hidden), within), root

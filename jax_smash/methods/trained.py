@@ -47,9 +47,10 @@ def fitting(
       model: the target at hand.
       given: a folder, a loaded drafter, or `RANDOM`.
       method: its name.
-      slots: cache slots a row. Where the drafter was trained for fewer positions, a warning tells.
+      slots: cache slots a row. Where the drafter has fewer positions, or was trained on shorter rows, a warning tells.
       kind: the class of loaded drafters, or several.
-      read: returns what a folder says: its configuration, and the fingerprint of the target's weights.
+      read: returns what a folder says: its configuration, the fingerprint of the target's weights, and the length of
+        the rows that it was trained on.
       load: returns the drafter in a folder.
       random: returns one with random weights for a configuration of a target.
       check: refuses a target that a configuration is not for.
@@ -75,6 +76,13 @@ def fitting(
             "jax-smash: rows have room for %d tokens, and the drafter has positions for %d: later ones are not drafted",
             slots,
             most,
+        )
+    if (length := described.trained_length) is not None and length < slots:
+        LOG.warning(
+            "jax-smash: rows have room for %d tokens, and the drafter was trained on rows of %d: of later ones the "
+            "target may keep fewer",
+            slots,
+            length,
         )
     return load(given, dtype=dtype) if in_folder else given
 

@@ -24,7 +24,7 @@ class ChimeraConfig:
     Attributes:
       vocab_size, d_model: V and D of the target. The drafter is as wide.
       num_heads, num_kv_heads, head_width, mlp_width: N, K, H and F of the layer that encodes the whole context.
-      max_positions: it drafts nothing behind an entry whose position is not below this.
+      max_positions: positions that it has; it drafts nothing behind them. It may have been trained on shorter rows.
       gram: tokens of a gram, from 1 to 5; 3 makes trigrams.
       gram_encoder: `mlp` for two matrices with SiLU between them, where a token before the text's first counts 0;
         `residual` for a residual block over the whole gram before one matrix, where the first token stands for it;

@@ -25,7 +25,7 @@ class DFlashConfig:
         that id i is tap i + 1.
       num_layers, num_heads, num_kv_heads, head_width, mlp_width: of the drafter's layers.
       block_size: entries of a block: the pending token, and a masked token for each place behind it.
-      max_positions: positions that it was trained for; it drafts nothing behind them.
+      max_positions: positions that it has; it drafts nothing behind them. It may have been trained on shorter rows.
       mask_token: whose vector of the target stands for a masked token; None for a vector of the drafter's own.
       window: an entry sees this many positions, its own included; 0 for all.
       norm_epsilon: of every norm.

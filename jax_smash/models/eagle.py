@@ -26,6 +26,8 @@ class Eagle(PairLayer):
 
     Source: Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time
     Test", section 3.
+    Differs: where `own_rows` is off the head has the target's rows, which training leaves as they are, and the paper's
+    learns its own. With a `head_size` below V it says some tokens alone, as published drafters do.
     """
 
     def __init__(self, config: EagleConfig, *, rngs: Keys, dtype: Any = jnp.float32):

@@ -24,7 +24,7 @@ class Eagle1Config:
     Attributes:
       vocab_size, d_model: V and D of the target. The drafter is as wide.
       num_heads, num_kv_heads, head_width, mlp_width: N, K, H and F of the drafter's layer.
-      max_positions: positions that it was trained for; it drafts nothing behind them.
+      max_positions: positions that it has; it drafts nothing behind them. It may have been trained on shorter rows.
       norm_epsilon: of the layer's norm.
       rope: rotary embedding of the layer.
       join_bias: a bias is added where the vector and the feature are joined, as in the published drafters.

@@ -20,7 +20,7 @@ class EagleConfig:
         tap L the one before the final norm. Published configurations count otherwise, and not all alike.
       num_heads, num_kv_heads, head_width, mlp_width: N, K, H and F of the drafter's layer.
       head_size: tokens that the drafter can say, at most V.
-      max_positions: positions that it was trained for; it drafts nothing behind them.
+      max_positions: positions that it has; it drafts nothing behind them. It may have been trained on shorter rows.
       norm_epsilon: of every norm.
       rope: rotary embedding of the layer.
       tap_norms: each tap is normed before they are joined (EAGLE-3.1).

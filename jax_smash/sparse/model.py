@@ -171,6 +171,7 @@ def sparsified(model: Model, policy: SparsePolicy, predictor: ButlerModules | No
         trained with other weights.
     """
     sparse = with_policy(model, policy, predictor)
+    assert isinstance(sparse.definition, SparseDef)
     if (known := told(sparse.definition.policy)) is not None:
         LOG.warning("jax-smash: %s", known)
     return sparse

@@ -144,7 +144,7 @@ def parse_budget(budget: str | int) -> int | float:
 
 def told(policy: SparsePolicy) -> str | None:
     """Returns what a user should know of a budget that is a share; None where there is nothing to say."""
-    if not isinstance(policy, Selecting) or isinstance(policy.budget, int):
+    if not isinstance(policy, Selecting) or isinstance(policy.budget, int) or policy.budget >= 1:
         return None
     return f"a budget of {policy.budget:.0%} of a text is at least {policy.least} slots, which are always read"
 

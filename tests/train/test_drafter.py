@@ -123,7 +123,10 @@ def test_the_run_says_how_often_the_targets_token_was_among_the_likeliest(whole)
     card = (folder / "drafter/README.md").read_text()
     assert "| Tokens that it can say | 200, " in card
     assert printed.endswith(f"exported to {folder / 'drafter'}\n")
-    assert f"fingerprint of its weights {load_eagle(folder / 'drafter').base_fingerprint} |" in card
+    made = load_eagle(folder / "drafter")
+    assert f"fingerprint of its weights {made.base_fingerprint} |" in card
+    assert made.trained_length == CONFIG["length"]
+    assert "| Trained on | rows of 16 tokens; of later ones the target may keep fewer |" in card
 
 
 def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_programs, tmp_path):
@@ -208,7 +211,8 @@ def test_medusas_heads_begin_as_the_targets_own_and_draft_for_it_alone(root, tmp
     draft = DraftOptions(drafter=output / "drafter", tree="chain-2")
     drafted = jax_smash.generate(model, ["Once there"], method="medusa", draft=draft, **options)
     assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
-    assert load_medusa(output / "drafter").base_fingerprint == model.fingerprint
+    made = load_medusa(output / "drafter")
+    assert (made.base_fingerprint, made.trained_length) == (model.fingerprint, CONFIG["length"])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,8 @@ def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts
     draft = DraftOptions(drafter=drafter, tree="chain-2")
     drafted = jax_smash.generate(model, ["Once there"], method="chimera", draft=draft, **options)
     assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
-    assert load_chimera(drafter).base_fingerprint == model.fingerprint
+    made = load_chimera(drafter)
+    assert (made.base_fingerprint, made.trained_length) == (model.fingerprint, CONFIG["length"])
     assert "| Grams | 3 tokens, encoder mlp |" in (drafter / "README.md").read_text()
 
 
@@ -305,7 +310,8 @@ def test_dflash_learns_beside_its_target_and_drafts_for_it_alone(root, tmp_path)
     options, draft = {"max_new_tokens": 6, "slots": 64}, DraftOptions(drafter=drafter)
     drafted = jax_smash.generate(model, ["Once there"], method="dflash", draft=draft, **options)
     assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
-    assert load_dflash(drafter).base_fingerprint == model.fingerprint
+    made = load_dflash(drafter)
+    assert (made.base_fingerprint, made.trained_length) == (model.fingerprint, CONFIG["length"])
     assert (
         "| Blocks | 3 entries, place k counting exp(−k / 7); 4 a row at most |" in (drafter / "README.md").read_text()
     )
@@ -324,7 +330,8 @@ def test_eagle_1_learns_the_targets_hidden_states_and_drafts_for_it_alone(root, 
         assert shares == sorted(shares)
         assert 0 <= shares[0] <= shares[-1] <= 1
     model, drafter = jax_smash.load(root / "base"), tmp_path / "run/drafter"
-    assert load_eagle1(drafter).base_fingerprint == model.fingerprint
+    made = load_eagle1(drafter)
+    assert (made.base_fingerprint, made.trained_length) == (model.fingerprint, CONFIG["length"])
     assert "| Loss | 1 of the features' distance, 0.1 of the cross-entropy |" in (drafter / "README.md").read_text()
     options = {"max_new_tokens": 6, "slots": 64}
     draft = DraftOptions(drafter=drafter, tree="chain-2")

@@ -45,7 +45,7 @@ def test_the_files_hold_what_the_documentation_says(saved):
     assert sorted(file.name for file in folder.iterdir()) == [CONFIG, WEIGHTS]
     fields = json.loads((folder / CONFIG).read_text())
     assert (fields["format"], fields["gram"], fields["gram_encoder"]) == (1, 3, "mlp")
-    assert read_chimera(folder) == (made.config, fields["weights_sha256"], "ab12")
+    assert read_chimera(folder) == (made.config, fields["weights_sha256"], "ab12", None)
 
 
 def damaged(folder, name):

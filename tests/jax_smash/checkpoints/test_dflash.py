@@ -41,7 +41,7 @@ def test_the_files_hold_what_the_documentation_says(saved):
     assert sorted(file.name for file in folder.iterdir()) == [CONFIG, WEIGHTS]
     fields = json.loads((folder / CONFIG).read_text())
     assert (fields["format"], fields["taps"], fields["block_size"], fields["mask_token"]) == (1, [1, 2], 4, None)
-    assert read_dflash(folder) == (made.config, fields["weights_sha256"], "ab12")
+    assert read_dflash(folder) == (made.config, fields["weights_sha256"], "ab12", None)
     layer = {"attention.w_qkv", "attention.w_o", "attention.q_norm.scale", "attention.k_norm.scale"}
     layer |= {"mlp.w_gate_up", "mlp.w_down", "attention_norm.scale", "mlp_norm.scale"}
     named = {f"layers.{number}.{name}" for number in (0, 1) for name in layer}

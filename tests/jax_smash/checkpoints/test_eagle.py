@@ -48,7 +48,7 @@ def test_the_files_hold_what_the_documentation_says(saved):
     fields = json.loads((folder / CONFIG).read_text())
     assert fields["format"] == 1
     assert fields["taps"] == [1, 2]
-    assert read_eagle(folder) == (made.config, fields["weights_sha256"], "")
+    assert read_eagle(folder) == (made.config, fields["weights_sha256"], "", None)
 
 
 def test_a_drafter_tells_the_weights_that_it_was_trained_for(saved):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from jax_smash.cache import Block
 from jax_smash.checkpoints.eagle import EagleModules
-from jax_smash.checkpoints.eagle_layout import CONFIG, IDS, WEIGHTS, export_eagle, import_eagle
+from jax_smash.checkpoints.eagle_layout import CONFIG, FLAGS, IDS, WEIGHTS, export_eagle, import_eagle
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle import random_eagle
 from jax_smash.models.eagle_config import EagleConfig
@@ -80,8 +80,8 @@ def test_ids_of_layers_and_flags_of_norms_are_always_written(folder, tmp_path):
     assert json.loads((tmp_path / "sglang" / CONFIG).read_text())["eagle_config"][IDS] == [1, 3, 5]
 
 
-def plain(tensors, features, vectors, config):
-    """Returns the head's logits of each entry, in the names of the files."""
+def plain(tensors, taps, vectors, config, flags):
+    """Returns the head's logits of each entry, and the feature that goes on to its children, in the files' names."""
     h, n, k = config.head_width, config.num_heads, config.num_kv_heads
 
     def norm(x, name):
@@ -93,8 +93,11 @@ def plain(tensors, features, vectors, config):
         half = np.concatenate([-x[..., h // 2 :], x[..., : h // 2]], axis=-1)
         return x * cos + half * sin
 
-    joined = features @ tensors["fc.weight"].T
-    read = np.concatenate([norm(vectors, "midlayer.input_layernorm"), norm(joined, "midlayer.hidden_norm")], axis=-1)
+    if flags["fc_norm"]:
+        taps = [norm(tap, f"fc_norm.{i}") for i, tap in enumerate(taps)]
+    joined = np.concatenate(taps, axis=-1) @ tensors["fc.weight"].T
+    normed = norm(joined, "midlayer.hidden_norm")
+    read = np.concatenate([norm(vectors, "midlayer.input_layernorm"), normed], axis=-1)
     q, key, value = (
         (read @ tensors[f"midlayer.self_attn.{name}_proj.weight"].T).reshape(len(read), -1, h) for name in "qkv"
     )
@@ -103,14 +106,28 @@ def plain(tensors, features, vectors, config):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     out = np.einsum("nts,snh->tnh", weights, np.repeat(value, n // k, axis=1)).reshape(len(q), -1)
-    x = joined + out @ tensors["midlayer.self_attn.o_proj.weight"].T
+    x = (normed if flags["norm_before_residual"] else joined) + out @ tensors["midlayer.self_attn.o_proj.weight"].T
     inner = norm(x, "midlayer.post_attention_layernorm")
     gate, up = (inner @ tensors[f"midlayer.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
     x = x + (gate / (1 + np.exp(-gate)) * up) @ tensors["midlayer.mlp.down_proj.weight"].T
-    return norm(x, "norm") @ tensors["lm_head.weight"].T
+    hidden = norm(x, "norm")
+    return hidden @ tensors["lm_head.weight"].T, hidden if flags["norm_output"] else x
 
 
-def test_imported_weights_compute_what_the_names_say(folder):
+@pytest.mark.parametrize(
+    "on",
+    [
+        (),
+        ("fc_norm", "norm_output"),
+        ("fc_norm", "norm_output", "norm_before_residual"),
+        ("norm_before_residual",),
+    ],
+    ids="+".join,
+)
+def test_imported_weights_compute_what_the_names_and_flags_say(tmp_path, on):
+    folder, flags = tmp_path / "published", {name: name in on for name in FLAGS}
+    export_eagle(folder, drafter(**{FLAGS[name]: True for name in on}))
+    assert {name: json.loads((folder / CONFIG).read_text())[name] for name in FLAGS} == flags
     rng = np.random.default_rng(1)
     tensors = {
         name: x if x.dtype in (np.int64, bool) else rng.normal(0, 0.3, x.shape).astype(np.float32)
@@ -125,8 +142,9 @@ def test_imported_weights_compute_what_the_names_say(folder):
     block = Block.causal(jnp.ones((1, 7), bool))
     out = model.forward(jnp.asarray(vectors), features, position, None, block)
     logits = np.asarray(model.unembed(out.hidden))[0]
-    expected = plain(tensors, np.concatenate(taps[:, 0], axis=-1), vectors[0], made.config)
+    expected, feature = plain(tensors, taps[:, 0], vectors[0], made.config, flags)
     np.testing.assert_allclose(logits[:, TOKENS], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out.feature[0], feature, rtol=1e-4, atol=1e-4)
     assert np.isneginf(np.delete(logits, TOKENS, axis=1)).all()
 
 

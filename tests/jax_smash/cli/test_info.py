@@ -104,11 +104,13 @@ def test_a_drafters_folder_is_described(call, two_layers, tmp_path):
         (random_modules(config), save_eagle, "EAGLE-3's drafter, for --method eagle"),
     ):
         folder = tmp_path / said[:7]
-        save(folder, made.config, made.params, base_fingerprint="ab")
+        save(folder, made.config, made.params, base_fingerprint="ab", trained_length=64)
         status, out, _ = call("info", folder)
         assert status == 0
         assert said in out
         assert "weights with fingerprint ab" in out
+        assert "rows of 64 tokens" in out
         facts = json.loads(call("info", folder, "--json")[1])
         assert facts["parameters"] == sum(x.size for x in jax.tree.leaves(made.params))
         assert facts["configuration"]["d_model"] == config.d_model
+        assert facts["trained_length"] == 64

@@ -122,14 +122,15 @@ def test_a_model_of_another_vocabulary_cannot_draft(called, model, tmp_path):
     refused(called(*drafting), "tiny", "vocabulary")
 
 
-def test_a_drafter_in_a_folder_drafts(call, called, model, tmp_path):
+def test_a_drafter_in_a_folder_drafts(call, called, model, tmp_path, caplog):
     made = random_modules(load(model).config)
-    save_eagle(tmp_path / "drafter", made.config, made.params)
+    save_eagle(tmp_path / "drafter", made.config, made.params, trained_length=4)
     plain = call(*TEXT, "--model", model)
     options = ("--method", "eagle", "--drafter", "drafter", "--tree", "chain-4", "--overwrite")
     drafted = call(*TEXT, "--model", model, *options)
     assert plain[:2] == drafted[:2]
     assert record(tmp_path)["drafted"]["nodes"] == 4
+    assert "the drafter was trained on rows of 4: of later ones the target may keep fewer" in caplog.text
     refused(called(*TEXT, "--model", "tiny", *options), "is for a target with a width of", "tiny has one of 256")
 
 

@@ -110,7 +110,7 @@ def test_sampled_text_is_plain_decodings(kind):
 
 
 @pytest.mark.slow
-def test_nothing_grows_behind_the_positions_that_were_trained():
+def test_nothing_grows_behind_the_positions_that_the_drafter_has():
     made = random_drafter1(target(), max_positions=7)
     draft = DraftOptions(tree=TREE, drafter=made)
     prompts = prompts_of((4, 1, 6))

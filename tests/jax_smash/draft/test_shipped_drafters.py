@@ -1,5 +1,6 @@
-"""At every node, a drafter that comes with the package proposes what its own full forward does."""
+"""At every node, a drafter for a real model proposes what its own full forward does."""
 
+import functools
 import json
 
 import numpy as np
@@ -17,6 +18,7 @@ from jax_smash.serve.session import Session
 from tests.chimera import PlainChimera
 from tests.drafting import proposed, proposing
 from tests.eagle import PlainEagle
+from tests.eagle1 import PlainEagle1, random_drafter1
 from tests.real_model import needs_smollm2
 
 RANKS = [[0], [1], [0, 0], [0, 1], [0, 0, 0], [1, 0]]
@@ -55,17 +57,30 @@ def differing_nodes(plain, text, found):
     return differing, near
 
 
+def shipped(method, load):
+    """Returns what loads the drafter of a method that comes with the package."""
+    return lambda model: load(SHIPPED_DRAFTERS / "smollm2" / method, dtype=np.float32)
+
+
+KINDS = {
+    "eagle": ("eagle", shipped("eagle", load_eagle), PlainEagle, 1.2),
+    "chimera": ("chimera", shipped("chimera", load_chimera), PlainChimera, 1.2),
+    "eagle1": ("eagle", functools.partial(random_drafter1, spread=2.0), PlainEagle1, 1.0),
+}
+"""Of each kind the method, what makes a drafter, the plain one, and tokens that a step emits at least. Random weights
+keep next to nothing, so caches of theirs hold what follows rejected nodes."""
+
+
 @pytest.mark.slow
 @needs_smollm2
-@pytest.mark.parametrize(
-    ("kind", "load", "plain"), [("eagle", load_eagle, PlainEagle), ("chimera", load_chimera, PlainChimera)]
-)
-def test_every_node_is_what_the_full_forward_says(kind, load, plain, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_node_is_what_the_full_forward_says(kind, tmp_path):
+    method, make, plain, least = KINDS[kind]
     model = jax_smash.load("smollm2")
-    drafter = load(SHIPPED_DRAFTERS / "smollm2" / kind, dtype=np.float32)
+    drafter = make(model)
     tree = tmp_path / "tree.json"
     tree.write_text(json.dumps(RANKS))
-    made = make_method(model, kind, draft=DraftOptions(tree=str(tree), drafter=drafter))
+    made = make_method(model, method, draft=DraftOptions(tree=str(tree), drafter=drafter))
     sampling, seeds = [SamplingOptions()] * PROMPTS, list(range(PROMPTS))
     session = Session(model, made, slots=96, max_new_tokens=24, sampling=sampling, seeds=seeds)
     prompts = shipped_prompts(model, PROMPTS, longest=30)
@@ -83,4 +98,4 @@ def test_every_node_is_what_the_full_forward_says(kind, load, plain, tmp_path):
     assert sums[0] == 0
     assert sums[1] <= 0.01 * STEPS * PROMPTS * len(RANKS)
     kept = sum(len(said) for said in session.outputs())
-    assert kept > 1.2 * STEPS * PROMPTS  # Caches hold several tokens of a step, and none of the rejected ones.
+    assert kept >= least * STEPS * PROMPTS  # Caches hold several tokens of a step, and none of the rejected ones.

@@ -34,23 +34,38 @@ METHODS = {"eagle1": "eagle"}
 """Methods whose names are not their drafters' kinds."""
 
 
-def saved(kind, folder, *, base_fingerprint="", **changes):
+def saved(kind, folder, *, base_fingerprint="", trained_length=None, **changes):
     random, save, _ = KINDS[kind]
     made = random(tiny_config(**changes))
-    save(folder, made.config, made.params, base_fingerprint=base_fingerprint)
+    save(folder, made.config, made.params, base_fingerprint=base_fingerprint, trained_length=trained_length)
     return made
 
 
-def method(kind, drafter, **options):
-    return make_method(tiny_model(), METHODS.get(kind, kind), draft=DraftOptions(drafter=drafter, **options))
+def method(kind, drafter, *, slots=512, **options):
+    draft = DraftOptions(drafter=drafter, **options)
+    return make_method(tiny_model(), METHODS.get(kind, kind), draft=draft, slots=slots)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_holds_what_was_saved(kind, tmp_path):
-    made, read = saved(kind, tmp_path, base_fingerprint="a" * 64), KINDS[kind][2](tmp_path)
-    assert (read.config, read.base_fingerprint, size(read.params)) == (made.config, "a" * 64, size(made.params))
+    made = saved(kind, tmp_path, base_fingerprint="a" * 64, trained_length=12)
+    read = KINDS[kind][2](tmp_path)
+    assert (read.config, size(read.params)) == (made.config, size(made.params))
+    assert (read.base_fingerprint, read.trained_length) == ("a" * 64, 12)
     for before, after in zip(*(map(np.asarray, leaves(one)) for one in (made, read)), strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_length_that_is_none_is_refused_and_may_be_missing(kind, tmp_path):
+    saved(kind, tmp_path)
+    file = tmp_path / f"{kind}.json"
+    fields = json.loads(file.read_text())
+    assert "trained_length" not in fields
+    assert KINDS[kind][2](tmp_path).trained_length is None
+    file.write_text(json.dumps(fields | {"trained_length": 0}))
+    with pytest.raises(ValueError, match=rf"{kind}\.json: trained_length must be a number of entries from 1; got 0"):
+        method(kind, tmp_path)
 
 
 def leaves(drafter):
@@ -139,13 +154,27 @@ def drafted_share(model):
     return share_of_step(model, drafter, head=model.vocab_size)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "chimera"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle1", "chimera", "dflash"])
 def test_rows_beyond_the_drafters_positions_are_told_of(kind, caplog):
     drafter = KINDS[kind][0](tiny_config(max_positions=48))
-    make_method(tiny_model(), kind, draft=DraftOptions(drafter=drafter), slots=48)
+    method(kind, drafter, slots=48)
     assert not caplog.text
-    make_method(tiny_model(), kind, draft=DraftOptions(drafter=drafter), slots=64)
+    method(kind, drafter, slots=64)
     assert "rows have room for 64 tokens, and the drafter has positions for 48: later ones are not" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_longer_than_those_of_training_are_told_of(kind, tmp_path, caplog):
+    saved(kind, tmp_path, trained_length=48)
+    method(kind, tmp_path, slots=48)
+    assert not caplog.text
+    for drafter in (tmp_path, KINDS[kind][2](tmp_path)):
+        caplog.clear()
+        method(kind, drafter, slots=64)
+        assert "rows have room for 64 tokens, and the drafter was trained on rows of 48: of later" in caplog.text
+    caplog.clear()
+    make_method(tiny_model(), "hybrid", draft=DraftOptions(drafter=drafter, tree="chain-2"), slots=64)
+    assert "the drafter was trained on rows of 48" in caplog.text
 
 
 class Plainest:

@@ -23,6 +23,7 @@ fingerprint. Drafted text is the target's own: a drafter decides how fast it com
 | | |
 |---|---|
 | Target | fingerprint of its weights {base_fingerprint} |
+| Trained on | rows of {length} tokens; of later ones the target may keep fewer |
 {about}
 
 ```

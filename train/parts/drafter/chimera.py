@@ -71,7 +71,14 @@ class ChimeraPart(BesideTarget):
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method chimera --drafter FOLDER` reads, bound to the target's weights."""
         mark = frozen.fingerprints["base"]
-        save_chimera(folder, self.settings.chimera, stored["drafter"], base_fingerprint=mark, tokens=self.said)
+        save_chimera(
+            folder,
+            self.settings.chimera,
+            stored["drafter"],
+            base_fingerprint=mark,
+            tokens=self.said,
+            trained_length=self.settings.length,
+        )
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""

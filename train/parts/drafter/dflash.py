@@ -70,7 +70,14 @@ class DFlashPart(BesideTarget):
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method dflash --drafter FOLDER` reads, bound to the target's weights."""
         mark = frozen.fingerprints["base"]
-        save_dflash(folder, self.settings.dflash, stored["drafter"], base_fingerprint=mark, tokens=self.said)
+        save_dflash(
+            folder,
+            self.settings.dflash,
+            stored["drafter"],
+            base_fingerprint=mark,
+            tokens=self.said,
+            trained_length=self.settings.length,
+        )
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""

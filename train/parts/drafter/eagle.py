@@ -70,8 +70,8 @@ class EaglePart(BesideTarget):
 
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method eagle --drafter FOLDER` reads, bound to the target's weights."""
-        params = self._whole(stored["drafter"])
-        save_eagle(folder, self.settings.eagle, params, base_fingerprint=frozen.fingerprints["base"])
+        params, mark = self._whole(stored["drafter"]), frozen.fingerprints["base"]
+        save_eagle(folder, self.settings.eagle, params, base_fingerprint=mark, trained_length=self.settings.length)
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""

@@ -75,7 +75,14 @@ class Eagle1Part(BesideTarget):
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method eagle --drafter FOLDER` reads, bound to the target's weights."""
         mark = frozen.fingerprints["base"]
-        save_eagle1(folder, self.settings.eagle1, stored["drafter"], base_fingerprint=mark, tokens=self.said)
+        save_eagle1(
+            folder,
+            self.settings.eagle1,
+            stored["drafter"],
+            base_fingerprint=mark,
+            tokens=self.said,
+            trained_length=self.settings.length,
+        )
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""

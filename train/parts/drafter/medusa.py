@@ -115,7 +115,14 @@ class MedusaPart(BesideTarget):
             (folder / ADAPTER).mkdir()
             write_adapter(folder / ADAPTER, self.base.folder, settings.model, stored["lora"], settings.alpha)
             mark = self.base.fingerprint(read_adapter(folder / ADAPTER))
-        save_medusa(folder, settings.medusa, stored["drafter"], base_fingerprint=mark, tokens=self.said)
+        save_medusa(
+            folder,
+            settings.medusa,
+            stored["drafter"],
+            base_fingerprint=mark,
+            tokens=self.said,
+            trained_length=settings.length,
+        )
 
     def card(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None, ended: Ended) -> str:
         """Returns the card, with held-out accuracies of the stored weights."""
