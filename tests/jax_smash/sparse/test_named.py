@@ -65,6 +65,7 @@ def test_what_a_share_is_at_least_is_told():
         "a budget of 25% of a text is at least 48 slots, which are always read"
     )
     assert told(named_policy("quest")) is None
+    assert told(named_policy("quest", budget="100%")) is None
     assert told(StreamingLLM()) is None
 
 
