@@ -58,8 +58,9 @@ def exactness_totals(rows: Rows) -> list[Row]:
     for row in rows:
         if row["method"] == "ar":
             continue
-        drafts_by = [row[name] for name in ("drafter", "sparse", "draft_model") if row.get(name)]
-        row = {**row, "method": " ".join([row["method"], *drafts_by])}
+        _, drafted, *_ = row["key"]  # What drafts stands beside the method.
+        policy = [row["sparse"]] if row["method"] == "self-sparse" else []
+        row = {**row, "method": " ".join([drafted, *policy])}
         key = tuple(row[name] for name in ("model", "dtype", "method", "tree", "processors"))
         empty = {"conditions": 0, "texts": 0, "equal": 0, "equal_of": 0, "found": 0, "found_of": 0, "worst_gap": None}
         total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": []})

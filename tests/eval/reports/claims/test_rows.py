@@ -35,7 +35,7 @@ def exact_row(way="as it is", must="equal", passed=True, batch=1, **more):
     row = {"way": way, "method": "recycling", "tree": "chain-4", "model": "tiny", "dtype": "float32"}
     row |= {"prompts": 10, "tokens": 100, "divergences": 1, "beyond_near_ties": 0, "unexplained": 0}
     row |= {"processors": "none", "batch_size": batch, "worst_gap": None, "must": must, "passed": passed}
-    return row | more
+    return row | {"key": [way, row["method"]]} | more
 
 
 def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
@@ -56,9 +56,11 @@ def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
 
 
 def test_exactness_tells_what_drafts_apart():
-    own, rounded = (exact_row(method="self-sparse", sparse="quest", draft_model=given) for given in (None, "int8"))
-    found = exactness_totals([own, rounded, exact_row(drafter="eagle@ab")])
-    assert [row["method"] for row in found] == ["self-sparse quest", "self-sparse quest int8", "recycling eagle@ab"]
+    of_the_run = {"sparse": "quest", "draft_model": "int8"}  # Which the rows of other methods have as well.
+    labels = ("self-sparse", "self-sparse int8", "eagle eagle@ab", "recycling")
+    rows = [exact_row(method=label.split()[0], key=["as it is", label], **of_the_run) for label in labels]
+    found = [row["method"] for row in exactness_totals(rows)]
+    assert found == ["self-sparse quest", "self-sparse int8 quest", "eagle eagle@ab", "recycling"]
 
 
 def test_contenders_stand_beside_the_baseline_of_the_same_examples():
