@@ -168,9 +168,9 @@ CLAIMS = (
         title=f"{SMOLLM2}: policies of the cache at equal bytes",
         text="What a policy may read of the cache in a step, what it chooses by included; `oracle`, `recency` and "
         "`random` choose for nothing. Prompts of tasks are read whole; multiple choice stands behind five solved "
-        "questions, and 50 questions hardly tell policies apart. Texts of perplexity are read by steps of the policy; "
-        "`wikitext2.jsonl` has a line for each article of over 6,000 characters of WikiText-2's validation text, its "
-        "white space single spaces.",
+        "questions, and 50 questions hardly tell policies apart. Texts of perplexity are read by steps of the policy, "
+        "with as many slots at their beginning as at their end; `wikitext2.jsonl` has a line for each article of over "
+        "6,000 characters of WikiText-2's validation text, its white space single spaces.",
         reports=("smollm2-sparse", "smollm2-sparse-*"),
         table=layouts.by_policy,
     ),
