@@ -12,7 +12,7 @@ from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.medusa import MedusaConfig, random_medusa
-from tests.eagle import WIDTH
+from tests.eagle import WIDTH, vectors_and_rows
 
 
 def random_heads(model: Model, *, seed: int = 4, **changes) -> MedusaModules:
@@ -42,7 +42,7 @@ class PlainMedusa:
     def __init__(self, model: Model, drafter: MedusaModules, shift: int = 0):
         self.config, self.shift = drafter.config, shift
         self._hidden = functools.partial(hidden_states(model.definition), model.params["target"])
-        self._rows = np.asarray(model.params["target"]["head"][...], np.float64)
+        _, self._rows = vectors_and_rows(model)
         self.weights = jax.tree.map(lambda w: np.asarray(w, np.float64), nnx.to_pure_dict(drafter.params))["heads"]
 
     def logits(self, hidden: np.ndarray, head: int) -> np.ndarray:
