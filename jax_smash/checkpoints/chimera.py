@@ -99,15 +99,7 @@ def load_chimera(folder: str | Path, *, dtype: Any = None) -> ChimeraModules:
       ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
-    found = FILES.load(folder, dtype)
-    return ChimeraModules(
-        found.config,
-        NnxModel(found.structure),
-        found.params,
-        found.base_fingerprint,
-        found.tokens,
-        found.trained_length,
-    )
+    return FILES.load(folder, dtype).made(ChimeraModules)
 
 
 def read_chimera(folder: str | Path) -> Described:

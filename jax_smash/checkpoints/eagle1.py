@@ -99,15 +99,7 @@ def load_eagle1(folder: str | Path, *, dtype: Any = None) -> Eagle1Modules:
       ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
-    found = FILES.load(folder, dtype)
-    return Eagle1Modules(
-        found.config,
-        NnxModel(found.structure),
-        found.params,
-        found.base_fingerprint,
-        found.tokens,
-        found.trained_length,
-    )
+    return FILES.load(folder, dtype).made(Eagle1Modules)
 
 
 def eagle1_of(

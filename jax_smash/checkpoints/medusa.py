@@ -98,15 +98,7 @@ def load_medusa(folder: str | Path, *, dtype: Any = None) -> MedusaModules:
       ValueError: one is damaged, or not of the same save as the other; a tensor is missing, unexpected, of another
         shape, NaN or infinite. Shapes are compared before a tensor is read.
     """
-    found = FILES.load(folder, dtype)
-    return MedusaModules(
-        found.config,
-        NnxModel(found.structure),
-        found.params,
-        found.base_fingerprint,
-        found.tokens,
-        found.trained_length,
-    )
+    return FILES.load(folder, dtype).made(MedusaModules)
 
 
 def medusa_of(config: MedusaConfig, tensors: dict[str, np.ndarray], dtype: Any, base_fingerprint: str) -> MedusaModules:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -28,9 +28,12 @@ from jax_smash.checkpoints.described import (
     take_trained_length,
 )
 from jax_smash.checkpoints.fit import check_fit, dotted
+from jax_smash.models.definition import NnxModel
 from jax_smash.models.short_head import check_tokens
 from jax_smash.quantise import check_plain
 from jax_smash.sharding import on_host
+
+Modules = TypeVar("Modules")
 
 
 class Described(NamedTuple):
@@ -64,6 +67,17 @@ class Loaded(NamedTuple):
     params: nnx.State
     tokens: Int[np.ndarray, "X"] | None
     trained_length: int | None
+
+    def made(self, kind: Callable[..., Modules]) -> Modules:
+        """Returns it as modules of a kind, whose fields these are, the structure as a model's definition."""
+        return kind(
+            config=self.config,
+            definition=NnxModel(self.structure),
+            params=self.params,
+            base_fingerprint=self.base_fingerprint,
+            tokens=self.tokens,
+            trained_length=self.trained_length,
+        )
 
 
 TOKENS = "tokens"
