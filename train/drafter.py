@@ -89,7 +89,7 @@ def main(
       base: the target: a shipped model, a Hugging Face folder or a hub id.
       output: folder for checkpoints, metrics and, in the end, `drafter`.
       states: folder that `train.states` made of `packed` by the same target, whose layers are then not run.
-      change: fields in place of the file's, NAME=VALUE each.
+      change: fields in place of the file's, NAME=VALUE each; a list is NAME=[A,B].
       steps: length of the run, in place of the file's.
       batch_size: rows a step, in place of the file's.
       seed: of the first weights and of the order of rows, in place of the file's.
@@ -103,17 +103,17 @@ def main(
 
 
 def changes_of(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields by name, of words NAME=VALUE; a value is JSON, or else a text.
+    """Returns fields by name, of words NAME=VALUE; a value is JSON, or else a text. A list may be several words.
 
     Args:
       words: of the command line.
       options: fields that have an option of their own.
 
     Raises:
-      ValueError: a word is none, or is of such a field, or two are of one.
+      ValueError: a word is none, or is of such a field, or two are of one; or a list does not end.
     """
     found: dict[str, Any] = {}
-    for word in words:
+    for word in _whole(words):
         name, equals, value = word.partition("=")
         if not (name and equals) or name in found or name in FIXED:
             raise ValueError(f"change must be NAME=VALUE, each of a field of the training file, once; got {word!r}")
@@ -123,9 +123,22 @@ def changes_of(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, An
             )
         try:
             found[name] = json.loads(value)
-        except ValueError:
+        except ValueError as error:
+            if value.startswith("["):
+                raise ValueError(f"change of {name} must be a list in brackets; got {value!r}") from error
             found[name] = value
     return found
+
+
+def _whole(words: Sequence[str]) -> list[str]:
+    """Returns the words, a list in brackets as one: on a command line its commas have divided it."""
+    whole: list[str] = []
+    for word in words:
+        if whole and whole[-1].count("[") > whole[-1].count("]"):
+            whole[-1] += f",{word}"
+        else:
+            whole.append(word)
+    return whole
 
 
 if __name__ == "__main__":
