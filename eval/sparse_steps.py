@@ -146,16 +146,23 @@ def measure(settings: Settings) -> dict[str, Any]:
         for length in settings.lengths:
             prompts = of_books(model, settings.batch_size, length=length)
             for number, name in enumerate(settings.policies):
-                sides, cache = _sides(settings, model, prompts, name, drafts=number == 0)
-                timed = _in_turns(sides, settings.turns)
                 facts = {"length": length, "batch_size": settings.batch_size, "policy": name}
+                timed, part = _measured(settings, model, prompts, name, drafts=number == 0)
                 rows += [facts | row for row in timed if number == 0 or row["method"] != BASELINE]
-                # What a predictor chooses by is made on the way through the layers: it has no parts of its own.
-                apart = isinstance(cache, SelectedCache) and not isinstance(cache.policy, Learned)
-                if settings.parts and apart:
-                    parts.append(facts | {"method": name} | _parts(cache, model))
+                parts += [facts | {"method": name} | part] if part else []
                 advance()
     return {"rows": rows, "parts": parts}
+
+
+def _measured(
+    settings: Settings, model: Model, prompts: list[list[int]], name: str, *, drafts: bool
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Returns a row of each way to decode, and a layer's parts where they are measured. No cache stays behind."""
+    sides, cache = _sides(settings, model, prompts, name, drafts=drafts)
+    timed = _in_turns(sides, settings.turns)
+    # What a predictor chooses by is made on the way through the layers: it has no parts of its own.
+    apart = isinstance(cache, SelectedCache) and not isinstance(cache.policy, Learned)
+    return timed, _parts(cache, model) if settings.parts and apart else {}
 
 
 def _sides(
