@@ -152,7 +152,8 @@ CLAIMS = (
         "divergence is a near-tie where both tokens lie within rounding of the best; an unexplained token is one that "
         "a plain forward would not have chosen. Processors: none, or all that there are, stop strings and a grammar "
         "among them. Variants are trees changed in ways that must not matter; faults are put in on purpose and must "
-        "be found.",
+        "be found. `eagle-3m` and `chimera-3m` come with the package; `medusa`, `eagle1` and `dflash` were trained on "
+        "0.2M tokens.",
         reports=("smollm2-exactness", "smollm2-exactness-*"),
         table=layouts.exactness,
     ),
