@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.attention import slot_probabilities
 from jax_smash.cache import SelectedLayer, Selection, Step
@@ -21,10 +21,12 @@ class LastChoice:
     Attributes:
       query: that it was made for; zeros where there was none.
       chosen: the slots between the first entries and the last ones.
+      since: the first slot of the last entries.
     """
 
     query: Float[Array, "B N H"]
     chosen: Bool[Array, "B S"]
+    since: Int[Array, "B"]
 
 
 @pytree
@@ -51,6 +53,8 @@ class TokenSelect(Selecting):
     Source: Wu et al. 2024, "TokenSelect: Efficient Long-Context Inference and Length Extrapolation for LLMs via Dynamic
     Token-Level KV Cache Selection", section 4; 128 first entries, 512 last ones and 2,048 others, cosine 0.9.
     Differs: prompts are read densely, or step by step, not in pieces that choose. A cosine is over all heads of a row.
+    While the budget has room, a choice that is read again comes with entries that were among the last ones when it was
+    made, or came later: the newest first.
 
     Attributes:
       cosine: from this on, a query is like another.
@@ -74,7 +78,9 @@ class TokenSelect(Selecting):
         """Begins without a choice."""
         rows, _, slots, width = keys.shape
         return LastChoice(
-            query=jnp.zeros((rows, config.num_heads, width), keys.dtype), chosen=jnp.zeros((rows, slots), bool)
+            query=jnp.zeros((rows, config.num_heads, width), keys.dtype),
+            chosen=jnp.zeros((rows, slots), bool),
+            since=jnp.zeros((rows,), jnp.int32),
         )
 
     def scorer_bytes(self, config: ModelConfig, slots: int, itemsize: int) -> int:
@@ -92,15 +98,17 @@ class TokenSelect(Selecting):
             return slot_probabilities(query[:, None], position, view)[:, :, :, 0].sum((1, 2))
 
         score = jax.lax.cond(alike.all(), lambda: jnp.zeros((shape[0], shape[2]), jnp.float32), votes)
-        again = jnp.where(last.chosen, 0.0, -jnp.inf)
+        slot = jnp.arange(shape[2], dtype=jnp.int32)[None]
+        newer = jnp.where(slot >= last.since[:, None], slot.astype(jnp.float32) / shape[2], -jnp.inf)
+        again = jnp.where(last.chosen, 1.0, newer)
         score = jnp.where(alike[:, None], again, score)
         found = self.best(view, score[:, None])
         chosen = jnp.zeros((shape[0], shape[2]), bool)
         row = jnp.arange(shape[0], dtype=jnp.int32)[:, None]
         chosen = chosen.at[row, found.slots[:, 0]].max(found.valid[:, 0])
-        slot = jnp.arange(shape[2], dtype=jnp.int32)[None]
-        chosen &= (slot >= self.sinks) & (slot < view.filled[:, None] - self.window)
-        return replace(found, extra=_Choice(fresh=~alike, last=LastChoice(query=query, chosen=chosen)))
+        since = jnp.maximum(view.filled - self.window, 0)
+        chosen &= (slot >= self.sinks) & (slot < since[:, None])
+        return replace(found, extra=_Choice(fresh=~alike, last=LastChoice(query=query, chosen=chosen, since=since)))
 
     def committed(self, view: SelectedLayer, step: Step) -> Any:
         """Keeps a choice that was made anew."""

@@ -177,26 +177,28 @@ class QuestRule(Rule):
 
 
 class TokenSelectRule(Rule):
-    last, middle, made = None, None, None
+    last, middle, since, made = None, None, 0, None
 
     def scores(self, query, keys):
         flat = query.reshape(-1)
         cosine = -1 if self.last is None else flat @ self.last / np.linalg.norm(flat) / np.linalg.norm(self.last)
         slot = np.arange(len(keys))
         if cosine > self.policy.cosine:
-            scores, self.made = np.where(np.isin(slot, self.middle), 0.0, -np.inf), None
+            newer = np.where(slot >= self.since, slot / 1e6, -np.inf)
+            scores, self.made = np.where(np.isin(slot, self.middle), 1.0, newer), None
         else:
             scores, self.made = self.probabilities(query, keys, self.alive).sum((0, 1)), flat
         return np.broadcast_to(scores, self.alive.shape).copy()
 
     def choose(self, query, keys):
         chosen, slot = super().choose(query, keys), np.arange(len(keys))
-        self.between = slot[chosen[0] & (slot >= self.policy.sinks) & (slot < len(keys) - self.policy.window)]
+        self.latest = len(keys) - self.policy.window
+        self.between = slot[chosen[0] & (slot >= self.policy.sinks) & (slot < self.latest)]
         return chosen
 
     def learn(self, rows, queries, keys, prompt):
         if self.made is not None:
-            self.last, self.middle, self.made = self.made, self.between, None
+            self.last, self.middle, self.since, self.made = self.made, self.between, self.latest, None
 
 
 class LearnedRule(Rule):
@@ -277,6 +279,21 @@ class GroupedRule(LearnedRule):
 
 
 class GateRule(LearnedRule):
+    def scores(self, query, keys):
+        scores, size = super().scores(query, keys), self.policy.page_size
+        pages = scores[:, ::size]
+        scored = (pages > -np.inf) & (pages < 1e30)
+        likely = softmax(pages, scored)
+        first = np.arange(pages.shape[1]) * size
+        always = (first < self.policy.sinks) | (first + size > len(keys) - 1)
+        for head, of_head in enumerate(likely):
+            reached = 0.0
+            for page in np.argsort(-(of_head + always), kind="stable"):
+                if reached >= self.policy.top_p and scored[head, page]:
+                    scores[head, page * size : (page + 1) * size] = -np.inf
+                reached += of_head[page]
+        return scores
+
     def fresh(self, filled):
         asked, keys = self.predicted(filled)
         size = self.policy.page_size

@@ -250,8 +250,6 @@ def test_evicted_slots_never_return(name):
 def test_a_text_that_fits_the_budget_is_that_of_the_whole_cache(name):
     """The cache has more slots than the budget, so slots are chosen and gathered: all of them."""
     policy = dataclasses.replace(CASES[name], budget=48)
-    if isinstance(policy, TokenSelect):
-        policy = dataclasses.replace(policy, cosine=1.0)
     if isinstance(policy, H2O):
         policy = dataclasses.replace(policy, recent=0.5)
     cache, dense = begun(policy, Recency(budget=SLOTS))
