@@ -14,7 +14,7 @@ BOUND = {}
 WIDE = {}
 """Weights that were converted before, and their float64 copies."""
 
-ANGLES = 256
+ANGLES = 1024
 """Positions whose angles are made at once."""
 
 
@@ -29,11 +29,11 @@ class Row:
     def __init__(self, model, policy, slots, predictor=None):
         self.config = model.config
         self.model = BOUND.setdefault(id(model), model.definition.bind(model.params["target"]))
-        config = self.config
+        self.policy, config = policy, model.config
         self.embedding = self.wide(self.model.embedding)
         self.rules = [
             None
-            if layer < policy.dense_layers
+            if type(policy) not in RULES or layer < policy.dense_layers
             else RULES[type(policy)](policy, layer, config.num_kv_heads, config.query_scale)
             for layer in range(config.num_layers)
         ]
@@ -82,8 +82,7 @@ class Row:
         position, length = self.length + np.asarray(depth), self.length
         for i, layer in enumerate(self.model.layers):
             entering.append(x)
-            normed = self.norm(layer.attention_norm, x)
-            made = (normed @ self.wide(layer.attention.w_qkv)).reshape(len(tokens), heads, -1, size)
+            made = self.projected(layer, x)
             query = self.turned(made[:, :, :-2].reshape(len(tokens), -1, size), position)
             key, value = self.turned(made[:, :, -2], position), made[:, :, -1]
             rule = self.rules[i]
@@ -104,10 +103,7 @@ class Row:
             scores = np.einsum("TKGH,LKH->KGTL", query.reshape(len(tokens), heads, -1, size), keys)
             weights = softmax(scores * config.query_scale, visible[:, None])
             mixed = np.einsum("KGTL,LKH->TKGH", weights, np.concatenate([self.values[i], value]))
-            w_o = self.wide(layer.attention.w_o).reshape(-1, config.d_model)
-            x = x + mixed.reshape(len(tokens), -1) @ w_o
-            gate, up = self.norm(layer.mlp_norm, x) @ self.wide(layer.mlp.w_gate_up)
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ self.wide(layer.mlp.w_down)
+            x = self.behind(layer, x, mixed)
             self.keys[i] = np.concatenate([self.keys[i], key[path]])
             self.values[i] = np.concatenate([self.values[i], value[path]])
             if rule is not None and len(path):
@@ -117,5 +113,40 @@ class Row:
         self.residuals = [
             np.concatenate([kept, made[path]]) for kept, made in zip(self.residuals, [*entering, x], strict=True)
         ]
+        return self.logits(x), chosen
+
+    def projected(self, layer, x):
+        """Returns a layer's queries, keys and values, none rotated: [T, K, G + 2, H]."""
+        made = self.norm(layer.attention_norm, x) @ self.wide(layer.attention.w_qkv)
+        return made.reshape(len(x), self.config.num_kv_heads, -1, self.config.head_width)
+
+    def behind(self, layer, x, mixed):
+        """Returns what a layer makes of its input and of what its heads have mixed."""
+        x = x + mixed.reshape(len(x), -1) @ self.wide(layer.attention.w_o).reshape(-1, self.config.d_model)
+        gate, up = self.norm(layer.mlp_norm, x) @ self.wide(layer.mlp.w_gate_up)
+        return x + (gate / (1 + np.exp(-gate)) * up) @ self.wide(layer.mlp.w_down)
+
+    def logits(self, x):
         head = self.embedding if self.model.head is None else self.wide(self.model.head)
-        return self.norm(self.model.final_norm, x) @ head.T, chosen
+        return self.norm(self.model.final_norm, x) @ head.T
+
+
+class StreamedRow(Row):
+    """One row as StreamingLLM reads it: keys are kept as they are made, and all rotated anew for their places."""
+
+    def step(self, token):
+        """Reads an entry and returns its logits; of more than `slots` entries the oldest behind the sinks leaves."""
+        x = self.embedding[[token]]
+        for i, layer in enumerate(self.model.layers):
+            made = self.projected(layer, x)
+            kept = (np.concatenate([self.keys[i], made[:, :, -2]]), np.concatenate([self.values[i], made[:, :, -1]]))
+            if len(kept[0]) > self.policy.slots:
+                kept = [np.delete(x, self.policy.sinks, axis=0) for x in kept]
+            self.keys[i], self.values[i] = kept
+            last = len(self.keys[i]) - 1
+            query = self.turned(made[:, :, :-2].reshape(1, -1, made.shape[-1]), [last])[0]
+            keys = self.turned(self.keys[i], np.arange(last + 1))
+            scores = np.einsum("KGH,LKH->KGL", query.reshape(len(made[0]), -1, made.shape[-1]), keys)
+            weights = softmax(scores * self.config.query_scale, np.ones(last + 1, bool))
+            x = self.behind(layer, x, np.einsum("KGL,LKH->KGH", weights, self.values[i]))
+        return self.logits(x)

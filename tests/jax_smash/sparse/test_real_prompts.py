@@ -1,5 +1,6 @@
 """Policies on real prompts, beside plain programs of their papers' rules: every step, every layer."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from eval.prompts.shipped_prompts import shipped_prompts
-from jax_smash import load
-from jax_smash.cache import Block, Write, after
+from jax_smash import generate, load
+from jax_smash.cache import Block, SelectedCache, Write, after
 from jax_smash.sparse import (
     H2O,
     TOVA,
@@ -22,12 +23,13 @@ from jax_smash.sparse import (
     Random,
     Recency,
     SnapKV,
+    StreamingLLM,
     TokenSelect,
     sparsified,
 )
 from jax_smash.sparse.predictors import load_predictor
 from tests.jax_smash.sparse.chosen import choices, chosen_slots
-from tests.jax_smash.sparse.masked import Row
+from tests.jax_smash.sparse.masked import Row, StreamedRow
 from tests.real_model import needs_smollm2
 
 pytestmark = [
@@ -37,7 +39,8 @@ pytestmark = [
     needs_smollm2,
 ]
 
-COUNT, LONGEST, SLOTS, STEPS = 20, 160, 192, 4
+COUNT, LONGEST, ROOM, STEPS = 20, 160, 32, 4
+SLOTS = LONGEST + ROOM
 NEAR = 1e-5
 """Scores that are nearer to the cut, as a share of the highest, may fall on either side of it."""
 
@@ -58,10 +61,21 @@ POLICIES = {
     "quest-shares": Quest(budget=96, head_shares=SHARES),
     "tokenselect": TokenSelect(budget=48, sinks=4, window=16),
     "butler": Butler(budget=48),
+    "butler-refresh": Butler(budget=48, refresh=3),
     "grouped": GroupedButler(budget=48),
     "grouped-int8": GroupedButler(budget=48, int8=True),
     "gate": PageGate(budget=128),
+    "gate-top-p": PageGate(budget=128, top_p=0.7),
 }
+
+LONG = {"oracle": Oracle(budget=128), "quest": Quest(budget=128), "grouped": GroupedButler(budget=128)}
+"""Policies of the longer prompts."""
+
+FULL, WRITTEN = 192, 16
+"""A budget that holds the shorter prompts and what is written behind them, and is less than their rows' slots."""
+
+PARTIAL = ("quest-shares", "gate-top-p")
+"""Policies that leave something out of any budget."""
 
 
 @functools.cache
@@ -117,31 +131,39 @@ def int8_keys(cache, layer, length):
     return values, scales
 
 
-def compared(policy, rule=None, off=0):
-    """Decodes from each prompt.
+def compared(policy, rule=None, off=0, *, count=COUNT, longest=LONGEST, steps=STEPS):
+    """Decodes from each prompt. One that is read step by step is compared from its first entry on.
 
     Args:
       policy: of the sparse model.
       rule: of the reference; None for the same.
       off: added to the int8 keys that the reference is shown.
+      count, longest: of the prompts.
+      steps: behind each.
 
     Yields for each step the largest difference of a logit as a share of the largest, how far from the cut differing
     slots are, and the number of layers in which slots differ.
     """
-    sparse = model(policy)
+    sparse, slots = model(policy), longest + ROOM
     bound = sparse.definition.bind(sparse.params["target"])
-    for prompt in shipped_prompts(base(), COUNT, longest=LONGEST):
-        row = Row(base(), bound.policy if rule is None else rule, SLOTS, predictor(policy))
-        cache, logits, _ = read(sparse, bound.init_cache(1, SLOTS, LONGEST), prompt, LONGEST, prompt=True)
-        order = np.arange(len(prompt))
-        row.read(prompt, order, np.tril(np.ones((len(prompt),) * 2, bool)), order, prompt=True)
-        token = int(logits[0, len(prompt) - 1].argmax())
-        for _ in range(STEPS):
+    for prompt in shipped_prompts(base(), count, longest=longest):
+        row = Row(base(), bound.policy if rule is None else rule, slots, predictor(policy))
+        cache, logits, _ = read(sparse, bound.init_cache(1, slots, longest), prompt, longest, prompt=True)
+        whole, order = logits[0, len(prompt) - 1], np.arange(len(prompt))
+        if policy.stepwise:
+            cache, tokens = bound.init_cache(1, slots, longest), prompt
+        else:
+            row.read(prompt, order, np.tril(np.ones((len(prompt),) * 2, bool)), order, prompt=True)
+            tokens = [int(whole.argmax())]
+        for number in range(len(tokens) - 1 + steps):
+            token = tokens[number] if number < len(tokens) else int(logits[0, -1].argmax())
             if getattr(policy, "int8", False):
                 for plain in filter(None, row.rules):
                     values, scales = int8_keys(cache, plain.layer, row.length)
                     plain.kept = values + off, scales
             cache, logits, chosen = read(sparse, cache, [token], 1)
+            if policy.stepwise and number == len(prompt) - 1:
+                assert np.abs(logits[0, 0] - whole).max() <= NEAR * np.abs(whole).max()
             masks = [None if made is None else chosen_slots(made, 0, row.length) for made in chosen]
             far = []
 
@@ -152,15 +174,65 @@ def compared(policy, rule=None, off=0):
 
             expected, _ = row.read([token], [0], np.ones((1, 1), bool), [0], taken=taken)
             yield np.abs(logits[0] - expected).max() / np.abs(expected).max(), max(far, default=0.0), len(far)
-            token = int(logits[0, -1].argmax())
+
+
+def check(name, steps):
+    logits, far, layers = np.asarray(list(steps)).T
+    print(f"{name}: {len(logits)} steps, logits {logits.max():.1e}, {int(layers.sum())} near the cut")
+    assert logits.max() <= NEAR
+    assert far.max() <= NEAR
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_slots_and_logits_are_those_of_the_papers_rule_on_real_prompts(name):
-    logits, far, layers = np.asarray(list(compared(POLICIES[name]))).T
-    print(f"{name}: {len(logits)} steps, logits {logits.max():.1e}, {int(layers.sum())} near the cut")
-    assert logits.max() <= NEAR
-    assert far.max() <= NEAR
+    check(name, compared(POLICIES[name]))
+
+
+def test_slots_and_logits_of_a_prompt_that_is_read_step_by_step():
+    check("stepwise", compared(Oracle(budget=24, prompt="stepwise"), count=3, longest=48))
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_slots_and_logits_behind_a_long_prompt(name):
+    check(f"{name}, long", compared(LONG[name], count=1, longest=768, steps=16))
+
+
+def test_a_window_moves_as_streaming_llm_has_it():
+    policy, steps = StreamingLLM(slots=36, sinks=4), 8
+    streaming, far = model(policy), []
+    bound = streaming.definition.bind(streaming.params["target"])
+    for prompt in shipped_prompts(base(), 3, longest=48):
+        row, cache = StreamedRow(base(), policy, SLOTS), bound.init_cache(1, SLOTS, policy.longest_block)
+        for first in range(0, len(prompt), policy.longest_block):
+            piece = prompt[first : first + policy.longest_block]
+            cache, logits, _ = read(streaming, cache, piece, policy.longest_block, prompt=True)
+        expected = [row.step(token) for token in prompt][-1]
+        logits = logits[:, len(piece) - 1]
+        for _ in range(steps):
+            far.append(np.abs(logits - expected).max() / np.abs(expected).max())
+            token = int(logits.argmax())
+            cache, logits, _ = read(streaming, cache, [token], 1)
+            logits, expected = logits[:, 0], row.step(token)
+        assert row.length == policy.slots
+    assert max(far) <= NEAR
+
+
+@pytest.mark.parametrize("name", [*(name for name in POLICIES if name not in PARTIAL), "streaming"])
+def test_a_budget_that_holds_the_text_gives_dense_decoding(name):
+    """By the rule of `eval.exactness`: every token lies within rounding of the best of a plain forward."""
+    slots = FULL + ROOM
+    policy = StreamingLLM(slots=FULL) if name == "streaming" else dataclasses.replace(POLICIES[name], budget=FULL)
+    prompts = shipped_prompts(base(), 3, longest=LONGEST)
+    sparse, dense = model(policy), base().definition.bind(base().params["target"])
+    cache = sparse.definition.bind(sparse.params["target"]).init_cache(1, slots, 1)
+    assert isinstance(cache, SelectedCache) or cache.sinks is not None
+    for prompt, made in zip(prompts, generate(sparse, prompts, max_new_tokens=WRITTEN, slots=slots), strict=True):
+        text = jnp.asarray([prompt + made.token_ids[:-1]], jnp.int32)
+        order = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
+        hidden = dense.forward(dense.embed(text), order, None, Block.causal(order >= 0)).hidden
+        logits = np.asarray(dense.unembed(hidden[0, len(prompt) - 1 :]))
+        lost = logits.max(1) - logits[np.arange(len(logits)), made.token_ids]
+        assert (lost <= NEAR * np.abs(logits).max(1)).all()
 
 
 def test_another_policys_rule_would_be_found_out():
