@@ -103,17 +103,17 @@ def main(
 
 
 def changes_of(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields by name, of words NAME=VALUE; a value is JSON, or else a text. A list may be several words.
+    """Returns fields by name, of words NAME=VALUE; a value is JSON, or else a text.
 
     Args:
       words: of the command line.
       options: fields that have an option of their own.
 
     Raises:
-      ValueError: a word is none, or is of such a field, or two are of one; or a list does not end.
+      ValueError: a word is none, or is of such a field, or two are of one; or a list in brackets is malformed.
     """
     found: dict[str, Any] = {}
-    for word in _whole(words):
+    for word in words:
         name, equals, value = word.partition("=")
         if not (name and equals) or name in found or name in FIXED:
             raise ValueError(f"change must be NAME=VALUE, each of a field of the training file, once; got {word!r}")
@@ -128,17 +128,6 @@ def changes_of(words: Sequence[str], options: Mapping[str, Any]) -> dict[str, An
                 raise ValueError(f"change of {name} must be a list in brackets; got {value!r}") from error
             found[name] = value
     return found
-
-
-def _whole(words: Sequence[str]) -> list[str]:
-    """Returns the words, a list in brackets as one: on a command line its commas have divided it."""
-    whole: list[str] = []
-    for word in words:
-        if whole and whole[-1].count("[") > whole[-1].count("]"):
-            whole[-1] += f",{word}"
-        else:
-            whole.append(word)
-    return whole
 
 
 if __name__ == "__main__":

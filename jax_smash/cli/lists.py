@@ -36,12 +36,14 @@ def listed(kind: Callable[[str], Any], name: str, *, paths: bool = False, repeat
 def split_words(arguments: list[str], *, paths: bool = False) -> list[str]:
     """Returns the words of a list, which are separated by commas, by spaces, or by both.
 
+    What stands in brackets, as in `a=[1,2]`, is one word.
+
     Args:
       arguments: of the command line.
-      paths: an argument that is the path of something is one word.
+      paths: words are paths: an argument that is the path of something is one word, and brackets mean nothing.
 
     Raises:
-      ValueError: a word is empty, as in `a,,b`.
+      ValueError: a word is empty, as in `a,,b`, or a bracket is not closed.
     """
     words: list[str] = []
     for i, argument in enumerate(arguments):
@@ -54,7 +56,23 @@ def split_words(arguments: list[str], *, paths: bool = False) -> list[str]:
     words = [word.strip() for word in words]
     if "" in words:
         raise ValueError(f"values must not be empty; got {' '.join(arguments)!r}")
-    return words
+    return words if paths else _with_brackets(words)
+
+
+def _with_brackets(words: list[str]) -> list[str]:
+    whole: list[str] = []
+    for word in words:
+        if whole and _is_open(whole[-1]):
+            whole[-1] += f",{word}"
+        else:
+            whole.append(word)
+    if whole and _is_open(whole[-1]):
+        raise ValueError(f"a bracket must be closed; got {whole[-1]!r}")
+    return whole
+
+
+def _is_open(word: str) -> bool:
+    return word.count("[") > word.count("]")
 
 
 def one_of(*names: str) -> Callable[[str], str]:

@@ -1,4 +1,4 @@
-"""The page of results: a part a claim, and what every report says of how it was made."""
+"""The page of results: a part a claim, then what every report says of how it was made."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,23 @@ from eval.reports.code_hashes import ROOT
 NAMED = 3
 """Changed files that are named; further ones are counted."""
 
-AGE = "  - *Older than its code:*"
+AGE = "- *Older than its code:*"
 """How the line of a report begins whose code has changed."""
 
-UNKNOWN = "  - *Its code is not known:*"
+UNKNOWN = "- *Its code is not known:*"
 
 INTRODUCTION = """# Results
 
 The newest reports of current models and methods. `python -m eval.results --write` makes this page from the reports in
-[results/](results): every figure on it stands in one of them, and a line tells where the code has changed since.
-Commands are run from a checkout. `DATA` in a command is the folder of your data sets, and a file without a folder is
-one that you have or that is written. Figures in brackets are the 95% interval of the one before them, or, for speeds,
-the range of the repeats.
+[results/](results): every figure on it stands in one of them. Its last part, [Reports](#reports), has the command of
+each, and tells where the code has changed since. Commands are run from a checkout. `DATA` in a command is the folder of
+your data sets, and a file without a folder is one that you have or that is written. Figures in brackets are the 95%
+interval of the one before them, or, for speeds, the range of the repeats.
 """
 
 
 def page(claims: Sequence[Claim], reports: Mapping[str, Report]) -> str:
-    """Returns the page in Markdown; a claim without a report is named at its end.
+    """Returns the page in Markdown; behind the claims stand those without a report, and the reports.
 
     Args:
       claims: in order.
@@ -34,20 +34,24 @@ def page(claims: Sequence[Claim], reports: Mapping[str, Report]) -> str:
     """
     shown = [claim for claim in claims if claim.sources(reports)]
     missing = [claim.title for claim in claims if claim not in shown]
-    contents = "\n".join(f"- [{claim.title}](#{anchor(claim.title)})" for claim in shown)
+    contents = "\n".join(f"- [{title}](#{anchor(title)})" for title in (*(claim.title for claim in shown), "Reports"))
     parts = [INTRODUCTION, contents + "\n", *(part(claim, claim.sources(reports)) for claim in shown)]
     if missing:
         parts.append("## Not measured yet\n\n" + "\n".join(f"- {title}" for title in missing) + "\n")
+    if sources := {report.name: report for claim in shown for report in claim.sources(reports)}:
+        parts.append("## Reports\n")
+        parts += ["\n".join(source(report)) + "\n" for report in sources.values()]
     return "\n".join(parts)
 
 
 def part(claim: Claim, reports: Sequence[Report]) -> str:
-    """Returns the part of one claim: sentences, picture, table, sources."""
+    """Returns the part of one claim: sentences, picture, table, names of its reports."""
     lines = [f"## {claim.title}", "", textwrap.fill(claim.text, 120), ""]
     if claim.picture is not None:
         lines += [f"![{claim.title}](results/{claim.name}.png)", ""]
     lines += [table_of(claim, reports), ""]
-    lines += [line for report in reports for line in source(report)]
+    named = ", ".join(f"[{report.name}](#{anchor(report.name)})" for report in reports)
+    lines.append(textwrap.fill(f"Made from {named}.", 120, break_long_words=False, break_on_hyphens=False))
     return "\n".join(lines) + "\n"
 
 
@@ -57,13 +61,13 @@ def table_of(claim: Claim, reports: Sequence[Report]) -> str:
 
 
 def source(report: Report) -> list[str]:
-    """Returns what a reader needs to make a report again, and whether its code has changed since."""
+    """Returns the lines of a report: what a reader needs to make it again, and whether its code has changed since."""
     versions = ", ".join(
         f"{name} {report['versions'][name]}" for name in ("jax", "torch") if name in report["versions"]
     )
     facts = [report.size, report.seed, report.device, versions, f"commit {report.commit}"]
     told = "; ".join(fact for fact in facts if fact)
-    lines = [f"- [{report.name}](results/{report.name}.json): {told}", f"  - `{report['command']}`"]
+    lines = [f"### {report.name}", "", f"- [Its rows](results/{report.name}.json): {told}", f"- `{report['command']}`"]
     changed = report.changed(ROOT)
     if changed is None:
         return [*lines, f"{UNKNOWN} the report does not name its files"]

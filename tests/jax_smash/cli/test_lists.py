@@ -33,12 +33,20 @@ def test_commas_and_spaces_separate_alike(arguments):
 
 
 @pytest.mark.parametrize(
+    "arguments", [("a=[1,2],b=[1,[2,3]],c",), ("a=[1,", "2],", "b=[1,[2,", "3]]", "c")], ids=" ".join
+)
+def test_what_stands_in_brackets_is_one_word(arguments):
+    assert read(Names, *arguments) == ("a=[1,2]", "b=[1,[2,3]]", "c")
+
+
+@pytest.mark.parametrize(
     ("kind", "arguments", "said"),
     [
         (Numbers, ("1,,2",), "values must not be empty; got '1,,2'"),
         (Names, ("a", ""), "values must not be empty"),
         (Names, ("a,b,",), "values must not be empty; got 'a,b,'"),
         (Names, (",a",), "values must not be empty"),
+        (Names, ("a=[1,2", "b=3"), "a bracket must be closed; got 'a=[1,2,b=3'"),
         (Numbers, ("1", "x"), "each value must be INT; got 'x'"),
         (Decimals, ("0.5,high",), "each value must be NUMBER; got 'high'"),
         (Names, ("a,b", "a"), "values must be different; got a more than once"),

@@ -28,11 +28,19 @@ def test_a_claim_has_title_sentence_table_and_all_that_repeats_it():
     for part in (
         "- [Speed of `tiny`, batch 1](#speed-of-tiny-batch-1)",
         "## Speed of `tiny`, batch 1\n\nWhat a second gives.\n\n| Method | Tokens/s |\n| --- | ---: |\n| ar | 12.0 |\n",
-        "- [speed](results/speed.json): 2 prompts, 8 tokens each, 3 repeats; greedy; 2 cores of Some CPU; jax 0.10.2; "
-        "commit `0123456`\n  - `python -m eval.speed --json speed.json`\n",
+        "\nMade from [speed](#speed).\n",
+        "## Reports\n\n### speed\n\n- [Its rows](results/speed.json): 2 prompts, 8 tokens each, 3 repeats; greedy; "
+        "2 cores of Some CPU; jax 0.10.2; commit `0123456`\n- `python -m eval.speed --json speed.json`\n",
     ):
         assert part in text
     assert "Not measured yet" not in text
+
+
+def test_a_report_of_two_claims_is_told_once():
+    again = dataclasses.replace(CLAIM, name="again", title="Again")
+    text = page([CLAIM, again], {"speed": report(rows=[speed_row()], code=NOW)})
+    assert text.count("Made from [speed](#speed).") == 2
+    assert text.count("results/speed.json") == 1
 
 
 def test_a_claim_without_a_report_is_said_to_be_unmeasured():
@@ -53,7 +61,7 @@ def test_a_report_without_a_row_about_a_claim_is_no_source_of_it():
     eight = dataclasses.replace(CLAIM, reports=("speed-*",), choose=lambda rows: where(rows, batch_size=8))
     rows = {f"speed-{size}": [speed_row(batch_size=size)] for size in (1, 8)}
     text = page([eight], {name: report(name, rows=found) for name, found in rows.items()})
-    assert "[speed-8](results/speed-8.json)" in text
+    assert "Made from [speed-8](#speed-8)." in text
     assert "speed-1" not in text
 
 
