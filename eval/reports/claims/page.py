@@ -34,11 +34,13 @@ def page(claims: Sequence[Claim], reports: Mapping[str, Report]) -> str:
     """
     shown = [claim for claim in claims if claim.sources(reports)]
     missing = [claim.title for claim in claims if claim not in shown]
-    contents = "\n".join(f"- [{title}](#{anchor(title)})" for title in (*(claim.title for claim in shown), "Reports"))
+    sources = {report.name: report for claim in shown for report in claim.sources(reports)}
+    titles = [claim.title for claim in shown] + ["Reports"] * bool(sources)
+    contents = "\n".join(f"- [{title}](#{anchor(title)})" for title in titles)
     parts = [INTRODUCTION, contents + "\n", *(part(claim, claim.sources(reports)) for claim in shown)]
     if missing:
         parts.append("## Not measured yet\n\n" + "\n".join(f"- {title}" for title in missing) + "\n")
-    if sources := {report.name: report for claim in shown for report in claim.sources(reports)}:
+    if sources:
         parts.append("## Reports\n")
         parts += ["\n".join(source(report)) + "\n" for report in sources.values()]
     return "\n".join(parts)
