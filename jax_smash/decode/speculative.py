@@ -302,7 +302,10 @@ class Speculative:
         missed, now = notes_of(state).missed, context(state)
         token, count = missed.seen(now.token_length).token, missed.count
         before = replace(now, pending=token[:, 0], token_length=now.token_length - count)
-        shadow, _ = self.drafter.propose(params, *memory_of(state), before, trees_of(state).ladder[1])
+        # Only children of the root are compared, so deeper levels are not drafted: what their nodes hold does not matter.
+        topology = trees_of(state).ladder[1]
+        topology = replace(topology, levels=min(topology.levels, 1))
+        shadow, _ = self.drafter.propose(params, *memory_of(state), before, topology)
         then = jnp.where(count == 1, state.rows.pending, token[:, 1])
         return seen_in_shadow(known, shadow, ranks_of(shadow), then, count > 0)
 
