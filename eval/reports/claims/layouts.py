@@ -19,6 +19,9 @@ from eval.reports.claims.table import (
 
 BY_TREE = {"Method": cells.method, "Tree": cells.tree}
 
+NOT_MET = "not met"
+"""Stands in place of a score where a policy reads more than its budget, whatever it chooses."""
+
 
 def accepted_by_task(rows: Rows) -> Table:
     """A line a method and tree, a column a task."""
@@ -190,9 +193,9 @@ def kernels(rows: Rows) -> Table:
 
 
 def by_policy(rows: Rows) -> Table:
-    """A line a policy of the cache and budget, those that read most first, and a column a task.
+    """A line a policy of the cache and budget, those that read most first, then by name, and a column a task.
 
-    A budget that a policy cannot meet has no figure.
+    A budget that a policy cannot meet has no figure, and is said not to be met.
     """
     return _by_policy(rows, cells.task, cells.score)
 
@@ -203,17 +206,20 @@ def by_policy_on_ruler(rows: Rows) -> Table:
 
 
 def _by_policy(rows: Rows, task: Cell, score: Cell) -> Table:
-    met, dense = [], set[tuple[str, str]]()
-    for row in sorted((row for row in rows if row["unmet"] is None), key=lambda row: -row["budget"]):
-        if row["policy"] == "dense":
+    shown, dense = [], dict[tuple[str, str], Row]()
+    for row in sorted(rows, key=lambda row: (-row["budget"], row["policy"])):
+        if row["unmet"] is not None:
+            # It says nothing of the task's metrics, of which each has a column.
+            named = {name: row[name] for name in ("policy", "budget", "unmet")}
+            shown += [every | named for every in dense.values() if every["task"] == row["task"]]
+        elif row["policy"] != "dense":
+            shown.append(row)
+        elif (says := (task(row), score(row))) not in dense:
             # Every report begins with it. Where two differ they are two figures, which are refused.
-            says = (task(row), score(row))
-            if says in dense:
-                continue
-            dense.add(says)
-        met.append(row)
+            dense[says] = row
+            shown.append(row)
     down = {"Policy": text("policy"), "Of the cache's bytes": lambda row: f"{100 * row['budget']:g}%"}
-    return crossed(met, down, task, score)
+    return crossed(shown, down, task, lambda row: score(row) if row["unmet"] is None else NOT_MET)
 
 
 def by_ruler_task(rows: Rows) -> Table:

@@ -92,6 +92,7 @@ def test_policies_stand_by_what_they_read_with_a_column_a_task():
         ["dense", "100%", "20.00", "–"],
         ["quest", "50%", "24.00", "–"],
         ["quest", "25%", "30.00", "0.7000"],
+        ["quest", "10%", "not met", "–"],
     ]
     again = report(program="eval.sparsity", rows=[*rows, rows[0]]).rows
     assert layouts.by_policy(again).lines == table.lines
