@@ -14,6 +14,7 @@ from jax_smash.decode.budget import ROUND_STEPS, unused
 from jax_smash.decode.drafts import Trees
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
+from jax_smash.draft.recycling import Recycling
 from jax_smash.draft.trees.acceptance import prior_rates
 from jax_smash.draft.trees.sizing import best_tree
 from jax_smash.draft.verify.named import COUPLING, VERIFICATIONS
@@ -84,6 +85,25 @@ def test_acceptance_is_learned_also_while_nothing_is_drafted():
     learned = np.asarray(sizing.known.trials) - before
     assert learned[0].max() > 0
     assert not learned[1:].any()
+
+
+def test_a_draft_that_is_not_checked_has_one_level():
+    levels = set()
+
+    class Listening(Recycling):
+        def propose(self, params, own, shared, context, topology):
+            levels.add(topology.levels)
+            return super().propose(params, own, shared, context, topology)
+
+    rows = session("recycling", STEEP, ladder=FEW)
+    drafter = rows.method.strategy.drafter
+    listening = Listening(**{field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)})
+    strategy = dataclasses.replace(rows.method.strategy, drafter=listening)
+    rows.method = dataclasses.replace(rows.method, strategy=strategy)
+    rows.run(ROUND_STEPS)
+    trees = rows.state.shared.memory["trees"]
+    assert levels == {1, trees.ladder[1].levels}
+    assert trees.ladder[1].levels > 1
 
 
 def test_the_text_does_not_depend_on_the_budget():
