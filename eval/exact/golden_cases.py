@@ -15,6 +15,8 @@ from eval.prompts.shipped_prompts import shipped_prompts
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model, load
 from jax_smash.methods import INT8, METHODS, RANDOM, DraftOptions, Method, SmashOptions, make_method
+from jax_smash.methods.draft_options import READERS
+from jax_smash.methods.shipped import is_shipped
 from jax_smash.serve.request import Request
 
 DTYPE = "float32"
@@ -30,13 +32,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hybrid": {"draft": TREE},
     "draft-model": {"draft": DraftOptions(draft_model=INT8)},
     "hamburger": {"smash": SmashOptions(mode="exact")},
-    "eagle": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
-    "medusa": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
+    "eagle": {"draft": TREE},
+    "medusa": {"draft": TREE},
     "self-sparse": {"draft": DraftOptions(tree="chain-3", sparse="quest:budget=12,page_size=4,dense_layers=0")},
-    "chimera": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
-    "dflash": {"draft": DraftOptions(tree="tree-15", drafter=RANDOM)},
+    "chimera": {"draft": TREE},
+    "dflash": {"draft": TREE},
 }
-"""The options of each method; a method not named here takes none."""
+"""The options of each method; a method not named here takes none. Where no trained drafter comes with the package for a
+model, a random one drafts."""
 
 KEPT = tuple(name for name in METHODS if name not in ("eagle", "medusa", "chimera", "dflash", "self-sparse"))
 """Methods whose tokens and shapes are kept of `tiny`: for four others no trained drafter comes with the project for it,
@@ -145,13 +148,11 @@ class Decoder:
 
     def method(self, case: Case) -> Method:
         """Returns the method of a case."""
-        return make_method(
-            self.model(case.method),
-            case.method,
-            sampled=case.condition.sampled,
-            log_probs=case.condition.log_probs,
-            **OPTIONS.get(case.method, {}),
-        )
+        model, options = self.model(case.method), OPTIONS.get(case.method, {})
+        if case.method in READERS and not is_shipped(case.method, model.name):
+            options = options | {"draft": dataclasses.replace(options["draft"], drafter=RANDOM)}
+        condition = case.condition
+        return make_method(model, case.method, sampled=condition.sampled, log_probs=condition.log_probs, **options)
 
     def request(self, case: Case) -> Request:
         """Returns the prompts of a case with their options."""

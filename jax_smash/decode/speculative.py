@@ -302,7 +302,7 @@ class Speculative:
         missed, now = notes_of(state).missed, context(state)
         token, count = missed.seen(now.token_length).token, missed.count
         before = replace(now, pending=token[:, 0], token_length=now.token_length - count)
-        # Only children of the root are compared, so deeper levels are not drafted: what their nodes hold does not matter.
+        # Only children of the root are compared: deeper levels are not drafted, and anything may stand there.
         topology = trees_of(state).ladder[1]
         topology = replace(topology, levels=min(topology.levels, 1))
         shadow, _ = self.drafter.propose(params, *memory_of(state), before, topology)

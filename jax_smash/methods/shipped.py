@@ -28,11 +28,19 @@ def with_folder(name: str, draft: DraftOptions, target: str) -> DraftOptions:
         method = given.removeprefix(SHIPPED)
     else:
         return draft
-    folder = SHIPPED_DRAFTERS / Path(target).name / method
-    if not folder.is_dir():
+    if not is_shipped(method, target):
         found = sorted(f"{path.name} for {path.parent.name}" for path in SHIPPED_DRAFTERS.glob("*/*/"))
         raise ValueError(
             f"drafter must be a folder, or {RANDOM} to measure what drafting costs: of method {method} none is shipped "
             f"for {target} (shipped: {', '.join(found) or 'none'})"
         )
-    return dataclasses.replace(draft, drafter=folder)
+    return dataclasses.replace(draft, drafter=_folder(method, target))
+
+
+def is_shipped(method: str, target: str) -> bool:
+    """Returns whether a drafter of a method comes with the package for a target by this name."""
+    return _folder(method, target).is_dir()
+
+
+def _folder(method: str, target: str) -> Path:
+    return SHIPPED_DRAFTERS / Path(target).name / method

@@ -211,7 +211,7 @@ def _by_policy(rows: Rows, task: Cell, score: Cell) -> Table:
         if row["unmet"] is not None:
             # It says nothing of the task's metrics, of which each has a column.
             named = {name: row[name] for name in ("policy", "budget", "unmet")}
-            shown += [every | named for every in dense.values() if every["task"] == row["task"]]
+            shown += [{**every, **named} for every in dense.values() if every["task"] == row["task"]]
         elif row["policy"] != "dense":
             shown.append(row)
         elif (says := (task(row), score(row))) not in dense:
