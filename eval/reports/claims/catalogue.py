@@ -99,6 +99,13 @@ def _trained() -> tuple[Claim, ...]:
             table=layouts.accepted_by_task,
         ),
         Claim(
+            name="smollm2-categories",
+            title=f"{SMOLLM2}: tokens a forward with trained drafters, by MT-bench's categories",
+            text="Of two questions of each category of Spec-Bench's file; MT-bench's are writing to humanities.",
+            reports=("smollm2-categories", "smollm2-categories-*"),
+            table=layouts.accepted_by_task,
+        ),
+        Claim(
             name="smollm2-drafters-by-depth",
             title=f"{SMOLLM2}: drafts of chains that are kept, by depth",
             text="Of the tokens that were drafted at a depth behind kept ones, how many were kept too.",
@@ -183,6 +190,13 @@ CLAIMS = (
         "`niah` are needles in a haystack, `vt` follows variables, `fwe` names the commonest words and `qa` answers "
         "questions.",
         reports=("smollm2-policies-*",),
+        table=layouts.by_policy_on_ruler,
+    ),
+    Claim(
+        name="smollm2-long",
+        title=f"{SMOLLM2}: RULER's tasks of 2,048 tokens by policy of the cache at equal bytes",
+        text="As above; the predictors were trained on texts of 1,024 tokens.",
+        reports=("smollm2-long-*",),
         table=layouts.by_policy_on_ruler,
     ),
     Claim(
