@@ -26,7 +26,7 @@ class Topology:
       depth: edges from the root.
       rank: of each node among its parent's candidates, 0 for the likeliest; 0 at the root.
       ancestors: bit j of node i is set where node j lies on the path from the root to node i, both included.
-      levels: an upper bound on the depth of a node.
+      levels: an upper bound on the depth of a node; deeper nodes, if there are any, are not drafted.
     """
 
     parent: Int[Array, "M"]
