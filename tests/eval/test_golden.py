@@ -20,10 +20,9 @@ EVERY = Settings().cases()
 FEW = dataclasses.replace(Settings(), spread=True).cases()
 """A condition for each method, so that every batch size, choice and set of processors occurs."""
 
-REAL = dataclasses.replace(
-    Settings(), spread=True, methods=("ar", "recycling", "lookup", "suffix", "lookahead", "draft-model", "hybrid")
-).cases()
-"""Of smollm2, which has no modules."""
+NEED_NO_TRAINING = ("ar", "recycling", "lookup", "suffix", "lookahead", "draft-model", "hybrid")
+REAL = dataclasses.replace(Settings(), spread=True, methods=(*NEED_NO_TRAINING, "eagle", "chimera")).cases()
+"""Of smollm2, which comes with two trained drafters and has no modules."""
 
 OPTIMISED = ("ar", "recycling")
 """Methods that the usual suite decodes with all optimisations of XLA too."""
