@@ -65,6 +65,8 @@ class Comparison:
     def rows(self, tasks: Sequence[Task], on_rows: Callable[[list[Row]], None] = lambda rows: None) -> list[Row]:
         """Returns the rows of all tasks: of each dense decoding's, then each policy's by budget.
 
+        Policies that read prompts by themselves come last.
+
         Prompts that are read densely are read once for up to `MOST_ARMS` policies at their budgets, which then answer
         one after the other.
 
@@ -91,6 +93,8 @@ class Comparison:
         told: Row = {"task": task.told, "length": length}
         dense = self._settled(BASELINE, Dense(), 1.0, length)
         arms = [self._arm(name, share, task, length) for name in self.models for share in self.shares]
+        # First those that share prompts: their answers are kept only once each has had its turn.
+        arms.sort(key=lambda arm: arm.policy is not None and not self._shares(arm))
         groups = self._groups(task, [dense, *arms])
         usual = [] if task.by_share else self._outcomes(dense, task, groups)
         yield rows_of(dense, usual, None, **told, protocol=task.protocol(self.protocol))

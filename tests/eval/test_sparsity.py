@@ -103,6 +103,14 @@ def test_a_scorer_that_reads_half_the_bytes_cannot_do_with_half(report):
         assert "50.0% to choose by" in row["unmet"]
 
 
+def test_policies_that_share_prompts_do_not_wait_for_those_that_read_by_themselves(given, tmp_path):
+    changes = {"policies": ("streaming", "recency"), "budgets": ("50%",), "tasks": given.tasks[1:], "plot": None}
+    settings = dataclasses.replace(given, json=tmp_path / "out.json", **changes)
+    main(settings)
+    report = json.loads(settings.json.read_text())
+    assert list(dict.fromkeys(row["policy"] for row in report["rows"])) == ["dense", "recency", "streaming"]
+
+
 def test_a_run_goes_on_behind_a_file_that_was_cut(given, report, capsys):
     kept = given.outcomes()
     whole = kept.read_bytes()
