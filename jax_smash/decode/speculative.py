@@ -303,8 +303,7 @@ class Speculative:
         token, count = missed.seen(now.token_length).token, missed.count
         before = replace(now, pending=token[:, 0], token_length=now.token_length - count)
         # Only children of the root are compared: deeper levels are not drafted, and anything may stand there.
-        topology = trees_of(state).ladder[1]
-        topology = replace(topology, levels=min(topology.levels, 1))
+        topology = replace(trees_of(state).ladder[1], levels=1)
         shadow, _ = self.drafter.propose(params, *memory_of(state), before, topology)
         then = jnp.where(count == 1, state.rows.pending, token[:, 1])
         return seen_in_shadow(known, shadow, ranks_of(shadow), then, count > 0)

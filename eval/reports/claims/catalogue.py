@@ -99,13 +99,6 @@ def _trained() -> tuple[Claim, ...]:
             table=layouts.accepted_by_task,
         ),
         Claim(
-            name="smollm2-categories",
-            title=f"{SMOLLM2}: tokens a forward with trained drafters, by MT-bench's categories",
-            text="Of two questions of each category of Spec-Bench's file; MT-bench's are writing to humanities.",
-            reports=("smollm2-categories", "smollm2-categories-*"),
-            table=layouts.accepted_by_task,
-        ),
-        Claim(
             name="smollm2-drafters-by-depth",
             title=f"{SMOLLM2}: drafts of chains that are kept, by depth",
             text="Of the tokens that were drafted at a depth behind kept ones, how many were kept too.",
