@@ -3,16 +3,17 @@ r"""Studies of sparse decoding: what query heads agree on, what stays, what evic
     python -m eval.sparse_studies --study agreement --model smollm2 --json agreement.json --plot agreement.png
     python -m eval.sparse_studies --study look-ahead --model smollm2 --json look-ahead.json --plot look-ahead.png
     python -m eval.sparse_studies --study calibrated --model smollm2 --policies quest --json calibrated.json
-    python -m eval.sparse_studies --study oracle-prefill --model smollm2 --json oracle-prefill.json
+    python -m eval.sparse_studies --study oracles --model smollm2 --json oracles.json --plot oracles.png
     python -m eval.sparse_studies --study overhead --model smollm2 --policies quest,tokenselect --json overhead.json
     python -m eval.sparse_studies --study throughput --model smollm2 --lengths 1024,4096 --json throughput.json
     python -m eval.sparse_studies --study predictors --model smollm2 --runs OUT/sizes --plot predictors.png
 
-They are those of TokenButler, section 4.5 and appendix D, by our own means. `calibrated` gives each KV head its own
-share of a budget, by recall on texts that are not scored, and writes the shares beside the report, for
-`--sparse NAME:shares=FILE`. `overhead` tells how much longer a step takes than one that reads the last slots, as many
-(`choosing_ms`); what policies without a predictor choose by is timed by itself as well. `predictors` shows what a run
-of `train.butler` told of its held-out rows: recall by the predictors' size, by the layer that they read, by tokens.
+They are those of TokenButler, section 4.5 and appendices C to E, by our own means. `calibrated` gives each KV head its
+own share of a budget, by recall on texts that are not scored, and writes the shares beside the report, for
+`--sparse NAME:shares=FILE`. `oracles` compares the oracle with one that evicts, and with ones that choose by an earlier
+layer. `overhead` tells how much longer a step takes than one that reads the last slots, as many (`choosing_ms`); what
+policies without a predictor choose by is timed by itself as well. `predictors` shows what a run of `train.butler` told
+of its held-out rows: recall by the predictors' size, by the layer that they read, by tokens.
 `train/recipes/smollm2-butler-ablations.json` trains such.
 """
 
@@ -49,9 +50,9 @@ class Settings:
 
     Attributes:
       study: calibrated (budgets a head beside uniform ones), agreement (of query heads and layers on their top slots),
-        look-ahead (of steps and layers on later ones), oracle-prefill (the oracle beside one that evicts), overhead
-        (bytes and milliseconds of choosing), throughput (tokens a second by the length of the context), predictors
-        (recall of trained ones by size, layer and tokens).
+        look-ahead (of steps and layers on later ones), oracles (the oracle beside ones that evict, or that choose by
+        an earlier layer), overhead (bytes and milliseconds of choosing), throughput (tokens a second by the length of
+        the context), predictors (recall of trained ones by size, layer and tokens).
       model: a shipped model's name, a directory or a hub id.
       policies: of calibrated, overhead and throughput, as in `eval.sparsity`.
       budgets: shares; agreement and look-ahead take the first, of the slots, for what a top set is; overhead and
@@ -72,7 +73,7 @@ class Settings:
       overwrite: replace files that exist.
     """
 
-    study: Literal["calibrated", "agreement", "look-ahead", "oracle-prefill", "overhead", "throughput", "predictors"]
+    study: Literal["calibrated", "agreement", "look-ahead", "oracles", "overhead", "throughput", "predictors"]
     model: str = "tiny"
     policies: Names = ("oracle",)
     budgets: Names = ("50%",)

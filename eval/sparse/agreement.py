@@ -36,7 +36,7 @@ def agreement(
     Raises:
       ValueError: as of `top_sets`.
 
-    Source: TokenButler, appendix D, cross-head agreement.
+    Source: TokenButler, appendix C, cross-head agreement.
     Differs: overlap of sets in place of the correlation of logits.
     """
     assert model.config is not None

@@ -35,7 +35,7 @@ def look_ahead(
     Raises:
       ValueError: as of `top_sets`, or a text has too few queries for the steps.
 
-    Source: TokenButler, appendix D, figure 12: the choices of the first and of the previous layer.
+    Source: TokenButler, appendix C, figure 12: the choices of the first and of the previous layer.
     """
     by_text: list[dict[str, float]] = []
     for by_head, by_layer in top_sets(model, tokens, share=share, first=first):

@@ -10,9 +10,9 @@ from eval.sparse.arms import BYTES, SLOTS, Arm, beside, policy_of, read_policy, 
 from eval.sparse.asked import read_task
 from eval.sparse.calibration import as_tokens, head_recall, shares_by_recall
 from eval.sparse.comparison import Comparison
-from eval.sparse.evicting import EvictingOracle
 from eval.sparse.learning import last_rows, learned, read_run
 from eval.sparse.look_ahead import look_ahead
+from eval.sparse.oracles import EvictingOracle, GuidedOracle
 from eval.sparse.overhead import DENSE, choice_ms, decode_speeds, training_seconds, with_choosing
 from eval.sparse.rows import shown as compared
 from eval.tasks.catalogue import TASKS
@@ -20,7 +20,7 @@ from eval.tasks.documents import document_set
 from eval.tasks.selection import FIRST_POSITION
 from jax_smash.loading import Model
 from jax_smash.protocols import SparsePolicy
-from jax_smash.sparse import Oracle, Selecting, sparsified
+from jax_smash.sparse import Oracle, Random, Selecting, sparsified
 from jax_smash.sparse.calibrate import save_shares
 
 STEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -85,8 +85,14 @@ def _calibrated(settings: Any, model: Model) -> Found:
     return {"rows": rows}
 
 
-def _oracle_prefill(settings: Any, model: Model) -> Found:
-    policies = {"oracle": Oracle(budget=1.0), "oracle:evicting": EvictingOracle(budget=1.0)}
+def _oracles(settings: Any, model: Model) -> Found:
+    policies = {
+        "oracle": Oracle(budget=1.0),
+        "oracle:evicting": EvictingOracle(budget=1.0),
+        "oracle:previous-layer": GuidedOracle(budget=1.0, guide="previous"),
+        "oracle:first-layer": GuidedOracle(budget=1.0, guide="first"),
+        "random": Random(budget=1.0),
+    }
     return {"rows": _compared(settings, model, policies, policies=("oracle",), tasks=("perplexity",))}
 
 
@@ -213,7 +219,7 @@ STUDIES: dict[str, Study] = {
     "agreement": Study(_agreement, _plain, _plot_kinds),
     "look-ahead": Study(_look_ahead, _plain, _plot_kinds),
     "calibrated": Study(_calibrated, compared, _plot_scores),
-    "oracle-prefill": Study(_oracle_prefill, compared, _plot_scores),
+    "oracles": Study(_oracles, compared, _plot_scores),
     "overhead": Study(_overhead, _plain, _plot_overhead),
     "throughput": Study(_speeds, _plain, _plot_speeds),
     "predictors": Study(_predictors, _plain, _plot_learned),

@@ -46,7 +46,7 @@ def attended(
       reach: as in `models.rope`.
     """
     angles = rotations(model.config, position, reach)
-    found = [_heads(*nnx.split(layer), x, turn) for layer, x, turn in zip(model.layers, taps, angles, strict=False)]
+    found = [turned_heads(layer, x, turn) for layer, x, turn in zip(model.layers, taps, angles, strict=False)]
     plain, turned = ([pair[i] for pair in found] for i in range(2))
     heads = model.config.num_heads
 
@@ -58,9 +58,22 @@ def attended(
     return Attended(plain_queries=plain_queries, plain_keys=plain_keys, queries=queries, keys=keys)
 
 
+def turned_heads(
+    layer: Layer, x: Float[Array, "B T D"], angles: Angles | None
+) -> tuple[Float[Array, "B T K X H"], Float[Array, "B T K X H"]]:
+    """Returns a layer's queries and keys before and behind the rotary embedding, of each KV head its key the last.
+
+    Args:
+      layer: with its parameters.
+      x: the residual that enters it.
+      angles: of each entry; None for a layer without a rotary embedding.
+    """
+    return _heads(*nnx.split(layer), x, angles)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _heads(graphdef: nnx.GraphDef, params: nnx.State, x: Array, angles: Angles | None) -> tuple[Array, Array]:
-    """Returns a layer's queries and keys before and behind the rotary embedding. Jitted to be traced once a kind."""
+    """Returns what `turned_heads` does. Jitted to be traced once a kind."""
     layer: Layer = nnx.merge(graphdef, params)
     heads, _ = layer.attention.heads(x if layer.attention_norm is None else layer.attention_norm(x))
     if angles is None:

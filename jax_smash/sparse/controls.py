@@ -86,8 +86,12 @@ class Oracle(Selecting):
         """Returns the bytes of all keys."""
         return config.held_kv_heads * slots * config.head_width * itemsize
 
-    def select(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Selection:
-        """Scores slots by their probabilities."""
+    def attention(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Float[Array, "B K S"]:
+        """Returns what a layer attends to, summed over the query heads of each KV head."""
         latest = jnp.maximum(view.filled - 1, 0)
         position = jnp.take_along_axis(view.layer.position, latest[:, None], axis=1)
-        return self.best(view, slot_probabilities(query[:, None], position, view)[:, :, :, 0].sum(2))
+        return slot_probabilities(query[:, None], position, view)[:, :, :, 0].sum(2)
+
+    def select(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Selection:
+        """Scores slots by their probabilities."""
+        return self.best(view, self.attention(view, query))

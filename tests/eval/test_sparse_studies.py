@@ -34,7 +34,11 @@ def test_the_command_line_writes_report_and_picture(tmp_path, monkeypatch, capsy
     ("study", "policies", "named"),
     [
         ("look-ahead", "oracle", ["own layer", "previous layer"]),
-        ("oracle-prefill", "oracle", ["dense", "oracle", "oracle:evicting"]),
+        (
+            "oracles",
+            "oracle",
+            ["dense", "oracle", "oracle:evicting", "oracle:previous-layer", "oracle:first-layer", "random"],
+        ),
         ("calibrated", "recency", ["dense", "recency", "recency:shares=b.recency-50.shares.json"]),
         ("throughput", "recency", ["dense", "recency"]),
     ],

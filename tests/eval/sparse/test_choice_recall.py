@@ -8,7 +8,7 @@ import pytest
 
 from eval.scores.engine import Engine
 from eval.sparse.choice_recall import RecallSet, choices_seen
-from eval.sparse.evicting import EvictingOracle
+from eval.sparse.oracles import EvictingOracle, GuidedOracle
 from eval.sparse.truth import held_of_top
 from eval.tasks.selection import selection_recall
 from jax_smash.cache import Block
@@ -93,6 +93,35 @@ def test_a_policy_that_is_watched_chooses_as_it_does_alone(policy):
 
 def test_an_oracle_that_evicts_cannot_take_back_what_it_left_out():
     assert 0.3 < outcomes(EvictingOracle(budget=SHARE))["group_recall"].score < 0.9
+
+
+def chosen_and_attended(view, query, chosen):
+    """Returns which slots each KV head reads, and what the layer's heads attend to, all together."""
+    row, head = (jnp.arange(n) for n in chosen.slots.shape[:2])
+    read = jnp.zeros(view.layer.keys.shape[:3], bool)
+    read = read.at[row[:, None, None], head[None, :, None], chosen.slots].max(chosen.valid)
+    return read, Oracle(budget=SHARE).attention(view, query).sum(1)
+
+
+@pytest.mark.parametrize(("guide", "guides"), [("first", (0, 0, 0)), ("previous", (0, 0, 1))])
+def test_a_guided_oracle_reads_what_its_guide_attends_to(guide, guides):
+    base = tiny_model(num_layers=3, layer_kinds=("full",) * 3, window=0, spread=4.0)
+    tokens = np.asarray([list(text.encode()[:LENGTH]) for text in TEXTS], np.int32)
+    sparse = sparsified(base, GuidedOracle(budget=SHARE, guide=guide))
+    found = choices_seen(sparse, chosen_and_attended, tokens, prompt=PROMPT, batch_size=2)
+    for layer, of in enumerate(guides):
+        for step, row in np.ndindex(LENGTH - PROMPT, len(tokens)):
+            filled = PROMPT + step
+            best = np.argsort(-found[of][1][step, row, 4:filled])[: -(-filled // 2) - 4] + 4
+            expected = np.isin(np.arange(LENGTH), [0, 1, 2, 3, *best])
+            for head in found[layer][0][step, row]:
+                np.testing.assert_array_equal(head, expected)
+    assert (found[2][0] != found[1][0]).any() == (guide == "previous")
+
+
+def test_a_layer_that_chooses_nothing_guides_none():
+    with pytest.raises(ValueError, match="every layer must choose its slots to guide others"):
+        sparsified(tiny_model(), GuidedOracle(budget=SHARE))
 
 
 def test_texts_that_are_read_by_steps_from_the_first_count_behind_the_prompt_as_well():

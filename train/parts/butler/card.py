@@ -117,6 +117,7 @@ def _section(name: str, config: PredictorConfig, parameters: int, settings: Butl
     base = {"d_model", "num_layers", "num_heads", "num_kv_heads", "head_width"}
     own = [field.name for field in dataclasses.fields(config) if field.name not in base]
     what = "pages" if config.page_size > 1 else "entries"
+    layers = f", from layer {settings.recall_layer} on" if settings.recall_layer else ""
     found, control = (ended.means.get(f"{name} {of}", 0.0) for of in ("recall", "recent_recall"))
     return PREDICTOR.format(
         name=name,
@@ -127,5 +128,5 @@ def _section(name: str, config: PredictorConfig, parameters: int, settings: Butl
         dense=config.first_layer,
         loss=ended.means.get(f"{name} loss", 0.0),
         recall=f"{found:.3f} of the {settings.recall_share:.0%} of {what} that a head attends to most, sinks left out, "
-        f"from position {settings.recall_from} on; the last {what}, as many, hold {control:.3f}",
+        f"from position {settings.recall_from} on{layers}; the last {what}, as many, hold {control:.3f}",
     )

@@ -43,6 +43,10 @@ class Sums(NamedTuple):
     queries: Array
 
 
+RECALLED = ("recall", "recent", "queries")
+"""Sums to which layers before `recall_layer` bring nothing."""
+
+
 def butler_objective(
     base: nnx.GraphDef, predictors: Mapping[str, nnx.GraphDef], settings: ButlerSettings, *, with_recall: bool = False
 ) -> Objective:
@@ -111,11 +115,13 @@ def attention_loss(
     """
     model, first = settings.model, config.first_layer
     windows = [model.window_of(kind) or model.max_positions + settings.length for kind in model.layer_kinds]
-    layers = heads.queries, heads.keys, made.queries, made.keys, jnp.asarray(windows, jnp.int32)
+    counts = jnp.arange(model.num_layers, dtype=jnp.int32) >= settings.recall_layer
+    layers = heads.queries, heads.keys, made.queries, made.keys, jnp.asarray(windows, jnp.int32), counts
 
     def add(sums: Sums, layer: Any) -> tuple[Sums, None]:
-        queries, keys, asked, kept, window = layer
+        queries, keys, asked, kept, window, counts = layer
         of_layer = _over_queries(queries, keys, asked, kept, window, batch, settings, config, with_recall)
+        of_layer = of_layer._replace(**{n: jnp.where(counts, getattr(of_layer, n), 0.0) for n in RECALLED})
         return Sums(*(a + b for a, b in zip(sums, of_layer, strict=True))), None
 
     predicted = jax.tree.map(lambda x: x[first:], layers)

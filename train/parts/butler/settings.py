@@ -36,6 +36,8 @@ class ButlerSettings(Settings):
       loss: one of `LOSSES`; a gate's pages have no scores of their own to learn, only a distribution.
       query_stride: one query in so many of a row is learned from; which, differs from row to row.
       recall_from: position from which held-out recall counts queries.
+      recall_layer: first layer whose recall counts. Predictors that read different layers can be compared where it is
+        one that all of them predict.
       recall_share: of what a query sees, how much is kept for that.
       tokenizer_sha256: of the base's `tokenizer.json`.
     """
@@ -44,6 +46,7 @@ class ButlerSettings(Settings):
     loss: str = "divergence"
     query_stride: int = 1
     recall_from: int = 256
+    recall_layer: int = 0
     recall_share: float = 0.5
     tokenizer_sha256: str = ""
 
@@ -57,6 +60,11 @@ class ButlerSettings(Settings):
             raise ValueError(
                 f"recall_from must be at least 0, recall_share between 0 and 1; "
                 f"got {self.recall_from} and {self.recall_share}"
+            )
+        if not 0 <= self.recall_layer < self.model.num_layers:
+            raise ValueError(
+                f"recall_layer must be from 0 to the base's last layer, {self.model.num_layers - 1}; "
+                f"got {self.recall_layer}"
             )
         if self.query_stride < 1 or self.length % self.query_stride:
             raise ValueError(f"query_stride must divide the rows' length {self.length}; got {self.query_stride}")

@@ -135,7 +135,7 @@ def reference(settings, params):
                     count += 1
                 k = int(len(chosen) * settings.recall_share)
                 position = batch.positions[row, t]
-                if k and position >= settings.recall_from:
+                if k and position >= settings.recall_from and layer >= settings.recall_layer:
 
                     def top(x, chosen=chosen, k=k):
                         return {chosen[i] for i in np.argsort(-x[chosen], kind="stable")[:k]}
@@ -151,6 +151,7 @@ CASES = [
     ("per_head", {}),
     ("per_head", {"loss": "logits"}),
     ("per_head", {"predictor": {"look_ahead": 2, "attach": 2}}),
+    ("per_head", {"recall_layer": 2}),
     ("grouped", {}),
     ("grouped", {"loss": "logits", "predictor": {"look_ahead": 1}}),
     ("gate", {}),
@@ -269,6 +270,7 @@ def _temporaries(kind, length):
         ("gate", {"loss": "logits"}, "loss must be divergence for a gate of pages; got 'logits'"),
         ("grouped", {"loss": "hinge"}, "loss must be one of divergence, logits; got 'hinge'"),
         ("grouped", {"recall_share": 1.0}, "recall_share between 0 and 1; got 2 and 1.0"),
+        ("per_head", {"recall_layer": 3}, "recall_layer must be from 0 to the base's last layer, 2; got 3"),
         ("grouped", {"predictor": {"look_ahead": 24}}, "look_ahead must be less than the rows' length 24; got 24"),
         ("grouped", {"query_stride": 5}, "query_stride must divide the rows' length 24; got 5"),
         ("per_head", {"predictor": {"attach": 3}}, "attach must be from 0 to the base's last layer 2; got 3"),
