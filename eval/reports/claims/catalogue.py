@@ -207,7 +207,7 @@ CLAIMS = (
         text="Of the half of the entries to which a query head attends most, the share that the policy reads; of a "
         "group of query heads, which read the same entries, those to which it attends most in sum. A mean over layers "
         "from the second on and over steps behind the first 256 tokens, sinks left out. `gate` and `quest` choose "
-        "pages, and read fewer entries.",
+        "pages, and read fewer entries; `oracle` and `tokenselect` read every key to choose.",
         reports=("smollm2-recall", "smollm2-recall-*"),
         table=layouts.by_recall,
     ),
