@@ -131,6 +131,21 @@ def _curve(rows: Rows) -> bytes:
     )
 
 
+def _means_by_budget(rows: Rows) -> bytes:
+    """Draws the mean of all tasks over shares of the cache's bytes, a line a policy, with that of dense decoding."""
+    shown = [
+        {**row, "bytes": 100 * row["budget"], "found": 100 * row["score"]} for row in layouts.means_by_policy(rows)
+    ]
+    return pictures.curves(
+        sorted((row for row in shown if row["policy"] != "dense"), key=lambda row: (row["policy"], row["budget"])),
+        x="bytes",
+        y="found",
+        line=lambda row: row["policy"],
+        labels=("per cent of the cache's bytes", "per cent that is found"),
+        level={row["policy"]: row["found"] for row in where(shown, policy="dense")},
+    )
+
+
 CLAIMS = (
     *_by_task(1),
     *_by_task(8),
@@ -179,11 +194,13 @@ CLAIMS = (
     Claim(
         name="smollm2-policies",
         title=f"{SMOLLM2}: RULER's tasks by policy of the cache at equal bytes",
-        text="As above, of 512 tokens together: the share of a question's answers that stand in what is written. "
+        text="As above, of 512 tokens together: the share of a question's answers that stand in what is written, and "
+        "the mean of all tasks, which are those of which dense decoding answers 10 points more than chance. "
         "`niah` are needles in a haystack, `vt` follows variables, `fwe` names the commonest words and `qa` answers "
         "questions.",
         reports=("smollm2-policies-*",),
         table=layouts.by_policy_on_ruler,
+        picture=_means_by_budget,
     ),
     Claim(
         name="smollm2-long",

@@ -19,6 +19,9 @@ from eval.reports.claims.table import (
 
 BY_TREE = {"Method": cells.method, "Tree": cells.tree}
 
+MEAN = "mean"
+"""Names the mean of all tasks."""
+
 NOT_MET = "not met"
 """Stands in place of a score where a policy reads more than its budget, whatever it chooses."""
 
@@ -201,8 +204,24 @@ def by_policy(rows: Rows) -> Table:
 
 
 def by_policy_on_ruler(rows: Rows) -> Table:
-    """The same of RULER's tasks, whose scores are shares."""
-    return _by_policy(rows, cells.ruler_task, cells.share)
+    """The same of RULER's tasks, whose scores are shares; of several tasks their mean comes first."""
+    several = len({row["task"] for row in rows}) > 1
+    return _by_policy([*(means_by_policy(rows) if several else ()), *rows], cells.ruler_task, cells.share)
+
+
+def means_by_policy(rows: Rows) -> list[Row]:
+    """Returns a row for each policy and budget with a score of every task, which has their mean, and no interval."""
+    tasks = {row["task"] for row in rows}
+    found: dict[tuple[str, float], dict[str, Row]] = {}
+    for row in rows:
+        if row["unmet"] is None:
+            found.setdefault((row["policy"], row["budget"]), {})[row["task"]] = row
+    return [
+        {**one[min(tasks)], "task": MEAN, "score": sum(row["score"] for row in one.values()) / len(tasks)}
+        | {"interval": None}
+        for one in found.values()
+        if one.keys() == tasks
+    ]
 
 
 def _by_policy(rows: Rows, task: Cell, score: Cell) -> Table:

@@ -9,6 +9,9 @@ from eval.reports.claims.table import Cell, Row
 
 INCH_A_BAR, INCH_A_GROUP = 0.11, 0.3
 
+MARKS = "os^vDP*X"
+"""Of lines, one after the other."""
+
 
 def bars(
     rows: Rows,
@@ -48,21 +51,31 @@ def bars(
     return _png(figure)
 
 
-def curves(rows: Rows, *, x: str, y: str, line: Cell, point: Cell, labels: tuple[str, str], level: Mapping) -> bytes:
-    """Draws points of two figures, joined line by line, each with a word beside it.
+def curves(
+    rows: Rows,
+    *,
+    x: str,
+    y: str,
+    line: Cell,
+    point: Cell | None = None,
+    labels: tuple[str, str],
+    level: Mapping,
+) -> bytes:
+    """Draws points of two figures, joined line by line.
 
     Args:
       rows: a point each, in the order in which those of a line are joined.
       x, y: fields that are drawn.
-      line, point: name a row's line, and what stands beside its point.
+      line: names a row's line.
+      point: names what stands beside its point; None for nothing.
       labels: of the two axes.
       level: heights of lines across, by name.
     """
     figure, axes = _axes(6.0, 3.8)
-    for name in dict.fromkeys(line(row) for row in rows):
+    for i, name in enumerate(dict.fromkeys(line(row) for row in rows)):
         mine = [row for row in rows if line(row) == name]
-        axes.plot([row[x] for row in mine], [row[y] for row in mine], marker="o", label=name)
-        for row in mine:
+        axes.plot([row[x] for row in mine], [row[y] for row in mine], marker=MARKS[i % len(MARKS)], label=name)
+        for row in mine if point is not None else ():
             place = (row[x], row[y])
             axes.annotate(point(row), place, xytext=(4, 4), textcoords="offset points", fontsize="small")
     for name, height in level.items():

@@ -114,6 +114,27 @@ def test_a_task_of_ruler_has_the_share_that_is_found():
     assert table.lines == [["dense", "100%", "50.0% (40.0 to 60.0)"], ["oracle", "10%", "40.0% (40.0 to 60.0)"]]
 
 
+def test_policies_have_the_mean_of_rulers_tasks_where_they_were_asked_all():
+    def row(policy, task, budget, score, unmet=None):
+        interval = {"low": 0.0, "high": 1.0, "kind": "bootstrap"}
+        facts = {"policy": policy, "task": task, "metric": "contained", "budget": budget, "unmet": unmet}
+        return facts | {"score": score, "interval": interval}
+
+    rows = [
+        row("dense", "ruler_vt", 1.0, 0.9),
+        row("oracle", "ruler_vt", 0.5, 0.8),
+        row("quest", "ruler_vt", 0.5, 0.7),
+        row("dense", "ruler_fwe", 1.0, 0.5),
+        row("oracle", "ruler_fwe", 0.5, 0.4),
+        row("quest", "ruler_fwe", 0.5, None, "too few slots"),
+    ]
+    table = layouts.by_policy_on_ruler(report(program="eval.sparsity", rows=rows).rows)
+    assert table.header[2:] == ["mean", "vt", "fwe"]
+    assert [line[2] for line in table.lines] == ["70.0%", "60.0%", "–"]
+    assert table.lines[2][3:] == ["70.0% (0.0 to 100.0)", "not met"]
+    assert len(layouts.means_by_policy(rows)) == 2
+
+
 def test_recall_stands_beside_that_of_the_last_entries():
     def row(policy, slots, metric, score, **more):
         interval = {"low": score - 0.01, "high": score + 0.01, "kind": "bootstrap"}
