@@ -90,6 +90,15 @@ def _trained() -> tuple[Claim, ...]:
             "`confident-N` is EAGLE-2's tree of N nodes, another at each step.",
             **accepted,
             table=layouts.accepted_by_tree,
+            picture=pictures.picture(
+                pictures.bars,
+                layouts.greedy_trees,
+                group=cells.tree,
+                bar=cells.method,
+                height="mean_accepted_tokens",
+                label="mean accepted tokens",
+                line=1.0,
+            ),
         ),
         Claim(
             name="smollm2-drafters-by-task",

@@ -288,6 +288,15 @@ def startup(rows: Rows) -> Table:
     return listed(rows, columns)
 
 
+def greedy_trees(rows: Rows) -> Rows:
+    """Returns what a picture of trained drafters shows: greedy answers to all kinds of questions.
+
+    Small trees come first, and methods by name.
+    """
+    shown = [row for row in _greedy(rows) if row.get("tree") and cells.category(row) == cells.ALL]
+    return sorted(shown, key=lambda row: (row["nodes"], row["tree"], cells.method(row)))
+
+
 def trees_of(rows: Rows) -> Rows:
     """Returns what a picture by task shows: trees and peers, but neither plain decoding nor chains."""
     drafting = [row for row in _greedy(rows) if row["method"] != "ar"]

@@ -69,6 +69,13 @@ def test_a_picture_leaves_out_plain_decoding_and_chains_where_there_are_trees():
     assert layouts.method_and_tree(rows[0]) == "plain"
 
 
+def test_a_picture_of_drafters_shows_small_trees_first_and_methods_by_name():
+    drawn = [accepted_row("suffix", "all", 1.5), accepted_row("eagle", "all", 2.5)]
+    chain = accepted_row("suffix", "all", 1.2, tree="chain-8", nodes=8)
+    rows = [*drawn, accepted_row("eagle", "qa", 2.4), chain, chain | {"temperature": 0.7}]
+    assert layouts.greedy_trees(rows) == [chain, drawn[1], drawn[0]]
+
+
 def test_the_published_algorithm_is_named():
     rows = [accepted_row(name, "all", 2.0) for name in ("official", "ours, text alone")]
     assert [line[0] for line in layouts.published(rows).lines] == ["Token Recycling, as published", "ours, text alone"]
