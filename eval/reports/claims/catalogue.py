@@ -11,6 +11,9 @@ from eval.reports.claims.table import Row
 
 SMOLLM2 = "SmolLM2-135M-Instruct"
 
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+"""Its categories, as Spec-Bench's file names them."""
+
 
 def _by_task(batch: int) -> tuple[Claim, ...]:
     """Returns what is shown of a comparison by task: what a forward gives, and speed."""
@@ -105,6 +108,15 @@ def _trained() -> tuple[Claim, ...]:
             title=f"{SMOLLM2}: tokens a forward with trained drafters, by task",
             text="The greedy ones of the same answers by Spec-Bench's tasks.",
             **accepted,
+            table=layouts.accepted_by_task,
+        ),
+        Claim(
+            name="smollm2-categories",
+            title=f"{SMOLLM2}: tokens a forward with trained drafters, by MT-bench's categories",
+            text="Of two questions of each category, which ask twice: three or four answers each, without those that "
+            "go in circles. So few answers tell categories apart only where they differ much.",
+            reports=("smollm2-categories", "smollm2-categories-*"),
+            choose=lambda rows: where(rows, category=MT_BENCH),
             table=layouts.accepted_by_task,
         ),
         Claim(
