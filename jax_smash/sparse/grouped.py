@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jax_smash.cache import Entering, SelectedCache, SelectedLayer
-from jax_smash.models.predictors import PredictorConfig, importance, int8_keys
+from jax_smash.models.predictors import PredictorConfig, importance, int4_keys, int8_keys
 from jax_smash.pytree import replace
 from jax_smash.sparse.learned import Learned
 from jax_smash.sparse.memory import Heard, Parts, joined, parted
@@ -25,21 +25,36 @@ class GroupedButler(Learned):
 
     Attributes:
       int8: projected keys are kept in a byte a number, as they also are where the predictor's own sizes say so.
+      int4: in half a byte a number. They then take half of the bytes, so that a budget holds more slots.
+
+    Raises:
+      ValueError: as of `Selecting`, or `int8` and `int4` are both asked for.
     """
 
     sinks: int = 4
     window: int = 16
     int8: bool = False
+    int4: bool = False
 
     form = "grouped"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.int8 and self.int4:
+            raise ValueError("keys are kept in int8 or in int4; got both")
 
     def sized(self, predictor: PredictorConfig, trained_length: int | None = None) -> "GroupedButler":
         """Returns the policy for a predictor of certain sizes.
 
         Raises:
-          ValueError: the predictor is of another form.
+          ValueError: the predictor is of another form, or its keys cannot be kept in int4.
         """
         found: Any = super().sized(predictor, trained_length)
+        if self.int4 and (found.sizes.int8 or found.sizes.width % 2):
+            raise ValueError(
+                "int4 needs a predictor whose keys have an even width and are not rounded to int8; "
+                f"got width {found.sizes.width} and int8 {found.sizes.int8}"
+            )
         return dataclasses.replace(found, int8=self.int8 or found.sizes.int8)
 
     @property
@@ -52,9 +67,11 @@ class GroupedButler(Learned):
         shape = (cache.slot_length.shape[0], self.sizes.num_kv_heads, cache.slots, self.sizes.width)
 
         def empty() -> Parts:
-            if not self.int8:
-                return (jnp.zeros(shape, predictor.dtype),)
-            return jnp.zeros(shape, jnp.int8), jnp.zeros((*shape[:3], 1), jnp.float32)
+            if self.int4:
+                return jnp.zeros((*shape[:3], shape[3] // 2), jnp.uint8), jnp.zeros((*shape[:3], 1), jnp.bfloat16)
+            if self.int8:
+                return jnp.zeros(shape, jnp.int8), jnp.zeros((*shape[:3], 1), jnp.float32)
+            return (jnp.zeros(shape, predictor.dtype),)
 
         return {i: empty() for i in self.planned(cache)}
 
@@ -75,7 +92,9 @@ class GroupedButler(Learned):
         def projected(layer: int) -> Parts:
             keys, _ = block_kv[layer]
             made = predictor.keys_of(layer, keys)
-            if self.int8 and not self.sizes.int8:
+            if self.int4:
+                made = int4_keys(made)
+            elif self.int8 and not self.sizes.int8:
                 made = int8_keys(made)
             return parted(made)
 
@@ -87,6 +106,7 @@ class GroupedButler(Learned):
         return found.max(2)[:, :, 0]
 
     def key_bytes(self, slots: int, itemsize: int) -> int:
-        """Returns the bytes of a projected key of each KV head and slot; as bytes, each with a scale."""
-        each = self.sizes.width + 4 if self.int8 else self.sizes.width * itemsize
+        """Returns the bytes of a projected key of each KV head and slot; where it is rounded, with its scale."""
+        width = self.sizes.width
+        each = width // 2 + 2 if self.int4 else width + 4 if self.int8 else width * itemsize
         return self.sizes.num_kv_heads * slots * each

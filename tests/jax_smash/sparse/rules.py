@@ -251,7 +251,7 @@ FLOAT32_KEYS = 1e-4
 
 
 class GroupedRule(LearnedRule):
-    """Scores by projected keys, in a byte a number where the policy keeps them so.
+    """Scores by projected keys, in a byte or half a byte a number where the policy keeps them so.
 
     Attributes:
       kept: such keys [L, K, d] and their scales [L, K, 1] of a cache, which are taken where they round this rule's
@@ -263,18 +263,23 @@ class GroupedRule(LearnedRule):
     def fresh(self, filled):
         asked, keys = self.predicted(filled)
         keys = keys[:filled]
-        if self.policy.int8:
-            keys = self.in_bytes(keys)
+        if self.policy.int8 or self.policy.int4:
+            keys = self.rounded(keys)
         asked = asked.reshape(len(self.alive), -1, asked.shape[-1])
         return np.einsum("KGD,LKD->KGL", asked, keys).max(1) / np.sqrt(asked.shape[-1])
 
-    def in_bytes(self, keys):
-        scale = np.maximum(np.abs(keys).max(-1, keepdims=True), 1e-30) / 127
+    def rounded(self, keys):
+        most = 7 if self.policy.int4 else 127
+        scale = np.maximum(np.abs(keys).max(-1, keepdims=True), 1e-30) / most
+        if self.policy.int4:
+            scale = scale.astype(jnp.bfloat16).astype(float)
         if self.kept is None:
-            return np.round(keys / scale) * scale
+            return np.clip(np.round(keys / scale), -most, most) * scale
         values, scales = self.kept
-        np.testing.assert_allclose(scales, scale, rtol=FLOAT32_KEYS)
-        assert np.abs(values - keys / scale).max() <= 0.5 + 127 * FLOAT32_KEYS, "a kept key must be a nearest number"
+        # The last bit of a float may decide how a scale is rounded to bfloat16, too.
+        np.testing.assert_allclose(scales, scale, rtol=2.0**-7 if self.policy.int4 else FLOAT32_KEYS)
+        off = np.abs(values - np.clip(keys / scales, -most, most))
+        assert off.max() <= 0.5 + 127 * FLOAT32_KEYS, "a kept key must be a nearest number"
         return values * scales
 
 

@@ -145,6 +145,15 @@ REFUSED = [
     ),
     (lambda _: PageGate(top_p=0.0), "top_p must be over 0 and at most 1; got 0.0"),
     (lambda _: Butler(refresh=-1), "refresh must be at least 0; got -1"),
+    (lambda _: named_policy("grouped:int8=true:int4=true"), "keys are kept in int8 or in int4; got both"),
+    (
+        lambda _: sparsified(base(), GroupedButler(int4=True), modules("grouped", width=5)),
+        "int4 needs a predictor whose keys have an even width .*; got width 5 and int8 False",
+    ),
+    (
+        lambda _: sparsified(base(), GroupedButler(int4=True), modules("grouped", int8=True)),
+        "are not rounded to int8; got width 6 and int8 True",
+    ),
     (lambda _: named_policy("quest:folder"), "settings of quest must be among"),
     (
         lambda _: sparsified(base(), Butler(), dataclasses.replace(modules("butler"), base_fingerprint="0" * 64)),
@@ -256,6 +265,7 @@ def test_scores_of_one_step_serve_as_many_as_are_asked_for():
         ("butler", Butler(budget=64), 1, 4 * 6 * 4 * 512, 2 * 8 * 4 * 512),
         ("grouped", GroupedButler(budget=64), 2, 2 * 6 * 4 * 512, 0),
         ("grouped", GroupedButler(budget=64, int8=True), 2, 2 * (6 + 4) * 512, 0),
+        ("grouped", GroupedButler(budget=64, int4=True), 2, 2 * (3 + 2) * 512, 0),
         ("grouped", GroupedButler(budget=64, refresh=4), 2, 2 * 6 * 512 + 2 * 4 * 512, 0),
         ("gate", PageGate(budget=64), 2, 2 * 6 * 4 * 128 // 2, 0),
     ],

@@ -71,6 +71,7 @@ CASES = {
     "butler-ahead": learned(Butler(budget=12, page_size=2), attach=1, look_ahead=2),
     "grouped": learned(GroupedButler(budget=12, window=2)),
     "grouped-int8": learned(GroupedButler(budget=12, window=0, int8=True, refresh=3), every=1),
+    "grouped-int4": learned(GroupedButler(budget=12, window=2, int4=True)),
     "gate": learned(PageGate(budget=16)),
     "gate-ahead": learned(PageGate(budget=16, sinks=0, refresh=2), share=1, look_ahead=1),
 }

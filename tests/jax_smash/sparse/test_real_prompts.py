@@ -27,6 +27,7 @@ from jax_smash.sparse import (
     TokenSelect,
     sparsified,
 )
+from jax_smash.sparse.memory import joined
 from jax_smash.sparse.predictors import load_predictor
 from tests.jax_smash.sparse.chosen import choices, chosen_slots
 from tests.jax_smash.sparse.masked import Row, StreamedRow
@@ -64,6 +65,7 @@ POLICIES = {
     "butler-refresh": Butler(budget=48, refresh=3),
     "grouped": GroupedButler(budget=48),
     "grouped-int8": GroupedButler(budget=48, int8=True),
+    "grouped-int4": GroupedButler(budget=48, int4=True),
     "gate": PageGate(budget=128),
     "gate-top-p": PageGate(budget=128, top_p=0.7),
 }
@@ -125,10 +127,10 @@ def apart(rule, ours, theirs):
     return far
 
 
-def int8_keys(cache, layer, length):
-    """Returns a layer's kept keys of the first row: `[L, K, d]` in a byte a number, and their scales."""
-    values, scales = (np.asarray(part[0, :, :length], float).swapaxes(0, 1) for part in cache.own.keys[layer])
-    return values, scales
+def rounded_keys(cache, layer, length):
+    """Returns a layer's kept keys of the first row as whole numbers `[L, K, d]`, and their scales."""
+    kept = joined(cache.own.keys[layer])
+    return np.asarray(kept.numbers[0, :length], float), np.asarray(kept.scale[0, :length, :, None], float)
 
 
 def compared(policy, rule=None, off=0, *, count=COUNT, longest=LONGEST, steps=STEPS):
@@ -137,7 +139,7 @@ def compared(policy, rule=None, off=0, *, count=COUNT, longest=LONGEST, steps=ST
     Args:
       policy: of the sparse model.
       rule: of the reference; None for the same.
-      off: added to the int8 keys that the reference is shown.
+      off: added to the rounded keys that the reference is shown.
       count, longest: of the prompts.
       steps: behind each.
 
@@ -157,9 +159,9 @@ def compared(policy, rule=None, off=0, *, count=COUNT, longest=LONGEST, steps=ST
             tokens = [int(whole.argmax())]
         for number in range(len(tokens) - 1 + steps):
             token = tokens[number] if number < len(tokens) else int(logits[0, -1].argmax())
-            if getattr(policy, "int8", False):
+            if getattr(policy, "int8", False) or getattr(policy, "int4", False):
                 for plain in filter(None, row.rules):
-                    values, scales = int8_keys(cache, plain.layer, row.length)
+                    values, scales = rounded_keys(cache, plain.layer, row.length)
                     plain.kept = values + off, scales
             cache, logits, chosen = read(sparse, cache, [token], 1)
             if policy.stepwise and number == len(prompt) - 1:
@@ -241,7 +243,8 @@ def test_another_policys_rule_would_be_found_out():
     assert far.max() > 100 * NEAR
 
 
-def test_int8_keys_of_another_rounding_would_be_found_out():
+@pytest.mark.parametrize("name", ["grouped-int8", "grouped-int4"])
+def test_keys_of_another_rounding_would_be_found_out(name):
     """A control of the test above: keys that are one step too high."""
     with pytest.raises(AssertionError, match="a nearest number"):
-        next(compared(POLICIES["grouped-int8"], off=1))
+        next(compared(POLICIES[name], off=1))

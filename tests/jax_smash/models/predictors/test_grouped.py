@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.models.predictors import importance, int8_keys
+from jax_smash.models.predictors import importance, int4_keys, int8_keys
 from tests.predictors import assert_near, assert_near_where_seen, base_model, causal, predictor_of, read_base
 
 
@@ -40,6 +40,21 @@ def test_int8_keys_lie_within_half_a_level_of_their_numbers():
     assert bool((jnp.abs(back - keys) <= 0.5001 * found.scale[..., None]).all())
     queries = jnp.ones((2, 1, 6, 6))
     assert_near(importance(queries, found), importance(queries, back))
+
+
+def test_int4_keys_lie_within_half_a_level_of_their_numbers_two_in_a_byte():
+    keys = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)), jnp.float32).at[0, 0, 0].set(0.0)
+    found = int4_keys(keys)
+    assert (found.packed.shape, found.packed.dtype, found.scale.dtype) == ((2, 5, 3, 3), jnp.uint8, jnp.bfloat16)
+    scale = found.scale.astype(jnp.float32)[..., None]
+    # A scale in bfloat16 may be too small by 1/512, and the largest number is then cut to 7.
+    assert bool((jnp.abs(found.numbers * scale - keys) <= (0.5 + 7 / 256) * scale).all())
+    assert bool((jnp.abs(found.numbers).max(-1)[1:] == 7).all())
+    assert (found.numbers < 0).any()
+    queries = jnp.ones((2, 1, 6, 6))
+    assert_near(importance(queries, found), importance(queries, found.numbers * scale))
+    with pytest.raises(ValueError, match="an even count of numbers to be kept two in a byte; got 5"):
+        int4_keys(keys[..., :5])
 
 
 def test_producers_stand_every_few_layers_and_are_refused_elsewhere():
