@@ -47,14 +47,11 @@ class GroupedButler(Learned):
         """Returns the policy for a predictor of certain sizes.
 
         Raises:
-          ValueError: the predictor is of another form, or its keys cannot be kept in int4.
+          ValueError: the predictor is of another form, or `int4` is asked of one whose own keys are in int8.
         """
         found: Any = super().sized(predictor, trained_length)
-        if self.int4 and (found.sizes.int8 or found.sizes.width % 2):
-            raise ValueError(
-                "int4 needs a predictor whose keys have an even width and are not rounded to int8; "
-                f"got width {found.sizes.width} and int8 {found.sizes.int8}"
-            )
+        if self.int4 and found.sizes.int8:
+            raise ValueError("int4 needs a predictor whose own keys are not rounded to int8")
         return dataclasses.replace(found, int8=self.int8 or found.sizes.int8)
 
     @property
@@ -68,7 +65,7 @@ class GroupedButler(Learned):
 
         def empty() -> Parts:
             if self.int4:
-                return jnp.zeros((*shape[:3], shape[3] // 2), jnp.uint8), jnp.zeros((*shape[:3], 1), jnp.bfloat16)
+                return jnp.zeros(shape, jnp.int4), jnp.zeros((*shape[:3], 1), jnp.bfloat16)
             if self.int8:
                 return jnp.zeros(shape, jnp.int8), jnp.zeros((*shape[:3], 1), jnp.float32)
             return (jnp.zeros(shape, predictor.dtype),)
@@ -108,5 +105,5 @@ class GroupedButler(Learned):
     def key_bytes(self, slots: int, itemsize: int) -> int:
         """Returns the bytes of a projected key of each KV head and slot; where it is rounded, with its scale."""
         width = self.sizes.width
-        each = width // 2 + 2 if self.int4 else width + 4 if self.int8 else width * itemsize
+        each = -(-width // 2) + 2 if self.int4 else width + 4 if self.int8 else width * itemsize
         return self.sizes.num_kv_heads * slots * each

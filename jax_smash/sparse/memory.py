@@ -3,10 +3,9 @@
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.models.predictors import Int4Keys, Int8Keys
+from jax_smash.models.predictors import RoundedKeys
 from jax_smash.pytree import pytree
 
 Parts = tuple[Array, ...]
@@ -75,14 +74,9 @@ class LastScores:
 def joined(keys: Parts) -> Any:
     """Returns kept keys as `models.predictors.importance` takes them."""
     first, *scale = (part.swapaxes(1, 2) for part in keys)
-    if not scale:
-        return first
-    whole = scale[0][..., 0]
-    return Int4Keys(packed=first, scale=whole) if first.dtype == jnp.uint8 else Int8Keys(values=first, scale=whole)
+    return RoundedKeys(values=first, scale=scale[0][..., 0]) if scale else first
 
 
 def parted(keys: Any) -> Parts:
     """Returns new keys as they are kept."""
-    if isinstance(keys, Int4Keys):
-        return keys.packed, keys.scale[..., None]
-    return (keys.values, keys.scale[..., None]) if isinstance(keys, Int8Keys) else (keys,)
+    return (keys.values, keys.scale[..., None]) if isinstance(keys, RoundedKeys) else (keys,)

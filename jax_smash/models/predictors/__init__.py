@@ -12,7 +12,7 @@ from jax_smash.models.predictors.forms import (
 )
 from jax_smash.models.predictors.gate import Gate, GateConfig, Pool, pool_pages
 from jax_smash.models.predictors.grouped import Grouped, GroupedConfig
-from jax_smash.models.predictors.importance import Importance, Int4Keys, Int8Keys, importance, int4_keys, int8_keys
+from jax_smash.models.predictors.importance import Importance, RoundedKeys, importance, int4_keys, int8_keys
 from jax_smash.models.predictors.per_head import PerHead, PerHeadConfig, PerHeadRead
 
 __all__ = [
@@ -22,14 +22,13 @@ __all__ = [
     "Grouped",
     "GroupedConfig",
     "Importance",
-    "Int4Keys",
-    "Int8Keys",
     "PerHead",
     "PerHeadConfig",
     "PerHeadRead",
     "Pool",
     "Predictor",
     "PredictorConfig",
+    "RoundedKeys",
     "abstract_predictor",
     "importance",
     "int4_keys",

@@ -13,7 +13,7 @@ from jax_smash.cache import Block
 from jax_smash.models.attended import Attended
 from jax_smash.models.layers import Keys, weight
 from jax_smash.models.predictors.config import PredictorConfig
-from jax_smash.models.predictors.importance import Importance, Int8Keys, importance, int8_keys
+from jax_smash.models.predictors.importance import Importance, RoundedKeys, importance, int8_keys
 from jax_smash.models.predictors.layer_norm import LayerNorm
 from jax_smash.models.projection import project
 
@@ -99,7 +99,7 @@ class Grouped(nnx.Module):
             raise ValueError(f"layer must be one of {[*self.config.starts]}, where producers are; got {layer}")
         return self.producers[layer // self.config.every](x)
 
-    def keys_of(self, layer: int, keys: Float[Array, "B T K H"]) -> Float[Array, "B T K d"] | Int8Keys:
+    def keys_of(self, layer: int, keys: Float[Array, "B T K H"]) -> Float[Array, "B T K d"] | RoundedKeys:
         """Returns what is kept of new entries of a layer, from the base's keys behind the rotary embedding."""
         made = jnp.einsum("BTKH,KHD->BTKD", keys.astype(self.dtype), self.w_keys[...][layer])
         return int8_keys(made) if self.config.int8 else made

@@ -21,7 +21,8 @@ from tests.tiny import tiny_model
 
 NAMES = (
     *("oracle", "random", "recency", "quest:dense_layers=1", "tokenselect:sinks=2:window=2", "h2o", "tova"),
-    *("snapkv:observers=4", "snapkv:observers=4:rolling=true", "butler", "grouped", "grouped:int8=true", "gate"),
+    *("snapkv:observers=4", "snapkv:observers=4:rolling=true", "butler", "grouped", "grouped:int8=true"),
+    *("grouped:int4=true", "gate"),
 )
 ASKED = (*((name, 0.5) for name in NAMES), ("h2o", 0.25), ("grouped", 0.25))
 PROMPTS = ("Tom sat on the mat and saw a dog that ran to the river", "The cat sat", "ab" * 17)

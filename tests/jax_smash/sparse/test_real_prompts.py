@@ -130,7 +130,7 @@ def apart(rule, ours, theirs):
 def rounded_keys(cache, layer, length):
     """Returns a layer's kept keys of the first row as whole numbers `[L, K, d]`, and their scales."""
     kept = joined(cache.own.keys[layer])
-    return np.asarray(kept.numbers[0, :length], float), np.asarray(kept.scale[0, :length, :, None], float)
+    return np.asarray(kept.values[0, :length], float), np.asarray(kept.scale[0, :length, :, None], float)
 
 
 def compared(policy, rule=None, off=0, *, count=COUNT, longest=LONGEST, steps=STEPS):

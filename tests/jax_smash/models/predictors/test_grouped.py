@@ -33,28 +33,21 @@ def test_a_group_has_the_highest_score_of_its_heads():
     np.testing.assert_allclose(found[0, :, 0], [[1, 2], [6, 1]], rtol=1e-6)
 
 
-def test_int8_keys_lie_within_half_a_level_of_their_numbers():
+@pytest.mark.parametrize(
+    ("rounded", "dtypes", "most", "within"),
+    # A scale in bfloat16 may be too small by 1/256, and the largest number is then cut to 7.
+    [(int8_keys, ("int8", "float32"), 127, 0.5001), (int4_keys, ("int4", "bfloat16"), 7, 0.5 + 7 / 256)],
+)
+def test_rounded_keys_lie_within_half_a_level_of_their_numbers(rounded, dtypes, most, within):
     keys = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)), jnp.float32).at[0, 0, 0].set(0.0)
-    found = int8_keys(keys)
-    back = found.values.astype(jnp.float32) * found.scale[..., None]
-    assert bool((jnp.abs(back - keys) <= 0.5001 * found.scale[..., None]).all())
+    found = rounded(keys)
+    assert (found.values.dtype, found.scale.dtype) == tuple(map(jnp.dtype, dtypes))
+    values, scale = (x.astype(jnp.float32) for x in (found.values, found.scale[..., None]))
+    back = values * scale
+    assert bool((jnp.abs(back - keys) <= within * scale).all())
+    assert bool((jnp.abs(values).max(-1)[1:] == most).all())
     queries = jnp.ones((2, 1, 6, 6))
     assert_near(importance(queries, found), importance(queries, back))
-
-
-def test_int4_keys_lie_within_half_a_level_of_their_numbers_two_in_a_byte():
-    keys = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)), jnp.float32).at[0, 0, 0].set(0.0)
-    found = int4_keys(keys)
-    assert (found.packed.shape, found.packed.dtype, found.scale.dtype) == ((2, 5, 3, 3), jnp.uint8, jnp.bfloat16)
-    scale = found.scale.astype(jnp.float32)[..., None]
-    # A scale in bfloat16 may be too small by 1/512, and the largest number is then cut to 7.
-    assert bool((jnp.abs(found.numbers * scale - keys) <= (0.5 + 7 / 256) * scale).all())
-    assert bool((jnp.abs(found.numbers).max(-1)[1:] == 7).all())
-    assert (found.numbers < 0).any()
-    queries = jnp.ones((2, 1, 6, 6))
-    assert_near(importance(queries, found), importance(queries, found.numbers * scale))
-    with pytest.raises(ValueError, match="an even count of numbers to be kept two in a byte; got 5"):
-        int4_keys(keys[..., :5])
 
 
 def test_producers_stand_every_few_layers_and_are_refused_elsewhere():
