@@ -37,8 +37,8 @@ def learned(run: Path, base: ModelConfig) -> list[dict[str, Any]]:
 
     A row has the predictor's `policy` (its name), `kind`, `parameters`, `dense_layers` (those before the first that is
     predicted, in which nothing is left out), the `tokens` trained on until then, `score` (its recall) and `recent`
-    (what the last entries hold, as many). Recalls are means over the predicted layers, from the
-    run's `recall_layer` on.
+    (what the last entries hold, as many). Recalls are means over the predicted layers, from the run's `recall_layer`
+    on.
 
     Args:
       run: folder of `train.butler`.
