@@ -7,6 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from eval.reports.drawing import mark
+
 COLUMNS = 3
 PANEL = 4.2, 3.2
 """Inches."""
@@ -64,7 +66,7 @@ def _draw(axis: Any, rows: Sequence[dict[str, Any]], policies: Sequence[str]) ->
             shares,
             scores,
             yerr=list(zip(*bars, strict=True)),
-            marker="os^vDP*X"[i % 8],
+            marker=mark(i),
             color=f"C{i % 10}",
             capsize=2,
             label=policy,

@@ -6,6 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from eval.reports.drawing import mark
+
 
 def plot_kinds(rows: Sequence[dict[str, Any]], *, title: str, table: Sequence[Sequence[float]] | None = None) -> bytes:
     """Draws overlaps by kind with their intervals, and where there is one a table of layers; returns a PNG file.
@@ -54,7 +56,7 @@ def plot_lines(rows: Sequence[dict[str, Any]], *, title: str, value: str, label:
     axis = figure.subplots()
     for i, policy in enumerate(dict.fromkeys(row["policy"] for row in rows)):
         points = sorted((row["length"], row[value]) for row in rows if row["policy"] == policy)
-        axis.plot(*zip(*points, strict=True), marker="os^vDP*X"[i % 8], label=policy)
+        axis.plot(*zip(*points, strict=True), marker=mark(i), label=policy)
     axis.set(xlabel="tokens in the cache", ylabel=label, ylim=(0, None))
     axis.set_xscale("log", base=2)
     axis.grid(alpha=0.3)
@@ -73,7 +75,7 @@ def plot_learned(rows: Sequence[dict[str, Any]], curve: Sequence[dict[str, Any]]
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_tokens, by_size = figure.subplots(1, 2, sharey=True)
     for i, last in enumerate(rows):
-        name, look = last["policy"], {"color": f"C{i % 10}", "marker": "os^vDP*X"[i % 8]}
+        name, look = last["policy"], {"color": f"C{i % 10}", "marker": mark(i)}
         points = [(x["tokens"], x["score"]) for x in curve if (x["run"], x["policy"]) == (last["run"], name)]
         by_tokens.plot(*zip(*sorted(points), strict=True), label=name, **look)
         by_size.plot([last["parameters"]], [last["score"]], linestyle="", **look)

@@ -89,10 +89,8 @@ class GroupedButler(Learned):
         def projected(layer: int) -> Parts:
             keys, _ = block_kv[layer]
             made = predictor.keys_of(layer, keys)
-            if self.int4:
-                made = int4_keys(made)
-            elif self.int8 and not self.sizes.int8:
-                made = int8_keys(made)
+            if not self.sizes.int8:  # Else they are rounded already.
+                made = int4_keys(made) if self.int4 else int8_keys(made) if self.int8 else made
             return parted(made)
 
         return replace(heard, keys={i: projected(i) for i in self.planned(cache)})

@@ -6,11 +6,9 @@ from typing import Any
 
 from eval.reports.claims.claim import Rows
 from eval.reports.claims.table import Cell, Row
+from eval.reports.drawing import mark
 
 INCH_A_BAR, INCH_A_GROUP = 0.11, 0.3
-
-MARKS = "os^vDP*X"
-"""Of lines, one after the other."""
 
 
 def bars(
@@ -74,7 +72,7 @@ def curves(
     figure, axes = _axes(6.0, 3.8)
     for i, name in enumerate(dict.fromkeys(line(row) for row in rows)):
         mine = [row for row in rows if line(row) == name]
-        axes.plot([row[x] for row in mine], [row[y] for row in mine], marker=MARKS[i % len(MARKS)], label=name)
+        axes.plot([row[x] for row in mine], [row[y] for row in mine], marker=mark(i), label=name)
         for row in mine if point is not None else ():
             place = (row[x], row[y])
             axes.annotate(point(row), place, xytext=(4, 4), textcoords="offset points", fontsize="small")

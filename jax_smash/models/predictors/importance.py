@@ -36,20 +36,20 @@ class RoundedKeys:
 
 def int8_keys(keys: Float[Array, "B S k d"]) -> RoundedKeys:
     """Returns keys in a byte a number: round(key / scale), where 127 · scale is the largest magnitude in a key."""
-    wide = keys.astype(jnp.float32)
-    scale = jnp.maximum(jnp.abs(wide).max(-1), jnp.float32(1e-12)) / 127
-    return RoundedKeys(values=jnp.round(wide / scale[..., None]).astype(jnp.int8), scale=scale)
+    return _rounded(keys, 127, jnp.int8, jnp.float32)
 
 
 def int4_keys(keys: Float[Array, "B S k d"]) -> RoundedKeys:
-    """Returns keys in half a byte a number: round(key / scale), at most 7.
+    """Returns keys in half a byte a number: the same with 7 in place of 127, and the scale in bfloat16."""
+    return _rounded(keys, 7, jnp.int4, jnp.bfloat16)
 
-    7 · scale is the largest magnitude in a key, but for the rounding of scale to bfloat16.
-    """
+
+def _rounded(keys: Float[Array, "B S k d"], most: int, dtype: Any, scale_dtype: Any) -> RoundedKeys:
     wide = keys.astype(jnp.float32)
-    scale = (jnp.maximum(jnp.abs(wide).max(-1), jnp.float32(1e-12)) / 7).astype(jnp.bfloat16)
-    value = jnp.clip(jnp.round(wide / scale.astype(jnp.float32)[..., None]), -7, 7)
-    return RoundedKeys(values=value.astype(jnp.int4), scale=scale)
+    scale = (jnp.maximum(jnp.abs(wide).max(-1), jnp.float32(1e-12)) / most).astype(scale_dtype)
+    # A scale that was rounded down makes the largest number a little more than the most.
+    value = jnp.clip(jnp.round(wide / scale.astype(jnp.float32)[..., None]), -most, most)
+    return RoundedKeys(values=value.astype(dtype), scale=scale)
 
 
 def importance(queries: Float[Array, "B Q n d"], keys: Any) -> Float[Array, "B k G Q S"]:

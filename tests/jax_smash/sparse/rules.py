@@ -278,8 +278,8 @@ class GroupedRule(LearnedRule):
         values, scales = self.kept
         # The last bit of a float may decide how a scale is rounded to bfloat16, too.
         np.testing.assert_allclose(scales, scale, rtol=2.0**-7 if self.policy.int4 else FLOAT32_KEYS)
-        off = np.abs(values - np.clip(keys / scales, -most, most))
-        assert off.max() <= 0.5 + 127 * FLOAT32_KEYS, "a kept key must be a nearest number"
+        own = np.clip(keys / (scales if self.policy.int4 else scale), -most, most)
+        assert np.abs(values - own).max() <= 0.5 + most * FLOAT32_KEYS, "a kept key must be a nearest number"
         return values * scales
 
 

@@ -34,17 +34,15 @@ def test_a_group_has_the_highest_score_of_its_heads():
 
 
 @pytest.mark.parametrize(
-    ("rounded", "dtypes", "most", "within"),
-    # A scale in bfloat16 may be too small by 1/256, and the largest number is then cut to 7.
-    [(int8_keys, ("int8", "float32"), 127, 0.5001), (int4_keys, ("int4", "bfloat16"), 7, 0.5 + 7 / 256)],
+    ("rounded", "dtypes", "most"), [(int8_keys, ("int8", "float32"), 127), (int4_keys, ("int4", "bfloat16"), 7)]
 )
-def test_rounded_keys_lie_within_half_a_level_of_their_numbers(rounded, dtypes, most, within):
+def test_rounded_keys_lie_within_half_a_level_of_their_numbers(rounded, dtypes, most):
     keys = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3, 6)), jnp.float32).at[0, 0, 0].set(0.0)
     found = rounded(keys)
     assert (found.values.dtype, found.scale.dtype) == tuple(map(jnp.dtype, dtypes))
     values, scale = (x.astype(jnp.float32) for x in (found.values, found.scale[..., None]))
     back = values * scale
-    assert bool((jnp.abs(back - keys) <= within * scale).all())
+    assert bool((jnp.abs(back - keys) <= 0.5001 * scale).all())
     assert bool((jnp.abs(values).max(-1)[1:] == most).all())
     queries = jnp.ones((2, 1, 6, 6))
     assert_near(importance(queries, found), importance(queries, back))
