@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter
 
 from eval.reports.drawing import mark
 
@@ -24,7 +25,8 @@ def plot_sparsity(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
       title: of the picture.
 
     Returns:
-      A PNG file. Bars are 95% intervals; dense decoding is a grey line; controls are dashed.
+      A PNG file. Bars are 95% intervals; dense decoding is a grey line; controls are dashed. Perplexities have a
+      logarithmic axis.
 
     Raises:
       ValueError: no row has a score.
@@ -43,6 +45,10 @@ def plot_sparsity(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
         _draw(axis, mine, policies)
         axis.set_title(f"{task.partition(':')[0]}, n {mine[0]['n']}", fontsize="small")
         axis.set_ylabel(metric.replace("_", " "))
+        if metric == "perplexity":
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+            axis.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
         axis.set_xlabel("share of the cache's bytes read a step")
     for axis in axes[len(panels) :]:
         axis.remove()
