@@ -26,7 +26,7 @@ def main(path: str) -> None:
         "jax_smash/assets/tiny/hamburger/smasher.safetensors",
         *(
             f"jax_smash/assets/predictors/smollm2/{form}/butler.{kind}"
-            for form in ("per_head", "grouped", "gate")
+            for form in ("per_head", "grouped", "low_rank", "gate")
             for kind in ("json", "safetensors")
         ),
         *(

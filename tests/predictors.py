@@ -19,6 +19,7 @@ BASE = {"num_layers": 3, "layer_kinds": ("full", "sliding", "full"), "spread": 4
 SIZES = {
     "per_head": {"reduced": 8, "reduced_heads": 2, "hidden": 12, "width": 6},
     "grouped": {"every": 2, "hidden": 12, "width": 6},
+    "low_rank": {"width": 6},
     "gate": {"page": 4, "share": 2, "width": 6},
 }
 """Of each form beside a tiny base."""

@@ -7,6 +7,7 @@ from jax_smash.sparse.gate import PageGate
 from jax_smash.sparse.grouped import GroupedButler
 from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.low_rank import LowRankKeys
 from jax_smash.sparse.model import SparseDef, sparsified
 from jax_smash.sparse.named import POLICIES, named_files, named_policy, named_whole, told
 from jax_smash.sparse.pays import ChoiceCosts, choice_costs, paying, pays_from
@@ -28,6 +29,7 @@ __all__ = [
     "Dense",
     "GroupedButler",
     "Learned",
+    "LowRankKeys",
     "Oracle",
     "PageGate",
     "PartDef",

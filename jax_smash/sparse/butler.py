@@ -61,7 +61,7 @@ class Butler(Learned):
         """Commits the entries to the small attention's cache."""
         return own.beside.commit(record.beside, write)
 
-    def scores(self, view: SelectedLayer) -> Float[Array, "B K X"]:
+    def scores(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Float[Array, "B K X"]:
         """Returns predicted probabilities, summed over the query heads of each KV head."""
         told, heads = view.told, view.layer.keys.shape[1]
         found = importance(told.query[:, None], joined(told.keys))[:, :, 0, 0]

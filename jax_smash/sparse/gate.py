@@ -197,7 +197,7 @@ class PageGate(Learned):
             first=jnp.where(begun, own.beside.first, first),
         )
 
-    def scores(self, view: SelectedLayer) -> Float[Array, "B K X"]:
+    def scores(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Float[Array, "B K X"]:
         """Returns the score of each full page."""
         (keys,) = view.told.keys
         found: Array = importance(view.told.query[:, None], keys.swapaxes(1, 2))[:, :, 0, 0]

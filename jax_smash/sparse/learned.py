@@ -230,16 +230,16 @@ class Learned(Selecting):
         return 1
 
     @abc.abstractmethod
-    def scores(self, view: SelectedLayer) -> Float[Array, "B K X"]:
-        """Returns the score of each slot or page; −∞ where it has none."""
+    def scores(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Float[Array, "B K X"]:
+        """Returns the score of each slot or page; −∞ where it has none. `query` is the base's own."""
 
     def select(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Selection:
         """Scores slots by what the predictor says, or takes the last scores again."""
         if not self.remembers:
-            return self.best(view, self.scores(view))
+            return self.best(view, self.scores(view, query))
         last = view.channels
         due = last.left <= 0
-        made = jax.lax.cond(due.any(), lambda: self.scores(view), lambda: last.score)
+        made = jax.lax.cond(due.any(), lambda: self.scores(view, query), lambda: last.score)
         made = jnp.where(due[:, None, None], made, last.score)
         filled = jnp.where(due, view.filled, last.filled)
         since = jnp.arange(made.shape[2], dtype=jnp.int32)[None] >= (filled // self.unit)[:, None]

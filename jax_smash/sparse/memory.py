@@ -48,12 +48,14 @@ class Told:
     """What one layer's choice follows from.
 
     Attributes:
-      query: of the entry that chooses.
+      query: of the entry that chooses; None where it follows from the base's own.
       keys: as in `Memory`.
+      projection: of the base's own query, by KV head and query head; None where there is none.
     """
 
-    query: Float[Array, "B n d"]
+    query: Float[Array, "B n d"] | None
     keys: Parts
+    projection: Float[Array, "K G H d"] | None = None
 
 
 @pytree

@@ -15,6 +15,7 @@ from jax_smash.sparse.gate import PageGate
 from jax_smash.sparse.grouped import GroupedButler
 from jax_smash.sparse.h2o import H2O
 from jax_smash.sparse.learned import Learned
+from jax_smash.sparse.low_rank import LowRankKeys
 from jax_smash.sparse.predictors import find_predictor
 from jax_smash.sparse.quest import Quest
 from jax_smash.sparse.selecting import Selecting
@@ -30,6 +31,7 @@ POLICIES: MappingProxyType[str, Callable[..., SparsePolicy]] = MappingProxyType(
         "gate": PageGate,
         "grouped": GroupedButler,
         "h2o": H2O,
+        "low-rank": LowRankKeys,
         "oracle": Oracle,
         "quest": Quest,
         "random": Random,

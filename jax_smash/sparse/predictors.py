@@ -29,7 +29,7 @@ def find_predictor(policy: Learned, base: str) -> Path:
         return folder
     folder = SHIPPED_PREDICTORS / Path(base).name / policy.form
     if not is_butler(folder):
-        names = {"per_head": "butler"}
+        names = {"per_head": "butler", "low_rank": "low-rank"}
         found = sorted(
             f"{names.get(file.parent.name, file.parent.name)} for {file.parent.parent.name}" for file in _shipped()
         )

@@ -28,6 +28,7 @@ from jax_smash.sparse import (
     Butler,
     GroupedButler,
     Learned,
+    LowRankKeys,
     Oracle,
     PageGate,
     Quest,
@@ -139,6 +140,7 @@ CASES = {
     "oracle": Case(policy=Oracle(budget=12)),
     "butler": Case(policy=Butler(budget=12)),
     "grouped": Case(policy=GroupedButler(budget=12, window=2)),
+    "low-rank": Case(policy=LowRankKeys(budget=12, window=2)),
     "gate": Case(policy=PageGate(budget=16)),
 }
 DEFAULT = (("eagle", "fsdp=4,tp=2"), ("grouped", "data=2,tp=4"), ("medusa", "data=8"))

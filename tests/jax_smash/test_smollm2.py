@@ -62,7 +62,7 @@ def test_it_is_what_its_file_says(model):
 
 
 @needs_smollm2
-@pytest.mark.parametrize("policy", ["butler", "grouped", "gate"])
+@pytest.mark.parametrize("policy", ["butler", "grouped", "low-rank", "gate"])
 def test_a_predictor_of_its_attention_is_shipped(model, policy):
     sparse = sparsified(model, named_policy(policy, budget="50%"))
     answer = jax_smash.generate(sparse, "The capital of France is", max_new_tokens=2)[0]

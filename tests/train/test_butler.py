@@ -26,6 +26,7 @@ RAW = {**LLAMA, "vocab_size": 290, "bos_token_id": 0, "eos_token_id": 1}
 CONFIG = {
     "predictors": {
         "small": {"kind": "grouped", "every": 2, "hidden": 16, "width": 6},
+        "low_rank": {"kind": "low_rank", "width": 6},
         "gate": {"kind": "gate", "page": 4, "width": 6},
     },
     "optimiser": {"warmup": 1, "learning_rate": 0.01, "weight_decay": 0.0},

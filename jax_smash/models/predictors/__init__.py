@@ -13,6 +13,7 @@ from jax_smash.models.predictors.forms import (
 from jax_smash.models.predictors.gate import Gate, GateConfig, Pool, pool_pages
 from jax_smash.models.predictors.grouped import Grouped, GroupedConfig
 from jax_smash.models.predictors.importance import Importance, RoundedKeys, importance, int4_keys, int8_keys
+from jax_smash.models.predictors.low_rank import LowRank, LowRankConfig
 from jax_smash.models.predictors.per_head import PerHead, PerHeadConfig, PerHeadRead
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "Grouped",
     "GroupedConfig",
     "Importance",
+    "LowRank",
+    "LowRankConfig",
     "PerHead",
     "PerHeadConfig",
     "PerHeadRead",

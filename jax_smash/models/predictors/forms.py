@@ -15,6 +15,7 @@ from jax_smash.models.predictors.config import PredictorConfig
 from jax_smash.models.predictors.gate import Gate, GateConfig
 from jax_smash.models.predictors.grouped import Grouped, GroupedConfig
 from jax_smash.models.predictors.importance import Importance
+from jax_smash.models.predictors.low_rank import LowRank, LowRankConfig
 from jax_smash.models.predictors.per_head import PerHead, PerHeadConfig
 
 
@@ -36,6 +37,7 @@ class Predictor(Protocol):
 FORMS: dict[str, tuple[type[PredictorConfig], Callable[..., Any]]] = {
     "per_head": (PerHeadConfig, PerHead),
     "grouped": (GroupedConfig, Grouped),
+    "low_rank": (LowRankConfig, LowRank),
     "gate": (GateConfig, Gate),
 }
 """Configuration and module of each form."""

@@ -13,7 +13,7 @@ from jax_smash.cache import Block
 from jax_smash.models.attended import Attended
 from jax_smash.models.layers import Keys, weight
 from jax_smash.models.predictors.config import PredictorConfig
-from jax_smash.models.predictors.importance import Importance, RoundedKeys, importance, int8_keys
+from jax_smash.models.predictors.importance import Importance, RoundedKeys, int8_keys
 from jax_smash.models.predictors.layer_norm import LayerNorm
 from jax_smash.models.projection import project
 
@@ -67,8 +67,7 @@ class Producer(nnx.Module):
 class Grouped(nnx.Module):
     """Queries from small producers every few layers, keys by one projection of the base's rotated keys. Weights only.
 
-    The score of a slot for a KV head is the highest of q · k / √d over the query heads of its group. So the group has
-    one set of slots, whose keys and values are read once.
+    A key serves the query heads of a KV head, which are to share one set of slots: its keys and values are read once.
 
     Source: released code of TokenButler's later generations; no paper describes them.
     """
@@ -103,10 +102,6 @@ class Grouped(nnx.Module):
         """Returns what is kept of new entries of a layer, from the base's keys behind the rotary embedding."""
         made = jnp.einsum("BTKH,KHD->BTKD", keys.astype(self.dtype), self.w_keys[...][layer])
         return int8_keys(made) if self.config.int8 else made
-
-    def scores(self, queries: Float[Array, "B Q N d"], keys: Any) -> Float[Array, "B K Q S"]:
-        """Returns the score of every slot for every KV head, from a layer's queries and what was kept of entries."""
-        return importance(queries, keys).max(2)
 
     def read(
         self, taps: Sequence[Float[Array, "B T D"]], heads: Attended, position: Int[Array, "B T"], block: Block

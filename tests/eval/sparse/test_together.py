@@ -22,7 +22,7 @@ from tests.tiny import tiny_model
 NAMES = (
     *("oracle", "random", "recency", "quest:dense_layers=1", "tokenselect:sinks=2:window=2", "h2o", "tova"),
     *("snapkv:observers=4", "snapkv:observers=4:rolling=true", "butler", "grouped", "grouped:int8=true"),
-    *("grouped:int4=true", "gate"),
+    *("grouped:int4=true", "low-rank:int4=true", "gate"),
 )
 ASKED = (*((name, 0.5) for name in NAMES), ("h2o", 0.25), ("grouped", 0.25))
 PROMPTS = ("Tom sat on the mat and saw a dog that ran to the river", "The cat sat", "ab" * 17)
@@ -36,7 +36,9 @@ def small():
 def arm(name, budget):
     policy = dataclasses.replace(read_policy(name, protocol="dense", page_size=None), budget=budget)
     form = {"butler": "per_head"}.get(name, name.partition(":")[0])
-    predictor = modules_of(sizes_of(small().config, form)) if form in ("per_head", "grouped", "gate") else None
+    predictor = (
+        modules_of(sizes_of(small().config, form)) if form in ("per_head", "grouped", "low_rank", "gate") else None
+    )
     made = sparsified(small(), policy, predictor)
     return beside(made, dataclasses.replace(policy_of(made), budget=budget))
 

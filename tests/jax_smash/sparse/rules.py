@@ -11,6 +11,7 @@ from jax_smash.sparse import (
     TOVA,
     Butler,
     GroupedButler,
+    LowRankKeys,
     Oracle,
     PageGate,
     Quest,
@@ -250,7 +251,7 @@ FLOAT32_KEYS = 1e-4
 """How far a key that float32 layers made may be from one of float64 layers, as a share of its largest number."""
 
 
-class GroupedRule(LearnedRule):
+class ProjectedRule(LearnedRule):
     """Scores by projected keys, in a byte or half a byte a number where the policy keeps them so.
 
     Attributes:
@@ -266,7 +267,8 @@ class GroupedRule(LearnedRule):
         if self.policy.int8 or self.policy.int4:
             keys = self.rounded(keys)
         asked = asked.reshape(len(self.alive), -1, asked.shape[-1])
-        return np.einsum("KGD,LKD->KGL", asked, keys).max(1) / np.sqrt(asked.shape[-1])
+        found = np.einsum("KGD,LKD->KGL", asked, keys) / np.sqrt(asked.shape[-1])
+        return found.max(1) if self.policy.heads == "max" else softmax(found, np.ones_like(found, bool)).sum(1)
 
     def rounded(self, keys):
         most = 7 if self.policy.int4 else 127
@@ -311,7 +313,8 @@ class GateRule(LearnedRule):
 
 RULES = {
     Butler: ButlerRule,
-    GroupedButler: GroupedRule,
+    GroupedButler: ProjectedRule,
+    LowRankKeys: ProjectedRule,
     PageGate: GateRule,
     Recency: RecencyRule,
     Random: RandomRule,

@@ -17,6 +17,7 @@ from jax_smash.loading import weights_fingerprint
 from jax_smash.sparse import (
     Butler,
     GroupedButler,
+    LowRankKeys,
     PageGate,
     Quest,
     described,
@@ -31,7 +32,7 @@ from tests.tiny import tiny_model
 
 SLOTS = 64
 PROMPTS = [list(b"a text longer than is kept"), list(b"short"), list(b"neither of these two")]
-FORMS = {"butler": Butler, "grouped": GroupedButler, "gate": PageGate}
+FORMS = {"butler": Butler, "grouped": GroupedButler, "low-rank": LowRankKeys, "gate": PageGate}
 
 
 def base():
@@ -55,7 +56,7 @@ def saved(folder, name, *, mark=None, **changes):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_weights_of_a_predictor_are_parameters_of_the_program(name):
-    policy = FORMS[name](budget=12) if name != "grouped" else GroupedButler(budget=12, window=2)
+    policy = FORMS[name](budget=12, window=2)
     one, other = (sparsified(base(), policy, modules(name, seed=seed)) for seed in (3, 4))
     assert one.definition == other.definition
     assert hash(one.definition) == hash(other.definition)
@@ -146,6 +147,7 @@ REFUSED = [
     (lambda _: PageGate(top_p=0.0), "top_p must be over 0 and at most 1; got 0.0"),
     (lambda _: Butler(refresh=-1), "refresh must be at least 0; got -1"),
     (lambda _: named_policy("grouped:int8=true:int4=true"), "keys are kept in int8 or in int4; got both"),
+    (lambda _: named_policy("grouped:heads=mean"), "heads must be sum or max; got 'mean'"),
     (
         lambda _: sparsified(base(), GroupedButler(int4=True), modules("grouped", int8=True)),
         "int4 needs a predictor whose own keys are not rounded to int8",
@@ -263,6 +265,8 @@ def test_scores_of_one_step_serve_as_many_as_are_asked_for():
         ("grouped", GroupedButler(budget=64, int8=True), 2, 2 * (6 + 4) * 512, 0),
         ("grouped", GroupedButler(budget=64, int4=True), 2, 2 * (3 + 2) * 512, 0),
         ("grouped", GroupedButler(budget=64, refresh=4), 2, 2 * 6 * 512 + 2 * 4 * 512, 0),
+        ("low-rank", LowRankKeys(budget=64), 2, 2 * 6 * 4 * 512, 0),
+        ("low-rank", LowRankKeys(budget=64, int4=True), 2, 2 * (3 + 2) * 512, 0),
         ("gate", PageGate(budget=64), 2, 2 * 6 * 4 * 128 // 2, 0),
     ],
 )

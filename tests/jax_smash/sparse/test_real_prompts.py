@@ -17,6 +17,7 @@ from jax_smash.sparse import (
     Butler,
     GroupedButler,
     Learned,
+    LowRankKeys,
     Oracle,
     PageGate,
     Quest,
@@ -66,6 +67,9 @@ POLICIES = {
     "grouped": GroupedButler(budget=48),
     "grouped-int8": GroupedButler(budget=48, int8=True),
     "grouped-int4": GroupedButler(budget=48, int4=True),
+    "grouped-sum": GroupedButler(budget=48, heads="sum"),
+    "low-rank": LowRankKeys(budget=48),
+    "low-rank-int4": LowRankKeys(budget=48, int4=True),
     "gate": PageGate(budget=128),
     "gate-top-p": PageGate(budget=128, top_p=0.7),
 }

@@ -64,6 +64,7 @@ PREDICTOR = """
 ABOUT = {
     "per_head": "Scores every entry for each query head of each layer, from one residual of the base.",
     "grouped": "Scores every entry for each KV head, from queries made every few layers and projected keys.",
+    "low_rank": "Scores every entry for each query head, from the base's own queries and keys, both projected.",
     "gate": "Scores every page of entries for each KV head, from the base's queries and its pooled keys.",
 }
 

@@ -227,7 +227,9 @@ def _recall(
 ) -> tuple[Array, Array, Array]:
     """Returns sums over queries: recall, recall of the last entries or pages, and their number."""
     candidates = targets_of(config.page_size).candidates(lesson, seen)
-    truth, scores = lesson.logits, told.max(2, keepdims=True)
+    # What the heads of a key agree on: the logarithm of the sum of their probabilities, which does not vanish.
+    likely = jax.nn.log_softmax(jnp.where(lesson.seen[:, None, None], told, HIDDEN), axis=-1)
+    truth, scores = lesson.logits, jax.nn.logsumexp(likely, axis=2, keepdims=True)
     if told.shape[1] != truth.shape[1]:  # A key for each query head, which has a set of its own.
         truth = truth.reshape(truth.shape[0], told.shape[1], 1, *truth.shape[3:])
     late = jnp.arange(truth.shape[-1], dtype=jnp.float32)[None, None, None, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from jax.sharding import Mesh
 
 from jax_smash.checkpoints.butler import save_butler
 from jax_smash.checkpoints.huggingface import resolve
-from jax_smash.models.predictors import abstract_predictor, random_predictor
+from jax_smash.models.predictors import LowRankConfig, abstract_predictor, random_predictor
 from jax_smash.models.transformer import abstract_params
 from jax_smash.sharding import place
 from train.data.rows import Batch, Packed, held_out_batches, training_batches
 from train.pack import file_sha256
 from train.parts.butler.card import butler_card
 from train.parts.butler.objective import butler_objective
+from train.parts.butler.principal import moments_of, principal_weights
 from train.parts.butler.settings import ROLE, ButlerSettings
 from train.parts.language_model.part import LanguageModel
 from train.parts.part import Ended, Part, Rows, Shapes
@@ -33,6 +35,9 @@ from train.run.start import Stored, stored_weights
 from train.run.step import Objective
 
 TOKENIZER = "tokenizer.json"
+
+MEASURED = 8
+"""Batches that first weights are measured on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +100,21 @@ class Butler(Part):
         return Shapes({ROLE: trained}, {"base": abstract_params(self.settings.model, dtype)[1]})
 
     def begin(self, mesh: Mesh) -> dict[str, Any]:
-        """Returns random predictors."""
+        """Returns random predictors; those of low rank begin with the principal directions of the base's heads."""
         configs, seed = self.settings.configs, self.settings.seed
-        return place({ROLE: {name: random_predictor(config, seed)[1] for name, config in configs.items()}}, mesh)
+        made = {name: random_predictor(config, seed)[1] for name, config in configs.items()}
+        projecting = {name: config for name, config in configs.items() if isinstance(config, LowRankConfig)}
+        if projecting:
+            base = self.base.load(mesh)[0]
+            batches = itertools.islice(self.rows(0, Share.of_this_process()).batches, MEASURED)
+            moments = moments_of(self.graphdefs[0], base, self.settings, batches, mesh)
+            del base  # The run loads its own.
+            scale = self.settings.model.query_scale
+            for name, config in projecting.items():
+                weights = principal_weights(*moments, config, scale, seed)
+                for key, value in zip(("w_queries", "w_keys"), weights, strict=True):
+                    made[name][key] = made[name][key].replace(jnp.asarray(value, jnp.float32))
+        return place({ROLE: made}, mesh)
 
     def frozen(self, mesh: Mesh) -> Frozen:
         """Returns the base, in the dtype of its files."""

@@ -11,7 +11,7 @@ from tests.tiny import tiny_config
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_configuration_comes_back_from_json(kind):
-    config, _ = predictor_of(base_model().config, kind, look_ahead=1, refresh=4)
+    config, _ = predictor_of(base_model().config, kind, refresh=4, **({} if kind == "low_rank" else {"look_ahead": 1}))
     assert predictor_config(kind, json.loads(json.dumps(config.to_fields()))) == config
 
 
@@ -37,10 +37,14 @@ def test_queries_and_keys_are_there_for_every_layer(kind):
 
 def test_what_is_no_predictor_of_the_base_is_refused():
     base = tiny_config()
-    with pytest.raises(ValueError, match="must be of one of the forms per_head, grouped, gate; got 'oracle'"):
+    with pytest.raises(ValueError, match="must be of one of the forms per_head, grouped, low_rank, gate; got 'oracle'"):
         predictor_for("oracle", base)
     with pytest.raises(ValueError, match="d_model is missing"):
         predictor_config("gate", {})
+    with pytest.raises(ValueError, match="look_ahead must be 0 where the base's own queries are read; got 1"):
+        predictor_for("low_rank", base, look_ahead=1)
+    with pytest.raises(ValueError, match="width must be at most the base's head_width, 8; got 16"):
+        predictor_for("low_rank", base, width=16)
     with pytest.raises(ValueError, match="a base whose num_layers is 2; got 3"):
         predictor_for("gate", base, **SIZES["gate"]).check_base(tiny_config(num_layers=3, layer_kinds=("full",) * 3))
     with pytest.raises(ValueError, match="holds each KV head once; got kv_copies 2"):

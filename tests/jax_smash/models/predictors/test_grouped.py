@@ -20,17 +20,16 @@ def test_scores_of_single_steps_are_those_of_whole_rows(int8):
             kept.append(predictor.keys_of(layer, heads.keys[layer][:, t : t + 1]))
             asked.append(predictor.queries_at(start, taps[start][:, t : t + 1])[:, :, layer - start])
         keys = jax.tree.map(lambda *pieces: jnp.concatenate(pieces, axis=1), *kept)
-        found = predictor.scores(jnp.concatenate(asked, axis=1), keys)
+        found = importance(jnp.concatenate(asked, axis=1), keys).max(2)
         expected = int8_keys(whole.keys[layer]) if int8 else whole.keys[layer]
-        assert_near_where_seen(found, predictor.scores(whole.queries[layer], expected), causal(position.shape[1]))
+        assert_near_where_seen(found, importance(whole.queries[layer], expected).max(2), causal(position.shape[1]))
 
 
-def test_a_group_has_the_highest_score_of_its_heads():
+def test_a_key_meets_the_queries_of_its_group():
     queries = jnp.asarray([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0], [-1.0, -1.0]])[None, None]
     keys = jnp.asarray([[[1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [0.0, -1.0]]])[None]
-    _, predictor = predictor_of(base_model().config, "grouped")
-    found = predictor.scores(queries, keys) * 2**0.5
-    np.testing.assert_allclose(found[0, :, 0], [[1, 2], [6, 1]], rtol=1e-6)
+    found = importance(queries, keys)[0, :, :, 0] * 2**0.5
+    np.testing.assert_allclose(found, [[[1, 0], [0, 2]], [[6, -3], [-2, 1]]], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

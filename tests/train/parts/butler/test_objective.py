@@ -108,7 +108,8 @@ def reference(settings, params):
                 if page == 1:
                     told = np.stack([asked[n] @ kept[seen, n // each].T * scale for n in range(len(asked))])
                     chosen = [i for i, j in enumerate(seen) if batch.positions[row, j] >= 4]
-                    single = told.reshape(-1, group, len(seen)).max(1).repeat(group, 0) if each > 1 else told
+                    likely = np.stack([softmax(x) for x in told]).reshape(-1, group, len(seen))
+                    single = likely.sum(1).repeat(group, 0) if each > 1 else told
                 else:
                     pages = [
                         p
