@@ -15,7 +15,7 @@ from eval.sparse.together import reading_together
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
-from jax_smash.sparse import Dense, sparsified
+from jax_smash.sparse import Dense, Learned, sparsified
 from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
 
@@ -35,10 +35,7 @@ def small():
 
 def arm(name, budget):
     policy = dataclasses.replace(read_policy(name, protocol="dense", page_size=None), budget=budget)
-    form = {"butler": "per_head"}.get(name, name.partition(":")[0])
-    predictor = (
-        modules_of(sizes_of(small().config, form)) if form in ("per_head", "grouped", "low_rank", "gate") else None
-    )
+    predictor = modules_of(sizes_of(small().config, policy.form)) if isinstance(policy, Learned) else None
     made = sparsified(small(), policy, predictor)
     return beside(made, dataclasses.replace(policy_of(made), budget=budget))
 
