@@ -190,6 +190,14 @@ def test_ablations_of_a_predictor_change_one_size_each_of_the_shipped_one():
         assert dataclasses.asdict(config) == butler | changed
 
 
+def test_the_predictor_of_low_rank_learns_from_the_others_text_and_half_as_much_of_tasks():
+    corpora = [load_corpus(RECIPES.parent / f"configs/smollm2-{name}.json").sources for name in ("butler", "low-rank")]
+    others, own = corpora
+    assert own[: len(others)] == others
+    of_others, more = (sum(source.share for source in part) for part in (others, own[len(others) :]))
+    assert more / of_others == pytest.approx(0.5, abs=0.05)
+
+
 def test_the_states_that_are_kept_are_those_that_each_drafter_reads():
     found = recipe("smollm2-drafters")
     settings, stages = runs(found), {stage.name: stage.options for stage in found.stages}
