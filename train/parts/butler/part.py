@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,11 +101,12 @@ class Butler(Part):
     def begin(self, mesh: Mesh) -> dict[str, Any]:
         """Returns random predictors; those of low rank begin with the principal directions of the base's heads."""
         configs, seed = self.settings.configs, self.settings.seed
-        made = {name: random_predictor(config, seed)[1] for name, config in configs.items()}
+        made: dict[str, Any] = {name: random_predictor(config, seed)[1] for name, config in configs.items()}
         projecting = {name: config for name, config in configs.items() if isinstance(config, LowRankConfig)}
         if projecting:
             base = self.base.load(mesh)[0]
-            batches = itertools.islice(self.rows(0, Share.of_this_process()).batches, MEASURED)
+            rows = self.rows(0, Share.of_this_process()).batches
+            batches = [next(rows) for _ in range(MEASURED)]
             moments = moments_of(self.graphdefs[0], base, self.settings, batches, mesh)
             del base  # The run loads its own.
             scale = self.settings.model.query_scale
