@@ -242,7 +242,7 @@ def _temporaries(kind, length):
     if kind == "gate":
         settings = dataclasses.replace(settings, predictors={"a": {"kind": "gate", "page": 64, "width": 6}})
     n, k, size = model.num_heads, model.num_kv_heads, settings.configs["a"].page_size
-    heads = {"per_head": (n, n), "grouped": (n, k), "gate": (k, k)}[kind]
+    heads = {"per_head": (n, n), "gate": (k, k)}.get(kind, (n, k))
 
     def floats(length, heads, width):
         return jax.ShapeDtypeStruct((model.num_layers, 1, length, heads, width), jnp.float32)
