@@ -153,7 +153,7 @@ BAD = {
     "page": ({"predictors": {"a": {"kind": "gate", "page": 12}}}, "page must divide the rows' length 32; got 12"),
     "form": (
         {"predictors": {"a": {"kind": "oracle"}}},
-        "must be of one of the forms per_head, grouped, gate; got 'oracle'",
+        "must be of one of the forms per_head, grouped, low_rank, gate; got 'oracle'",
     ),
     "no-form": ({"predictors": {"a": [1]}}, r"predictor a must be an object; got \[1\]"),
     "none": ({"predictors": {}}, "predictors must be an object with one at least; got {}"),

@@ -32,7 +32,7 @@ def load(folder, base=None, mark=MARK, **options):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kind", FORMS)
 def test_a_predictor_comes_back_bit_for_bit(kind, dtype, tmp_path):
-    config, params = predictor(kind, dtype, look_ahead=2)
+    config, params = predictor(kind, dtype, refresh=2)
     save_butler(tmp_path, config, params, base_fingerprint=MARK)
     assert is_butler(tmp_path)
     loaded = load(tmp_path)
@@ -76,7 +76,7 @@ def damaged(folder, name):
         ({"base_fingerprint": ""}, "base_fingerprint must be a text; got ''"),
         ({"weights_sha256": None}, "weights_sha256 must be a text; got None"),
         ({"trained_length": 0}, "trained_length must be a number of entries from 1; got 0"),
-        ({"kind": "oracle"}, "must be of one of the forms per_head, grouped, gate; got 'oracle'"),
+        ({"kind": "oracle"}, "must be of one of the forms per_head, grouped, low_rank, gate; got 'oracle'"),
         ({"depth": 1}, "unknown field 'depth' of a predictor 'grouped'"),
         ({"hidden": "wide"}, "hidden must be of type int; got 'wide'"),
         ({"width": 8}, r"w_keys must be \[2, 2, 8, 8\], got \[2, 2, 8, 6\]"),
