@@ -18,7 +18,7 @@ class LowRankKeys(Projected):
 
     score(s) = Σ over the query heads of a KV head of softmax over slots of (q A) · (k B) / √d
 
-    Source: Singhania et al. 2024, "Loki: Low-rank Keys for Efficient Sparse Attention", section 4.
+    Source: Singhania et al. 2024, "Loki: Low-rank Keys for Efficient Sparse Attention".
     Differs: both projections are learned from the base's attention, not the keys' principal components. The query heads
     of a KV head share a set of slots. Loki keeps whole keys in its components' order and reads a part of each; here the
     projected keys lie beside the cache, and may be rounded.
