@@ -22,7 +22,7 @@ class Projected(Learned):
 
     Attributes:
       heads: how a KV head's query heads agree: `sum` of their predicted probabilities, or `max` of their scores.
-      int8: projected keys are kept in a byte a number, as they also are where the predictor's own sizes say so.
+      int8: projected keys are kept in a byte a number, as they also are where the predictor rounds them itself.
       int4: in half a byte a number. They then take half of the bytes, so that a budget holds more slots.
 
     Raises:

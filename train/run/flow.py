@@ -54,9 +54,10 @@ def run(part: Part, output: Path, **options: Unpack[RunOptions]) -> str:
     plan.begin_programs(output)
     if loop.token_flops:  # Of a CPU the peak is measured, which takes a second.
         loop = dataclasses.replace(loop, peak_flops=peak_flops(part.settings.dtype))
-    frozen = part.frozen(mesh)
     goes_on = decided(lambda: newest_step(output / CHECKPOINTS)) is not None
+    # What first weights are measured on is gone again before the frozen weights are read.
     first = shapes.trained if goes_on else part.begin(mesh)
+    frozen = part.frozen(mesh)
     if is_first():
         remember(part.settings, output, resume=plan.resume, packed=part.data_sha256)
     state = train(

@@ -108,7 +108,7 @@ class Butler(Part):
             rows = self.rows(0, Share.of_this_process()).batches
             batches = [next(rows) for _ in range(MEASURED)]
             moments = moments_of(self.graphdefs[0], base, self.settings, batches, mesh)
-            del base  # The run loads its own.
+            del base  # The run reads it again.
             scale = self.settings.model.query_scale
             for name, config in projecting.items():
                 weights = principal_weights(*moments, config, scale, seed)
