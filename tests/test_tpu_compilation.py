@@ -137,6 +137,18 @@ def test_a_sparse_step_moves_little_more_than_weights_budget_and_scorer(where, h
         assert sum(one["megabytes"] for one in row["collectives"]) < 6
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "held"), [*itertools.product((CHIP, CHIPS_OF_FOUR), (MANY, LONG))])
+def test_a_step_whose_slots_are_chosen_one_by_one_moves_little_more_than_it_must(where, held):
+    (chip, mesh), (slots, batch) = where, held
+    options = {"programs": ("decode",), "extrapolate": True, "prefill_chunk": 16, "slots": slots, "batch_size": batch}
+    report = measured("llama-3.1-8b", chip, mesh=mesh, **options, sparse="low-rank:int4=true", kv_budget="2048")
+    check(report)
+    (row,) = report["rows"]
+    assert row["body_bytes"] + row["held_bytes"] < 1.2 * row["ideal_bytes"]
+    assert (row["cache_copies"], row["unknown_loops"], row["uncounted_kernels"]) == (0, [], [])
+
+
 @pytest.mark.parametrize(
     ("chip", "mesh", "method", "tree"),
     [

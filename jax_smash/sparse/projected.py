@@ -79,9 +79,12 @@ class Projected(Learned):
 
     def scores(self, view: SelectedLayer, query: Float[Array, "B N H"]) -> Float[Array, "B K X"]:
         """Returns what the query heads of each KV head agree on."""
-        found: Array = importance(self.asked(view, query)[:, None], joined(view.told.keys))[:, :, :, 0]
+        asked, keys = self.asked(view, query)[:, None], joined(view.told.keys)
         if self.heads == "max":
-            return found.max(2)
+            highest: Array = importance(asked, keys)[:, :, :, 0].max(2)
+            return highest
+        # Probabilities take several passes over the scores, which are kept in the predictor's own precision for them.
+        found = importance(asked, keys, asked.dtype)[:, :, :, 0].astype(jnp.float32)
         return jax.nn.softmax(jnp.where(committed_slots(view)[:, None, None], found, MASKED), axis=-1).sum(2)
 
     def key_bytes(self, slots: int, itemsize: int) -> int:

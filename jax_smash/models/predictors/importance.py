@@ -52,17 +52,18 @@ def _rounded(keys: Float[Array, "B S k d"], most: int, dtype: Any, scale_dtype: 
     return RoundedKeys(values=value.astype(dtype), scale=scale)
 
 
-def importance(queries: Float[Array, "B Q n d"], keys: Any) -> Float[Array, "B k G Q S"]:
-    """Returns the score of every slot or page for every query: q · k / √d, float32. No mask is in it.
+def importance(queries: Float[Array, "B Q n d"], keys: Any, dtype: Any = jnp.float32) -> Float[Array, "B k G Q S"]:
+    """Returns the score of every slot or page for every query: q · k / √d. No mask is in it.
 
     Args:
       queries: n = k · G of them, G for each key.
       keys: `[B, S, k, d]`, or `RoundedKeys`.
+      dtype: of products and scores.
     """
     values = keys.values if isinstance(keys, RoundedKeys) else keys
     batch, width, _, d = queries.shape
-    by_key = queries.reshape(batch, width, values.shape[2], -1, d).astype(jnp.float32)
-    found = jnp.einsum("BQKGD,BSKD->BKGQS", by_key, values.astype(jnp.float32)) * jnp.float32(d**-0.5)
+    by_key = queries.reshape(batch, width, values.shape[2], -1, d).astype(dtype)
+    found = jnp.einsum("BQKGD,BSKD->BKGQS", by_key, values.astype(dtype)) * jnp.asarray(d**-0.5, dtype)
     if isinstance(keys, RoundedKeys):
-        found *= keys.scale.astype(jnp.float32).transpose(0, 2, 1)[:, :, None, None]
+        found *= keys.scale.astype(dtype).transpose(0, 2, 1)[:, :, None, None]
     return found

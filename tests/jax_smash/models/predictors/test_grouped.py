@@ -47,6 +47,17 @@ def test_rounded_keys_lie_within_half_a_level_of_their_numbers(rounded, dtypes, 
     assert_near(importance(queries, found), importance(queries, back))
 
 
+@pytest.mark.parametrize("rounded", [None, int8_keys, int4_keys])
+def test_scores_in_bfloat16_are_those_of_float32_to_its_precision(rounded):
+    keys, queries = (jax.random.normal(jax.random.key(i), (2, 5, n, 6), jnp.bfloat16) for i, n in enumerate((3, 6)))
+    keys = rounded(keys) if rounded else keys
+    expected, found = importance(queries, keys), importance(queries, keys, jnp.bfloat16)
+    assert (expected.dtype, found.dtype) == (jnp.float32, jnp.bfloat16)
+    most = float(jnp.abs(expected).max())
+    off = float(jnp.abs(expected - found.astype(jnp.float32)).max())
+    assert 0 < off < 0.02 * most
+
+
 def test_producers_stand_every_few_layers_and_are_refused_elsewhere():
     config, predictor = predictor_of(base_model().config, "grouped", every=2)
     assert [*config.starts] == [0, 2]
