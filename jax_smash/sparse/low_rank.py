@@ -22,7 +22,13 @@ class LowRankKeys(Projected):
     Differs: both projections are learned from the base's attention, not the keys' principal components. The query heads
     of a KV head share a set of slots. Loki keeps whole keys in its components' order and reads a part of each; here the
     projected keys lie beside the cache, and may be rounded.
+
+    Little is always read, for scores tell sinks and what is near as well as the rest: of a small budget, four sinks and
+    a window of 16 would be a half.
     """
+
+    sinks: int = 1
+    window: int = 1
 
     form = "low_rank"
 
