@@ -24,8 +24,10 @@ from tests.jax_smash.sparse.whole_rows import whole_rows
 
 
 def softmax(scores, seen):
-    weights = np.exp(np.where(seen, scores - scores.max(initial=-np.inf, where=seen, axis=-1, keepdims=True), -np.inf))
-    return weights / weights.sum(-1, keepdims=True)
+    """Returns probabilities of what is seen; 0 for all where nothing is."""
+    highest = scores.max(initial=-1e300, where=seen, axis=-1, keepdims=True)
+    weights = np.exp(np.where(seen, scores - highest, -np.inf))
+    return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
 
 
 class Rule:
