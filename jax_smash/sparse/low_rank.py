@@ -23,8 +23,8 @@ class LowRankKeys(Projected):
     of a KV head share a set of slots. Loki keeps whole keys in its components' order and reads a part of each; here the
     projected keys lie beside the cache, and may be rounded.
 
-    Little is always read, for scores tell sinks and what is near as well as the rest: of a small budget, four sinks and
-    a window of 16 would be a half.
+    By default only the first and the newest entry are read whatever they score: of a small budget, further ones take
+    slots that others need more.
     """
 
     sinks: int = 1
