@@ -35,7 +35,7 @@ folder.
 | Base's files | SHA-256 {base_sha256} |
 | Tokens trained on | {tokens:,} |
 | Steps | {step} of {steps} planned, {batch_size} rows of {length} tokens each |
-| Learned from | one query in {query_stride} of a row |
+| Learned from | one query in {query_stride} of a row{rounded} |
 | Loss | {loss_of} |
 | Held-out loss of all predictors | {loss:.4f} |
 | By source | {by_source} |
@@ -99,6 +99,7 @@ def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: Mapping[s
         batch_size=settings.batch_size,
         length=settings.length,
         query_stride=settings.query_stride,
+        rounded=f", keys of {settings.key_bits} bits a number" if settings.key_bits else "",
         measured=settings.evaluated().query_stride,
         loss_of=LOSSES[settings.loss],
         loss=ended.losses[0],

@@ -20,7 +20,7 @@ from jax_smash.models.transformer import Transformer
 from jax_smash.shapes import round_up
 from train.data.rows import Batch
 from train.parts.butler.recall import recall
-from train.parts.butler.settings import ROLE, ButlerSettings
+from train.parts.butler.settings import ROLE, ROUNDED, ButlerSettings
 from train.parts.butler.targets import HIDDEN, Lesson, Seen, targets_of
 from train.run.step import Objective, Tally
 
@@ -142,6 +142,7 @@ def _over_queries(
 ) -> Sums:
     """Returns the sums of one layer, a piece of its queries after the other."""
     length, ahead = queries.shape[1], config.look_ahead
+    kept = _as_kept(kept, settings.key_bits)
     count = length // settings.query_stride
     step = min(QUERIES, count)
     # Other entries in other rows, by what a row holds.
@@ -170,6 +171,16 @@ def _over_queries(
 
     of_pieces = _at(queries, later), _at(asked, entry), segments, _at(batch.positions, entry), entry
     return jax.lax.scan(add, _no_sums(), tuple(map(pieces, of_pieces)))[0]
+
+
+def _as_kept(keys: Float[Array, "B S k d"], bits: int) -> Float[Array, "B S k d"]:
+    """Returns keys as a cache keeps them. Gradients pass as if it kept them whole."""
+    rounded = ROUNDED[bits]
+    if rounded is None:
+        return keys
+    found = rounded(keys)
+    back = found.values.astype(jnp.float32) * found.scale.astype(jnp.float32)[..., None]
+    return keys + jax.lax.stop_gradient(back.astype(keys.dtype) - keys)
 
 
 def _at(x: Shaped[Array, "B T ..."], entry: Int[Array, "B Q"]) -> Shaped[Array, "B Q ..."]:

@@ -10,11 +10,21 @@ from typing import Any
 
 import optax
 
-from jax_smash.models.predictors import PredictorConfig, predictor_for
+from jax_smash.models.predictors import (
+    GroupedConfig,
+    LowRankConfig,
+    PredictorConfig,
+    int4_keys,
+    int8_keys,
+    predictor_for,
+)
 from train.run.settings import Settings
 
 LOSSES = ("divergence", "logits")
 """What is learned: the teacher's distribution over what an entry sees, or its scores before the softmax."""
+
+ROUNDED = {0: None, 4: int4_keys, 8: int8_keys}
+"""How keys are kept by the bits of each of their numbers; 0 keeps them whole."""
 
 ROLE = "butler"
 """Of the predictors' parameters."""
@@ -35,6 +45,8 @@ class ButlerSettings(Settings):
         differs from the usual. All are trained in one run, so that the base's forward is paid for once.
       loss: one of `LOSSES`; a gate's pages have no scores of their own to learn, only a distribution.
       query_stride: one query in so many of a row is learned from; which, differs from row to row.
+      key_bits: 4 or 8 where projected keys are rounded as a policy with `int4` or `int8` keeps them, so that predictors
+        learn to answer those; gradients pass as if they were whole. 0 leaves them whole.
       recall_from: position from which held-out recall counts queries.
       recall_layer: first layer whose recall counts. Predictors that read different layers can be compared where it is
         one that all of them predict.
@@ -45,6 +57,7 @@ class ButlerSettings(Settings):
     predictors: dict[str, dict[str, Any]] = dataclasses.field(default_factory=lambda: {"butler": {"kind": "per_head"}})
     loss: str = "divergence"
     query_stride: int = 1
+    key_bits: int = 0
     recall_from: int = 256
     recall_layer: int = 0
     recall_share: float = 0.5
@@ -68,8 +81,12 @@ class ButlerSettings(Settings):
             )
         if self.query_stride < 1 or self.length % self.query_stride:
             raise ValueError(f"query_stride must divide the rows' length {self.length}; got {self.query_stride}")
+        if self.key_bits not in ROUNDED:
+            raise ValueError(f"key_bits must be one of {', '.join(map(str, ROUNDED))}; got {self.key_bits}")
         for config in self.configs.values():
             self._check_lengths(config)
+            if self.key_bits and not isinstance(config, GroupedConfig | LowRankConfig):
+                raise ValueError(f"key_bits must be 0 where keys are kept whole, as {config.kind} has them")
 
     def _check_lengths(self, config: PredictorConfig) -> None:
         page, ahead = config.page_size, config.look_ahead

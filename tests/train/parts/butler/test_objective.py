@@ -11,7 +11,14 @@ import pytest
 from jax_smash.cache import Block
 from jax_smash.models.attended import Attended, attended
 from jax_smash.models.definition import NnxModel
-from jax_smash.models.predictors import FORMS, Importance, abstract_predictor, random_predictor
+from jax_smash.models.predictors import (
+    FORMS,
+    Importance,
+    abstract_predictor,
+    int4_keys,
+    int8_keys,
+    random_predictor,
+)
 from jax_smash.models.rope import longest
 from tests.predictors import SIZES, base_model
 from train.data.rows import Batch
@@ -103,6 +110,11 @@ def reference(settings, params):
                     for n in range(model.num_heads)
                 ])  # fmt: skip
                 asked, kept = made.queries[layer, row, t], made.keys[layer, row]
+                if settings.key_bits:
+                    most = {4: 7, 8: 127}[settings.key_bits]
+                    unit = np.maximum(np.abs(kept).max(-1, keepdims=True), 1e-12) / most
+                    unit = np.asarray(unit, jnp.bfloat16 if settings.key_bits == 4 else np.float32).astype(np.float64)
+                    kept = np.clip(np.round(kept / unit), -most, most) * unit
                 each = len(asked) // kept.shape[1]
                 scale = asked.shape[1] ** -0.5
                 if page == 1:
@@ -159,6 +171,8 @@ CASES = [
     ("gate", {"predictor": {"look_ahead": 1, "share": 1}}),
     ("grouped", {"query_stride": 3}),
     ("gate", {"query_stride": 2}),
+    ("low_rank", {"key_bits": 4}),
+    ("grouped", {"key_bits": 8}),
 ]
 
 
@@ -207,6 +221,31 @@ def test_gradients_reach_every_weight_of_the_predictor(kind):
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         assert bool(jnp.isfinite(leaf).all())
         assert float(jnp.abs(leaf).max()) > 0, path
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounded_keys_get_the_gradients_of_keys_that_are_as_they_were_rounded(bits):
+    settings, batch = settings_of("low_rank"), rows()
+    _, heads, _, _ = read_rows()
+    rounded = {4: int4_keys, 8: int8_keys}[bits]
+    width = settings.configs["a"].width
+    draw = np.random.default_rng(bits).normal
+    queries, keys = (jnp.asarray(draw(size=(*x.shape[:4], width)), jnp.float32) for x in (heads.queries, heads.keys))
+    made = Importance(queries=queries, keys=keys)
+    found = jax.vmap(rounded)(made.keys)
+    back = found.values.astype(jnp.float32) * found.scale.astype(jnp.float32)[..., None]
+
+    def loss(made, bits):
+        settings = settings_of("low_rank", key_bits=bits)
+        return attention_loss(heads, made, batch, settings, settings.configs["a"], False).loss
+
+    (value, own), (expected, of_rounded), (_, of_whole) = (
+        jax.jit(jax.value_and_grad(functools.partial(loss, bits=bits)))(x)
+        for x, bits in ((made, bits), (dataclasses.replace(made, keys=back), 0), (made, 0))
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(own.keys, of_rounded.keys, rtol=1e-3, atol=1e-5)
+    assert not np.allclose(own.keys, of_whole.keys, rtol=1e-3, atol=1e-5)
 
 
 def test_other_rows_and_documents_change_nothing():
@@ -274,6 +313,8 @@ def _temporaries(kind, length):
         ("per_head", {"recall_layer": 3}, "recall_layer must be from 0 to the base's last layer, 2; got 3"),
         ("grouped", {"predictor": {"look_ahead": 24}}, "look_ahead must be less than the rows' length 24; got 24"),
         ("grouped", {"query_stride": 5}, "query_stride must divide the rows' length 24; got 5"),
+        ("low_rank", {"key_bits": 2}, "key_bits must be one of 0, 4, 8; got 2"),
+        ("per_head", {"key_bits": 8}, "key_bits must be 0 where keys are kept whole, as per_head has them"),
         ("per_head", {"predictor": {"attach": 3}}, "attach must be from 0 to the base's last layer 2; got 3"),
         ("per_head", {"own_rows": 1}, "own_rows are settings of train.base alone"),
     ],
