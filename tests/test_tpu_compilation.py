@@ -146,7 +146,7 @@ def test_a_step_whose_slots_are_chosen_one_by_one_moves_little_more_than_it_must
     check(report)
     (row,) = report["rows"]
     assert row["body_bytes"] + row["held_bytes"] < 1.2 * row["ideal_bytes"]
-    assert (row["cache_copies"], row["unknown_loops"], row["uncounted_kernels"]) == (0, [], [])
+    assert (row["unknown_loops"], row["uncounted_kernels"]) == ([], [])
 
 
 @pytest.mark.parametrize(

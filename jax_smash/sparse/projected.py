@@ -83,7 +83,7 @@ class Projected(Learned):
         if self.heads == "max":
             highest: Array = importance(asked, keys)[:, :, :, 0].max(2)
             return highest
-        # Probabilities take several passes over the scores, which are kept in the predictor's own precision for them.
+        # Several passes over the scores make them probabilities: a predictor in bfloat16 has scores of half the bytes.
         found = importance(asked, keys, asked.dtype)[:, :, :, 0].astype(jnp.float32)
         return jax.nn.softmax(jnp.where(committed_slots(view)[:, None, None], found, MASKED), axis=-1).sum(2)
 

@@ -11,20 +11,13 @@ import pytest
 from jax_smash.cache import Block
 from jax_smash.models.attended import Attended, attended
 from jax_smash.models.definition import NnxModel
-from jax_smash.models.predictors import (
-    FORMS,
-    Importance,
-    abstract_predictor,
-    int4_keys,
-    int8_keys,
-    random_predictor,
-)
+from jax_smash.models.predictors import FORMS, Importance, abstract_predictor, random_predictor
 from jax_smash.models.rope import longest
 from tests.predictors import SIZES, base_model
 from train.data.rows import Batch
 from train.parts.butler.objective import attention_loss, butler_objective
 from train.parts.butler.recall import recall
-from train.parts.butler.settings import ButlerSettings
+from train.parts.butler.settings import ROUNDED, ButlerSettings
 from train.run.optimiser import Optimiser
 
 LENGTH = 24
@@ -227,12 +220,11 @@ def test_gradients_reach_every_weight_of_the_predictor(kind):
 def test_rounded_keys_get_the_gradients_of_keys_that_are_as_they_were_rounded(bits):
     settings, batch = settings_of("low_rank"), rows()
     _, heads, _, _ = read_rows()
-    rounded = {4: int4_keys, 8: int8_keys}[bits]
     width = settings.configs["a"].width
     draw = np.random.default_rng(bits).normal
     queries, keys = (jnp.asarray(draw(size=(*x.shape[:4], width)), jnp.float32) for x in (heads.queries, heads.keys))
     made = Importance(queries=queries, keys=keys)
-    found = jax.vmap(rounded)(made.keys)
+    found = jax.vmap(ROUNDED[bits])(made.keys)
     back = found.values.astype(jnp.float32) * found.scale.astype(jnp.float32)[..., None]
 
     def loss(made, bits):
