@@ -1,5 +1,6 @@
 """Tests run on the CPU with eight virtual devices, strict dtypes, no silent broadcasting and checked shapes."""
 
+import gc
 import os
 import pathlib
 
@@ -49,6 +50,13 @@ def pytest_collection_modifyitems(config, items):
     kept = _sampled(items, one_case=config.getoption("--one-case"), every=config.getoption("--every"))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def pytest_collection_finish():
+    """Collects garbage less often, and not among what stays: tracing makes many objects, few of them garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -87,6 +87,8 @@ class ButlerSettings(Settings):
             self._check_lengths(config)
             if self.key_bits and not isinstance(config, GroupedConfig | LowRankConfig):
                 raise ValueError(f"key_bits must be 0 where keys are kept whole, as {config.kind} has them")
+            if self.key_bits and isinstance(config, GroupedConfig) and config.int8:
+                raise ValueError("key_bits must be 0 beside a predictor that rounds its keys itself, as with int8")
 
     def _check_lengths(self, config: PredictorConfig) -> None:
         page, ahead = config.page_size, config.look_ahead

@@ -307,6 +307,7 @@ def _temporaries(kind, length):
         ("grouped", {"query_stride": 5}, "query_stride must divide the rows' length 24; got 5"),
         ("low_rank", {"key_bits": 2}, "key_bits must be one of 0, 4, 8; got 2"),
         ("per_head", {"key_bits": 8}, "key_bits must be 0 where keys are kept whole, as per_head has them"),
+        ("grouped", {"key_bits": 4, "predictor": {"int8": True}}, "key_bits must be 0 beside a predictor that rounds"),
         ("per_head", {"predictor": {"attach": 3}}, "attach must be from 0 to the base's last layer 2; got 3"),
         ("per_head", {"own_rows": 1}, "own_rows are settings of train.base alone"),
     ],

@@ -46,6 +46,7 @@ def test_each_guess_is_what_the_decoder_says_behind_the_texts_own_tokens(said):
     batch = random_batch(SETTINGS.model.vocab_size, 2, 6)
     loss, told = jax.jit(micro_objective(target, SETTINGS, said))({"base": params, "drafter": drawn}, batch)
     tokens = np.arange(SETTINGS.model.vocab_size) if said is None else said
+    read = nnx.jit(lambda decoder, given, cache: decoder.read(given, cache))
     lost, count, stop = np.zeros(3), np.zeros(3), np.zeros(2)
     for row in range(2):
         text = jnp.asarray(batch.tokens[row])
@@ -58,7 +59,7 @@ def test_each_guess_is_what_the_decoder_says_behind_the_texts_own_tokens(said):
                     break
                 vector = base.embed(text[None, at : at + 1])
                 given = jnp.concatenate([wide, vector], axis=1) if step == 0 else vector
-                made, cache = modules.micro_decoder.read(given, cache)
+                made, cache = read(modules.micro_decoder, given, cache)
                 weight = float(batch.weights[row, at])
                 logits, best = base.unembed(made)[0], int(jnp.argmax(predicted[at]))
                 wrong = float(int(tokens[jnp.argmax(logits[tokens])]) != best)
