@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Collects garbage less often, and not among what stays: tracing makes many objects, few of them garbage."""
+    """Collects garbage less often, and not among what is there before the first test."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -53,7 +53,7 @@ def test_a_chain_stops_where_a_plain_program_has_it_stop():
     drafts = []
     for least in (0.1, 0.2):
         plain = functools.partial(plain_suffix, drafter=Suffix(least=least))
-        found, expected = follow_a_chat("suffix", plain, ("chain-4",), tree=f"chain-4:least={least}")
+        found, expected = follow_a_chat("suffix", plain, tree=f"chain-4:least={least}")
         assert found == expected
         drafts += found
     assert {any(token >= 0 for token in draft[1:]) for draft in drafts} == {True, False}
