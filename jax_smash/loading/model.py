@@ -15,6 +15,7 @@ from jax_smash.checkpoints.smasher import (
     SmashModules,
 )
 from jax_smash.config import ModelConfig
+from jax_smash.loading.kept import Kept
 from jax_smash.protocols import ModelDef
 from jax_smash.pytree import size
 
@@ -37,6 +38,7 @@ class Model:
         unless modules asked for it.
       source: where its weights were read from: `path`, or the modules' own folder with the base that they were trained
         with.
+      kept: what was made beside its weights and serves later calls, such as a drafter that was read from a folder.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Model:
     modules: SmashModules | None = None
     fingerprint: str | None = None
     source: Path | None = None
+    kept: Kept = dataclasses.field(default_factory=Kept, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """Says what it is and how large, and prints no weights."""

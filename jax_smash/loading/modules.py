@@ -123,7 +123,8 @@ def weights_fingerprint(model: Model) -> str | None:
     (params, _), config = without_predictor(model.params["target"]), model.config
     if config is None or has_int8(params) or activation_dtype(params) == jnp.float16:
         return model.fingerprint
-    return fingerprint(config, params)  # What is in memory goes before what was loaded: it may have been replaced.
+    # What is in memory goes before what was loaded: it may have been replaced.
+    return model.kept.get("fingerprint", None, params, lambda: fingerprint(config, params))
 
 
 def with_modules(model: Model, modules: SmashModules) -> Model:

@@ -9,7 +9,6 @@ from jax_smash.methods.trained import (
     branching,
     check_shape,
     fitting,
-    held_as,
     ladder_of,
     room_of,
     said_rows,
@@ -39,8 +38,7 @@ def chimera(setup: Setup) -> Trained:
     )
     vocabulary = modules.config.head_size or modules.config.vocab_size
     reach = branching(min(RANKS, vocabulary), levels=modules.config.decoding_heads)
-    params = held_as(setup.model, modules.params)
-    ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, params, head=vocabulary))
+    ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, modules.params, head=vocabulary))
     width = width_of(ladder, reach)
     if width > vocabulary:
         raise ValueError(f"a node has at most {vocabulary} children, as many as tokens that are said; got {width}")
@@ -53,7 +51,7 @@ def chimera(setup: Setup) -> Trained:
         noisy=setup.noisy,
     )
     said = said_rows(setup.model, modules.tokens)
-    return Trained(drafter=drafter, ladder=ladder, params=params, said=said)
+    return Trained(drafter=drafter, ladder=ladder, params=modules.params, said=said)
 
 
 def check_target(config: ChimeraConfig, model: Model, where: str) -> None:

@@ -11,7 +11,6 @@ from jax_smash.methods.trained import (
     Trained,
     check_tapped,
     fitting,
-    held_as,
     ladder_of,
     said_rows,
     share_of_step,
@@ -40,7 +39,7 @@ def dflash(setup: Setup) -> Trained:
     )
     config: DFlashConfig = modules.config
     vocabulary = config.head_size or config.vocab_size
-    draws, params = setup.draws, held_as(setup.model, modules.params)
+    draws = setup.draws
     drawn = setup.sampled and draws in (Draws.DIFFERENT, Draws.INDEPENDENT)
     tree, reach = setup.draft.tree, Reach(ranks=min(RANKS, vocabulary), levels=config.block_size - 1)
     nodes = None if drawn else sized(tree)
@@ -51,7 +50,7 @@ def dflash(setup: Setup) -> Trained:
         # Drawn children stand where they were drawn, whatever their probability.
         tree = f"chain-{reach.levels}"
     if tree == "auto":
-        once = share_of_step(setup.model, params, head=vocabulary)
+        once = share_of_step(setup.model, modules.params, head=vocabulary)
         ladder, grows = ladder_of(setup, NAME, reach, once=once), True
     else:
         topology = named_tree(tree) if nodes is None else reach.tree(nodes)
@@ -71,4 +70,4 @@ def dflash(setup: Setup) -> Trained:
         sampled=setup.sampled,
     )
     said = said_rows(setup.model, modules.tokens)
-    return Trained(drafter=drafter, ladder=ladder, params=params, said=said)
+    return Trained(drafter=drafter, ladder=ladder, params=modules.params, said=said)

@@ -15,7 +15,6 @@ from jax_smash.methods.trained import (
     check_shape,
     check_tapped,
     fitting,
-    held_as,
     ladder_of,
     room_of,
     said_rows,
@@ -53,8 +52,7 @@ def eagle(setup: Setup) -> Trained:
     if tree == "auto" and narrows() and setup.draft.verify == "coupling":
         sizes, reach = STOPPING, Reach(ranks=1, levels=STOPPING.levels, stopping=STOPPING.nodes)
     borrows = isinstance(config, Eagle1Config) or not config.own_rows
-    params = held_as(setup.model, modules.params)
-    each = share_of_step(setup.model, params, head=said if borrows else 0)
+    each = share_of_step(setup.model, modules.params, head=said if borrows else 0)
     ladder = ladder_of(setup, NAME, reach, drafting=each)
     trees: FixedTrees | ConfidentTrees = FixedTrees(width=width_of(ladder, reach), room=room_of(ladder, reach))
     trees = trees if sizes is None else ConfidentTrees(sizes)
@@ -70,7 +68,7 @@ def eagle(setup: Setup) -> Trained:
         noisy=setup.noisy,
     )
     rows = said_rows(setup.model, modules.tokens)
-    return Trained(drafter=drafter, ladder=ladder, params=params, said=rows)
+    return Trained(drafter=drafter, ladder=ladder, params=modules.params, said=rows)
 
 
 def check_target(config: EagleConfig | Eagle1Config, model: Model, where: str) -> None:

@@ -9,7 +9,6 @@ from jax_smash.methods.trained import (
     Trained,
     check_shape,
     fitting,
-    held_as,
     ladder_of,
     said_rows,
     share_of_step,
@@ -38,8 +37,7 @@ def medusa(setup: Setup) -> Trained:
     tree, config = setup.draft.tree, modules.config
     vocabulary = config.head_size or config.vocab_size
     sizes, reach = confident(tree), Reach(ranks=min(RANKS, vocabulary), levels=config.num_heads)
-    params = held_as(setup.model, modules.params)
-    once = share_of_step(setup.model, params, head=0 if config.own_rows else vocabulary)
+    once = share_of_step(setup.model, modules.params, head=0 if config.own_rows else vocabulary)
     ladder = ladder_of(setup, NAME, reach, once=once)
     width = width_of(ladder, reach) if sizes is None else sizes.width
     if width > vocabulary:
@@ -52,4 +50,4 @@ def medusa(setup: Setup) -> Trained:
         confident=sizes,
     )
     said = said_rows(setup.model, modules.tokens)
-    return Trained(drafter=drafter, ladder=ladder, params=params, said=said)
+    return Trained(drafter=drafter, ladder=ladder, params=modules.params, said=said)

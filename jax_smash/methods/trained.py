@@ -43,6 +43,9 @@ def fitting(
 ) -> Any:
     """Returns the drafter that the options name, after checking that it fits; nothing is loaded before.
 
+    Its parameters are held as the target's are. What was loaded for a model serves later calls while its files stay the
+    same.
+
     Args:
       model: the target at hand.
       given: a folder, a loaded drafter, or `RANDOM`.
@@ -58,33 +61,56 @@ def fitting(
     Raises:
       ValueError: the drafter is of another kind or for another target.
     """
-    dtype = activation_dtype(model.params["target"])
+    target = model.params["target"]
+    dtype = activation_dtype(target)
+
+    def checked(described: Any, where: str) -> Any:
+        check(described.config, model, where)
+        check_trained_for(described.base_fingerprint, model, where)
+        return described
+
+    def loaded() -> Any:
+        checked(read(given), f"the drafter in {given}")
+        return _held(model, load(given, dtype=dtype))
+
     if isinstance(given, str | Path) and str(given) == RANDOM:
         if model.config is None:
             raise ValueError(f"a random drafter needs a model of this package; {model.name} is none")
-        return random(model.config, dtype=dtype)
-    in_folder = isinstance(given, str | Path)
-    if not in_folder and not isinstance(given, kind):
+        return _held(model, random(model.config, dtype=dtype))
+    if isinstance(given, str | Path):
+        found = model.kept.get(method, _files(given), target, loaded)
+    elif isinstance(given, kind):
+        found = _held(model, checked(given, "the drafter"))
+    else:
         kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
         raise ValueError(f"method {method} needs {kinds} as its drafter; got {type(given).__name__}")
-    described, where = (read(given), f"the drafter in {given}") if in_folder else (given, "the drafter")
-    check(described.config, model, where)
-    check_trained_for(described.base_fingerprint, model, where)
-    most = getattr(described.config, "max_positions", 0)
+    most = getattr(found.config, "max_positions", 0)
     if 0 < most < slots:
         LOG.warning(
             "jax-smash: rows have room for %d tokens, and the drafter has positions for %d: later ones are not drafted",
             slots,
             most,
         )
-    if (length := described.trained_length) is not None and length < slots:
+    if (length := found.trained_length) is not None and length < slots:
         LOG.warning(
             "jax-smash: rows have room for %d tokens, and the drafter was trained on rows of %d: of later ones the "
             "target may keep fewer",
             slots,
             length,
         )
-    return load(given, dtype=dtype) if in_folder else given
+    return found
+
+
+def _held(model: Model, modules: Any) -> Any:
+    return dataclasses.replace(modules, params=held_as(model, modules.params))
+
+
+def _files(folder: str | Path) -> tuple[Any, ...]:
+    """Returns what changes when a file of a folder does."""
+    folder = Path(folder).expanduser().resolve()
+    found = sorted(filter(Path.is_file, folder.iterdir())) if folder.is_dir() else []
+    told = ((file.name, file.stat()) for file in found)
+    return str(folder), *((name, stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in told)
 
 
 def check_sizes(sizes: Mapping[str, tuple[int, int]], model: Model, where: str) -> None:

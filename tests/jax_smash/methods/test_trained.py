@@ -13,6 +13,7 @@ from jax_smash.checkpoints.dflash import load_dflash, save_dflash
 from jax_smash.checkpoints.dflash import random_drafter as random_dflash
 from jax_smash.checkpoints.eagle import load_eagle, random_modules, save_eagle
 from jax_smash.checkpoints.eagle1 import load_eagle1, random_eagle1_modules, save_eagle1
+from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.checkpoints.medusa import load_medusa, random_heads, save_medusa
 from jax_smash.costs import Follower, StoppingFollower
 from jax_smash.loading import quantised
@@ -94,6 +95,38 @@ def test_weights_that_are_not_those_of_the_description_are_refused(kind, tmp_pat
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match=rf"{kind}\.safetensors"):
         method(kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_read_once_for_a_model_while_its_files_stay(kind, tmp_path):
+    model = dataclasses.replace(tiny_model())
+    saved(kind, tmp_path)
+
+    def drafter():
+        draft = DraftOptions(drafter=tmp_path)
+        return make_method(model, METHODS.get(kind, kind), draft=draft, slots=64).params["drafter"]
+
+    first = jax.tree.leaves(drafter())
+    assert all(a is b for a, b in zip(first, jax.tree.leaves(drafter()), strict=True))
+    weights = tmp_path / f"{kind}.safetensors"
+    weights.write_bytes(weights.read_bytes())
+    assert not any(a is b for a, b in zip(first, jax.tree.leaves(drafter()), strict=True))
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{kind}\.safetensors is missing"):
+        drafter()
+
+
+def test_a_drafter_is_refused_when_the_targets_weights_became_others(tmp_path):
+    model = dataclasses.replace(tiny_model(), params=dict(tiny_model().params))
+    target = model.params["target"]
+    saved("eagle", tmp_path, base_fingerprint=fingerprint(model.config, target))
+    for drafter in (tmp_path, load_eagle(tmp_path)):
+        options = {"draft": DraftOptions(drafter=drafter), "slots": 64}
+        make_method(model, "eagle", **options)
+        model.params["target"] = tiny_model(spread=11.0).params["target"]
+        with pytest.raises(ValueError, match="was trained for a target whose weights have fingerprint"):
+            make_method(model, "eagle", **options)
+        model.params["target"] = target
 
 
 @pytest.mark.parametrize(
