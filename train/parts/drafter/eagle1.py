@@ -42,6 +42,9 @@ from train.run.step import Objective, Tally
 NOISE_LENGTH = 512
 """Tokens of a document whose features are moved by just what is asked for; those of longer ones by less."""
 
+DEPTHS = 4
+"""Depths whose accuracies choose a step, where fewer are trained: decoding goes on from the drafter's own features."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Eagle1Part(BesideTarget):
@@ -68,9 +71,21 @@ class Eagle1Part(BesideTarget):
     def _objective(self, settings: Eagle1Settings) -> Objective:
         return eagle1_objective(abstract_params(settings.model)[0], settings, self.tokens)
 
+    @property
+    def depths(self) -> int:
+        """Depths that are evaluated."""
+        return max(self.settings.test_steps, min(DEPTHS, self.settings.length - 1))
+
     def evaluated(self) -> Objective:
-        """Returns the objective without noise."""
-        return self._objective(dataclasses.replace(self.settings, noise=0.0))
+        """Returns the objective without noise, which tells of all depths."""
+        return self._told(dataclasses.replace(self.settings, noise=0.0))
+
+    def measured(self) -> Objective:
+        """Returns the cross-entropy of what is trained, in float32, which tells of all depths."""
+        return self._told(self.settings.measured())
+
+    def _told(self, settings: Eagle1Settings) -> Objective:
+        return eagle1_objective(abstract_params(settings.model)[0], settings, self.tokens, depths=self.depths)
 
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method eagle --drafter FOLDER` reads, bound to the target's weights."""
@@ -102,7 +117,7 @@ class Eagle1Part(BesideTarget):
             },
             command="jax-smash generate --method eagle --drafter FOLDER --model TARGET",
             base_fingerprint=frozen.fingerprints["base"],
-            depths=settings.test_steps,
+            depths=self.depths,
             left_out=self.left_out,
         )
 
@@ -112,13 +127,15 @@ def eagle1_objective(
     settings: Eagle1Settings,
     tokens: Int[np.ndarray, "X"] | None = None,
     *,
+    depths: int | None = None,
     chunk: int = CHUNK_OF_DRAFTER,
 ) -> Objective:
     """Returns the distance of the drafter's features from the target's, and its cross-entropy, over rows of replies.
 
     Equivalent formula: Σ_s decay^s Σ_t w_t (a · mean(smooth L1 of f_s,t − hidden_t) + b · −Σ_x p_t(x) log q_s,t(x)),
     f_s,t what step s guesses of the target's hidden state of token t, q_s,t and p_t what the target's head says of
-    both, a the feature share and b the prediction share.
+    both among the tokens that the drafter can say, a the feature share and b the prediction share. The cross-entropy
+    is summed over targets that it can say, the distance over all.
 
     Source: Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", section 4.2; steps
     behind the first as in Zhang et al. 2024, "Learning Harmonized Representations for Speculative Sampling".
@@ -129,9 +146,11 @@ def eagle1_objective(
       target: structure of the target.
       settings: of the run.
       tokens: that the drafter can say, in rising order; None for all.
+      depths: steps that are told, at least as many as are trained, which is None. Further ones count 0 in the loss.
       chunk: entries whose logits are in memory at once.
     """
-    decay = np.power(np.float32(settings.step_decay), np.arange(settings.test_steps, dtype=np.float32))
+    steps = np.arange(depths or settings.test_steps, dtype=np.float32)
+    decay = np.power(np.float32(settings.step_decay), steps) * (steps < settings.test_steps)
     shares = np.float32(settings.feature_share), np.float32(settings.prediction_share)
     vocabulary = Vocabulary(tokens, settings.model.vocab_size)
     structure, _ = abstract_eagle1(settings.eagle1)
@@ -142,7 +161,7 @@ def eagle1_objective(
         hidden, _ = read_by_target(model, batch, settings)
         features = noised(hidden, batch, settings.noise, settings.seed)
         vectors = model.embed(batch.targets)
-        made = unrolled(drafter, features, vectors, batch.positions, batch.segments, settings.test_steps)
+        made = unrolled(drafter, features, vectors, batch.positions, batch.segments, len(steps))
         aligned, seen = behind(made, batch.segments)
 
         guesses = Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights)
@@ -151,7 +170,7 @@ def eagle1_objective(
         away = jnp.mean(optax.losses.huber_loss(missed), axis=-1)
         distance = jnp.sum(batch.weights[..., None] * seen.astype(jnp.float32) * away, axis=(0, 1))
         told = tally(found, decay)
-        means = {f"distance_{s + 1}": (distance[s], found.tried[s]) for s in range(settings.test_steps)}
+        means = {f"distance_{s + 1}": (distance[s], found.tried[s]) for s in range(len(steps))}
         loss = jnp.sum(decay * (shares[0] * distance + shares[1] * found.loss))
         return loss, Tally(count=told.count, means={**told.means, **means})
 

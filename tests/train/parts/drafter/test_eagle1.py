@@ -10,9 +10,11 @@ from jax_smash.cache import Block
 from tests.eagle1 import random_drafter1
 from tests.tiny import tiny_config, tiny_model
 from train.data.rows import Batch
-from train.parts.drafter.eagle1 import eagle1_objective, noised
+from train.parts.drafter.beside import drafted_in_a_row
+from train.parts.drafter.eagle1 import Eagle1Part, eagle1_objective, noised
 from train.parts.drafter.settings import Eagle1Settings
 from train.run.optimiser import Optimiser
+from train.run.step import Measured
 
 SETTINGS = Eagle1Settings(
     model=tiny_config(), optimiser=Optimiser(warmup=1), steps=4, batch_size=2, length=7, noise=0.0, reply_begins=""
@@ -62,6 +64,24 @@ def test_the_loss_is_the_features_distance_and_a_tenth_of_the_cross_entropy():
     np.testing.assert_allclose(told.count, count)
     np.testing.assert_allclose(told.means["distance_1"], (distance, count), rtol=1e-4)
     np.testing.assert_allclose(told.means["top3_1"], (top, count))
+
+
+def test_depths_that_are_not_trained_are_told_choose_a_step_and_cost_nothing():
+    model, given = tiny_model(), batch()
+    params = {"base": model.params["target"], "drafter": random_drafter1(model, spread=3.0).params}
+    structure = model.definition.graphdef
+    loss, told = jax.jit(eagle1_objective(structure, SETTINGS))(params, given)
+    same, more = jax.jit(eagle1_objective(structure, SETTINGS, depths=3))(params, given)
+    np.testing.assert_allclose((same, more.count), (loss, told.count), rtol=1e-6)
+    for name, mean in told.means.items():
+        np.testing.assert_allclose(more.means[name], mean, rtol=1e-6, err_msg=name)
+    assert "top1_2" not in told.means
+    for objective in (Eagle1Part(SETTINGS).evaluated(), Eagle1Part(SETTINGS).measured()):
+        _, found = jax.eval_shape(objective, params, given)
+        assert {f"top1_{depth}" for depth in range(1, 5)} < {*found.means}
+    # What is right at depth 2 as well is chosen.
+    one, both = (Measured(0.0, {}, {"top1_1": 0.5, "top1_2": second}) for second in (0.1, 0.4))
+    assert drafted_in_a_row(one) < drafted_in_a_row(both)
 
 
 def test_weights_are_measured_by_the_cross_entropy_alone_and_without_noise():
