@@ -102,13 +102,11 @@ def load_eagle1(folder: str | Path, *, dtype: Any = None) -> Eagle1Modules:
     return FILES.load(folder, dtype).made(Eagle1Modules)
 
 
-def eagle1_of(
-    config: Eagle1Config, tensors: Mapping[str, np.ndarray], dtype: Any, base_fingerprint: str
-) -> Eagle1Modules:
-    """Returns a drafter of tensors by their dotted names, on the default device."""
+def eagle1_of(config: Eagle1Config, tensors: Mapping[str, np.ndarray], dtype: Any, **told: Any) -> Eagle1Modules:
+    """Returns a drafter of tensors by their dotted names, on the default device; `told` are further attributes."""
     structure, abstract = abstract_eagle1(config, dtype)
     leaves = [(path, v.replace(jax.device_put(tensors[dotted(path)]))) for path, v in nnx.to_flat_state(abstract)]
-    return Eagle1Modules(config, NnxModel(structure), nnx.from_flat_state(leaves), base_fingerprint)
+    return Eagle1Modules(config, NnxModel(structure), nnx.from_flat_state(leaves), **told)
 
 
 def read_eagle1(folder: str | Path) -> Described:

@@ -32,10 +32,11 @@ from jax_smash.checkpoints.eagle_layout import check_embedding, weights_file
 from jax_smash.checkpoints.eagle_tensors import PROJECTIONS, layer_shapes, layer_to_ours, layer_to_published
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.module_files import check_says_all
+from jax_smash.checkpoints.published import check_full_attention, layer_fields, marks_of, read_marks, target_vectors
 from jax_smash.config import ModelConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.families import from_hf
-from jax_smash.models.families.rope_fields import rope_to_hf
+from jax_smash.quantise import check_plain
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -115,7 +116,7 @@ def import_eagle1(
         **({"b_join": tensors[BIAS]} if config.join_bias else {}),
     }
     held = {name: x.astype(made_of, copy=False) for name, x in ours.items()}
-    return eagle1_of(config, held, made_of, str(raw.get("base_fingerprint", "")))
+    return eagle1_of(config, held, made_of, **read_marks(raw, folder / CONFIG))
 
 
 def export_eagle1(
@@ -133,11 +134,12 @@ def export_eagle1(
     Raises:
       FileExistsError: the folder has something in it.
       ValueError: weights are int8 or not finite; the target is another or scales its vectors; the loader would pass
-        over a bias.
+        over a bias; the layout cannot tell the rotary embedding.
       OSError: the disk is full.
     """
     config = drafter.config
     check_says_all(config)
+    check_plain(drafter.params)
     _check_target(config, target)
     if loader == "vllm" and config.join_bias:
         raise ValueError(
@@ -152,14 +154,9 @@ def export_eagle1(
     }
     if loader == "sglang":
         tensors[BIAS] = params.get("b_join", np.zeros_like(params["mlp_norm.scale"]))
-    vectors = np.asarray(embedding()).astype(tensors["fc.weight"].dtype)
-    if vectors.shape != (config.vocab_size, config.d_model):
-        wanted = [config.vocab_size, config.d_model]
-        raise ValueError(f"the target's vectors must be {wanted}; got {list(vectors.shape)}")
-    tensors[EMBEDDING] = vectors
+    tensors[EMBEDDING] = target_vectors(embedding(), config).astype(tensors["fc.weight"].dtype)
     check_savable(tensors)
-    fields = _fields(config, loader) | {"torch_dtype": str(vectors.dtype)}
-    fields |= {"base_fingerprint": drafter.base_fingerprint} if drafter.base_fingerprint else {}
+    fields = _fields(config, loader) | {"torch_dtype": str(tensors["fc.weight"].dtype)} | marks_of(drafter)
     with new_directory(folder, sum(x.nbytes for x in tensors.values())) as work:
         save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, work / WEIGHTS, {"format": "pt"})
         (work / CONFIG).write_text(json.dumps(fields, indent=2) + "\n")
@@ -200,6 +197,7 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, names: set[str], file: 
         for name in ("eagle_config", "draft_vocab_size", "hot_vocab_size", "speculators_model_type"):
             if raw.get(name) is not None:
                 raise ValueError(f"{name} is not of EAGLE-1; got {raw[name]!r}")
+        check_full_attention(raw)
         # Biases go by the tensors' names, for the field `bias` is the join's to one program and the layer's to another.
         changes = {"model_type": "llama", "architectures": None, "num_hidden_layers": 1, "attention_bias": False}
         layer = from_hf({**raw, **changes})
@@ -246,27 +244,13 @@ def _check_target(config: Eagle1Config, target: ModelConfig) -> None:
 
 def _fields(config: Eagle1Config, loader: Loader) -> dict[str, Any]:
     """Returns the content of `config.json`."""
-    rope = rope_to_hf(config.rope)
-    family = "Qwen2" if config.qkv_bias else "Llama"
+    # vLLM's Llama layer takes `qkv_bias`, and it has no EAGLE drafter of another family; SGLang has one of Qwen2's.
+    family = "Qwen2" if config.qkv_bias and loader == "sglang" else "Llama"
     fields: dict[str, Any] = {
         # vLLM puts `Eagle` before the name itself.
         "architectures": [f"{family}ForCausalLM" + ("" if loader == "vllm" else "Eagle")],
         "model_type": family.lower(),
-        "num_hidden_layers": 1,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_width,
-        "intermediate_size": config.mlp_width,
-        "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.norm_epsilon,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": None if config.rope.scaling == "none" else rope,
+        **layer_fields(config),
     }
     if config.qkv_bias:
         fields["qkv_bias"] = True

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
@@ -27,18 +26,26 @@ from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.eagle_tensors import shapes_of, to_ours, to_published
 from jax_smash.checkpoints.fit import check_fit, dotted
+from jax_smash.checkpoints.published import (
+    check_full_attention,
+    layer_fields,
+    marks_of,
+    read_marks,
+    same_vectors,
+    target_vectors,
+)
 from jax_smash.checkpoints.shards import PICKLES, weight_files
 from jax_smash.config import ModelConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle import abstract_eagle
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.families import from_hf
-from jax_smash.models.families.rope_fields import rope_to_hf
 from jax_smash.models.short_head import check_tokens
+from jax_smash.quantise import check_plain
 
 CONFIG, WEIGHTS, ARCHITECTURE = "config.json", "model.safetensors", "LlamaForCausalLMEagle3"
 
-IDS = "eagle_aux_hidden_state_layer_ids"
+IDS, TAPS = "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states"
 
 Reading = Literal["inputs", "outputs"]
 """What an id of a layer means: what enters the layer, or what leaves it."""
@@ -100,7 +107,7 @@ def import_eagle(
         config=config,
         definition=NnxModel(graphdef),
         params=nnx.from_flat_state(leaves),
-        base_fingerprint=str(raw.get("base_fingerprint", "")),
+        **read_marks(raw, folder / CONFIG),
     )
 
 
@@ -123,25 +130,26 @@ def export_eagle(
 
     Raises:
       FileExistsError: the folder has something in it.
-      ValueError: weights are int8 or not finite, the taps cannot be told by ids, or rows are missing.
+      ValueError: weights are int8 or not finite; the layout cannot tell the taps or the rotary embedding; rows are
+        missing, or those of another target.
       OSError: the disk is full.
     """
     config = drafter.config
+    check_plain(drafter.params)
+    fields = _fields(config, _written_ids(config, layer_ids)) | marks_of(drafter)
     params = {dotted(path): np.asarray(v.get_value()) for path, v in nnx.to_flat_state(drafter.params)}
     tokens = params.pop("tokens", np.arange(config.head_size, dtype=np.int32)).astype(np.int64)
-    ids = _written_ids(config, layer_ids)
     if not config.own_rows:
         if rows is None:
             raise ValueError(
                 "a drafter that uses the model's own embedding and head needs the model as its base; got none"
             )
-        params["head"] = np.asarray(rows())[tokens].astype(params["w_join"].dtype)
+        params["head"] = target_vectors(rows(), config)[tokens].astype(params["w_join"].dtype)
     tensors = to_published(params, config)
     check_savable(tensors)
     known = np.zeros(config.vocab_size, bool)
     known[tokens] = True
     tensors |= {"d2t": tokens - np.arange(len(tokens)), "t2d": known}
-    fields = _fields(config, ids) | ({"base_fingerprint": drafter.base_fingerprint} if drafter.base_fingerprint else {})
     fields["torch_dtype"] = str(tensors["norm.weight"].dtype)
     with new_directory(folder, sum(x.nbytes for x in tensors.values())) as work:
         save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, work / WEIGHTS, {"format": "pt"})
@@ -179,6 +187,7 @@ def _config(
     try:
         if raw.get("num_hidden_layers", 1) != 1:
             raise ValueError(f"num_hidden_layers must be 1; got {raw['num_hidden_layers']}")
+        check_full_attention(raw)
         layer = from_hf({**raw, "model_type": "llama", "architectures": None, "num_hidden_layers": 1})
         if layer.qkv_bias or layer.mlp_bias:
             raise ValueError("a drafter with biases is not supported")
@@ -190,13 +199,18 @@ def _config(
             if theirs != wanted:
                 raise ValueError(f"the drafter has a {ours} of {theirs}; the target's is {wanted}")
         inner = raw.get("eagle_config") or {}
+        if not isinstance(inner, Mapping):
+            raise ValueError(f"eagle_config must be an object; got {inner!r}")
         if inner.get("use_aux_hidden_state", True) is not True:
             raise ValueError("use_aux_hidden_state must be true: EAGLE-3 reads several layers")
+        taps = _taps(inner.get(IDS, raw.get(IDS)), target.num_layers, layer_ids)
+        if raw.get(TAPS) not in (None, len(taps)):
+            raise ValueError(f"{TAPS} must be {len(taps)}, as many as there are ids of layers; got {raw[TAPS]!r}")
         return EagleConfig(
             vocab_size=target.vocab_size,
             d_model=target.d_model,
             target_layers=target.num_layers,
-            taps=_taps(inner.get(IDS, raw.get(IDS)), target.num_layers, layer_ids),
+            taps=taps,
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
             head_width=layer.head_width,
@@ -275,8 +289,7 @@ def check_embedding(found: np.ndarray | None, own: Callable[[], Any] | None, fil
         return
     if own is None:
         raise ValueError(f"{file} holds embed_tokens.weight: give the target's vectors, which they must be")
-    theirs, ours = (np.asarray(x).astype(jnp.bfloat16) for x in (found, own()))
-    if not np.array_equal(theirs, ours):
+    if not same_vectors(found, own()):
         raise ValueError(
             f"embed_tokens.weight in {file} must be the target's vectors; a drafter's own are not supported"
         )
@@ -289,6 +302,8 @@ def _written_ids(config: EagleConfig, reading: Reading) -> list[int]:
                 f"taps {list(config.taps)} cannot be told by what enters layers: the last leaves all of them"
             )
         return list(config.taps)
+    if len(config.taps) == 1:
+        raise ValueError("SGLang does not join a single tap, and would draft badly; export the drafter for vLLM")
     # Later versions of SGLang take ids for outputs only where the first is 1.
     if config.taps[0] != 2:
         raise ValueError(f"SGLang reads ids as outputs only where the first tap is 2; got taps {list(config.taps)}")
@@ -297,28 +312,15 @@ def _written_ids(config: EagleConfig, reading: Reading) -> list[int]:
 
 def _fields(config: EagleConfig, ids: list[int]) -> dict[str, Any]:
     """Returns the content of `config.json`."""
-    rope = rope_to_hf(config.rope)
     flags = {theirs: getattr(config, ours) for theirs, ours in FLAGS.items()}
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
-        "num_hidden_layers": 1,
-        "vocab_size": config.vocab_size,
+        **layer_fields(config),
         "draft_vocab_size": config.head_size,
-        "hidden_size": config.d_model,
         "target_hidden_size": config.d_model,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_width,
-        "intermediate_size": config.mlp_width,
-        "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.norm_epsilon,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": None if config.rope.scaling == "none" else rope,
+        # Loaders that read it make `fc` for three taps where it is absent.
+        TAPS: len(config.taps),
         **flags,
         "eagle_config": {IDS: ids, "use_aux_hidden_state": True, **flags},
     }

@@ -101,11 +101,11 @@ def load_medusa(folder: str | Path, *, dtype: Any = None) -> MedusaModules:
     return FILES.load(folder, dtype).made(MedusaModules)
 
 
-def medusa_of(config: MedusaConfig, tensors: dict[str, np.ndarray], dtype: Any, base_fingerprint: str) -> MedusaModules:
-    """Returns heads of tensors by their dotted names, on the default device."""
+def medusa_of(config: MedusaConfig, tensors: dict[str, np.ndarray], dtype: Any, **told: Any) -> MedusaModules:
+    """Returns heads of tensors by their dotted names, on the default device; `told` are further attributes."""
     graphdef, abstract = abstract_medusa(config, dtype)
     leaves = [(path, v.replace(jax.device_put(tensors[dotted(path)]))) for path, v in nnx.to_flat_state(abstract)]
-    return MedusaModules(config, NnxModel(graphdef), nnx.from_flat_state(leaves), base_fingerprint)
+    return MedusaModules(config, NnxModel(graphdef), nnx.from_flat_state(leaves), **told)
 
 
 def read_medusa(folder: str | Path) -> Described:

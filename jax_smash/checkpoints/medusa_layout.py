@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from safetensors import SafetensorError, safe_open
@@ -28,9 +27,11 @@ from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.medusa import MedusaModules, medusa_of, shapes_of
 from jax_smash.checkpoints.module_files import check_says_all
+from jax_smash.checkpoints.published import marks_of, read_marks, same_vectors, target_vectors
 from jax_smash.checkpoints.shards import PICKLES
 from jax_smash.config import ModelConfig
 from jax_smash.models.medusa import MedusaConfig
+from jax_smash.quantise import check_plain
 
 CONFIG = "config.json"
 
@@ -68,6 +69,8 @@ def import_medusa(
         with safe_open(file, framework="numpy") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in list(stored.keys())}
             names = {name.removeprefix("medusa_heads."): name for name in shapes}
+            if len(names) < len(shapes):
+                raise ValueError(f"{file} holds a tensor under two names")
             config = _config(raw, target, layout, {*names}, folder / CONFIG)
             expected = published_shapes(config, layout, {*names})
             check_fit(file, expected, {name: shapes[full] for name, full in names.items()})
@@ -87,7 +90,7 @@ def import_medusa(
         name: np.ascontiguousarray(ours[name]).astype(made_of, copy=False) if name in ours else np.zeros(shape, made_of)
         for name, shape in shapes_of(config).items()
     }
-    return medusa_of(config, held, made_of, str(raw.get("base_fingerprint", "")))
+    return medusa_of(config, held, made_of, **read_marks(raw, folder / CONFIG))
 
 
 def export_medusa(
@@ -109,18 +112,18 @@ def export_medusa(
     """
     config = heads.config
     check_says_all(config)
+    check_plain(heads.params)
     params = {dotted(path): np.asarray(v.get_value()) for path, v in nnx.to_flat_state(heads.params)}
     tensors = {theirs: params[ours].T if turned else params[ours] for ours, (theirs, turned) in _pairs(config, layout)}
     if layout == "vllm" and not config.own_rows:
         if rows is None:
             raise ValueError("heads without rows of their own need the target's for vLLM; got no base")
-        tensors[SHARED] = np.asarray(rows()).astype(next(iter(params.values())).dtype)
+        tensors[SHARED] = target_vectors(rows(), config).astype(next(iter(params.values())).dtype)
     if layout == "authors" and not base:
         raise ValueError("the authors' layout names the target that it is loaded with; got no base")
     check_savable(tensors)
     fields = _authors_fields(config, base) if layout == "authors" else _vllm_fields(config)
-    fields |= {"torch_dtype": str(next(iter(tensors.values())).dtype)}
-    fields |= {"base_fingerprint": heads.base_fingerprint} if heads.base_fingerprint else {}
+    fields |= {"torch_dtype": str(next(iter(tensors.values())).dtype)} | marks_of(heads)
     with new_directory(folder, sum(x.nbytes for x in tensors.values())) as work:
         written = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
         save_file(written, work / FILES[layout], {"format": "pt"})
@@ -218,8 +221,7 @@ def _check_rows(found: np.ndarray | None, own: Callable[[], Any] | None, file: P
         return
     if own is None:
         raise ValueError(f"{file} holds {SHARED}: give the target's rows, which they must be")
-    theirs, ours = (np.asarray(x).astype(jnp.bfloat16) for x in (found, own()))
-    if not np.array_equal(theirs, ours):
+    if not same_vectors(found, own()):
         raise ValueError(f"{SHARED} in {file} must be the target's rows; other shared rows are not supported")
 
 

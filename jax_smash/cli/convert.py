@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -95,6 +95,7 @@ class Convert:
             raise ValueError(f"--to {self.to} needs the base that the EAGLE-1 drafter is for; got none")
         base = find(self.base)
         made = load_eagle1(self.source, dtype=None if self.dtype == "auto" else self.dtype)
+        self._check_base(made)
         loader: Literal["vllm", "sglang"] = "vllm" if self.to == "vllm" else "sglang"
         export_eagle1(self.target, made, checkpoint_config(base), loader, embedding=lambda: stored_vectors(base))
         return self.target
@@ -112,10 +113,12 @@ class Convert:
         rows = None if base is None else lambda: stored_vectors(base, "head")
         if self.to == "medusa" and base is not None:
             made = import_medusa(self.source, checkpoint_config(base), rows=rows, dtype=dtype)
+            self._check_base(made)
             with new_directory(self.target, 0) as work:
-                save_medusa(work, made.config, made.params, base_fingerprint=made.base_fingerprint)
+                save_medusa(work, made.config, made.params, **_marks(made))
         else:
             made = load_medusa(self.source, dtype=dtype)
+            self._check_base(made)
             layout: Layout = "vllm" if self.to == "vllm" else "authors"
             export_medusa(self.target, made, layout, rows=rows, base=self.base or "")
         return self.target
@@ -133,6 +136,7 @@ class Convert:
         dtype = None if self.dtype == "auto" else self.dtype
         if self.to != "eagle":
             made, layer_ids = load_eagle(self.source, dtype=dtype), READINGS[self.to]
+            self._check_base(made)
             rows = None if self.base is None else functools.partial(stored_vectors, find(self.base), "head")
             export_eagle(self.target, made, layer_ids=layer_ids, rows=rows)
             return self.target
@@ -143,8 +147,9 @@ class Convert:
             one = import_eagle1(
                 self.source, checkpoint_config(base), embedding=lambda: stored_vectors(base), dtype=dtype
             )
+            self._check_base(one)
             with new_directory(self.target, 0) as work:
-                save_eagle1(work, one.config, one.params, base_fingerprint=one.base_fingerprint)
+                save_eagle1(work, one.config, one.params, **_marks(one))
             return self.target
         made = import_eagle(
             self.source,
@@ -153,6 +158,24 @@ class Convert:
             embedding=lambda: stored_vectors(base),
             dtype=dtype,
         )
+        self._check_base(made)
         with new_directory(self.target, 0) as work:
-            save_eagle(work, made.config, made.params, base_fingerprint=made.base_fingerprint)
+            save_eagle(work, made.config, made.params, **_marks(made))
         return self.target
+
+    def _check_base(self, made: Any) -> None:
+        """Refuses a base whose weights are not those that a drafter was trained for, before anything is written."""
+        from jax_smash.loading import stored_base
+
+        if self.base is None or not made.base_fingerprint:
+            return
+        if (found := stored_base(self.base)[1]()) != made.base_fingerprint:
+            raise ValueError(
+                f"the drafter in {self.source} was trained for a base whose weights have fingerprint "
+                f"{made.base_fingerprint[:16]}…; those of {self.base} have {found[:16]}…"
+            )
+
+
+def _marks(made: Any) -> dict[str, Any]:
+    """Returns what a drafter's files say of it beside its configuration."""
+    return {"base_fingerprint": made.base_fingerprint, "trained_length": made.trained_length}

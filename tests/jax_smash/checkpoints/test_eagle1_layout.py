@@ -16,6 +16,7 @@ from jax_smash.checkpoints.eagle_layout import export_eagle
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle1 import Eagle1Config, random_eagle1
 from tests.eagle import random_drafter
+from tests.jax_smash.checkpoints.test_eagle_layout import ROPES
 from tests.tiny import tiny_config, tiny_model
 
 TARGET = tiny_config()
@@ -29,7 +30,7 @@ def drafter(dtype=jnp.float32, **changes):
     graphdef, params = random_eagle1(config, 3, dtype)
     rng = np.random.default_rng(0)
     filled = jax.tree.map(lambda w: w + jnp.asarray(rng.normal(0, 0.3, w.shape), dtype), params)
-    return Eagle1Modules(config, NnxModel(graphdef), filled, base_fingerprint="ab")
+    return Eagle1Modules(config, NnxModel(graphdef), filled, base_fingerprint="ab", trained_length=64)
 
 
 def export(folder, made, loader="sglang", target=TARGET, vectors=VECTORS):
@@ -55,11 +56,12 @@ def folder(tmp_path):
     return export(tmp_path / "published", drafter())
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize(
     ("loader", "changes"),
     [
         ("sglang", {}),
+        ("sglang", {"rope": ROPES[0], "max_positions": 512}),
         ("sglang", {"qkv_bias": True}),
         ("vllm", {"join_bias": False}),
         ("vllm", {"join_bias": False, "qkv_bias": True}),
@@ -68,7 +70,7 @@ def folder(tmp_path):
 def test_a_drafter_comes_back_bit_for_bit(tmp_path, dtype, loader, changes):
     made = drafter(dtype, **changes)
     found = read(export(tmp_path / "a", made, loader))
-    assert (found.config, found.base_fingerprint) == (made.config, "ab")
+    assert (found.config, found.base_fingerprint, found.trained_length) == (made.config, "ab", 64)
     before, after = (dict(nnx.to_flat_state(m.params)) for m in (made, found))
     assert {*before} == {*after}
     for path, variable in before.items():
@@ -97,6 +99,11 @@ def test_loaders_that_pass_over_a_bias_get_none(tmp_path):
     assert not (tmp_path / "a").exists()
     raw = json.loads((export(tmp_path / "a", drafter(join_bias=False), "vllm") / CONFIG).read_text())
     assert (raw["architectures"], raw["bias"], raw["attention_bias"]) == (["LlamaForCausalLM"], False, False)
+    # Of Qwen2's layer: vLLM's Llama takes the field, and SGLang has a class of its own.
+    biased = drafter(join_bias=False, qkv_bias=True)
+    for loader, told in (("vllm", ("LlamaForCausalLM", "llama")), ("sglang", ("Qwen2ForCausalLMEagle", "qwen2"))):
+        raw = json.loads((export(tmp_path / loader, biased, loader) / CONFIG).read_text())
+        assert (*raw["architectures"], raw["model_type"], raw["qkv_bias"]) == (*told, True)
     # SGLang always reads one: without, it would have any value.
     other = export(tmp_path / "b", drafter(join_bias=False), "sglang")
     assert not load_file(other / WEIGHTS)["fc.bias"].any()
@@ -168,6 +175,7 @@ def test_fields_inside_model_and_names_behind_model_are_read(folder):
         ({"eagle_config": {"use_aux_hidden_state": True}}, "eagle_config is not of EAGLE-1"),
         ({"truncated_vocab_size": 32}, f"truncated_vocab_size must be the vocabulary's {V}; got 32"),
         ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"sliding_window": 8}, "a drafter with a window is not supported"),
         ({"mlp_bias": True}, "an MLP with biases is not supported"),
         ({"intermediate_size": 50}, "of another shape: layers.0.mlp.gate_proj.weight"),
     ],

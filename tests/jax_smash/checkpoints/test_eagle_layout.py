@@ -12,14 +12,21 @@ from safetensors.numpy import load_file, save_file
 from jax_smash.cache import Block
 from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.eagle_layout import CONFIG, FLAGS, IDS, WEIGHTS, export_eagle, import_eagle
+from jax_smash.config import RopeConfig
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.eagle import random_eagle
 from jax_smash.models.eagle_config import EagleConfig
+from jax_smash.quantise import quantise_params
 from tests.tiny import tiny_config
 
 LAYERS = 9
 TARGET = tiny_config(num_layers=LAYERS, layer_kinds=("full",) * LAYERS)
 TOKENS = [2, 3, 9, 40, 77]
+ROPES = (
+    RopeConfig(scaling="dynamic", factor=4.0, original_positions=128),
+    RopeConfig(scaling="llama3", factor=8.0, original_positions=128, low=1.0, high=4.0),
+    RopeConfig(scaling="yarn", factor=4.0, original_positions=128, low=1.0, high=32.0, attention_factor=1.1),
+)
 D, V = TARGET.d_model, TARGET.vocab_size
 
 
@@ -32,7 +39,8 @@ def drafter(dtype=jnp.float32, tokens=TOKENS, **changes):
         (path, v.replace(v.get_value() + jnp.asarray(rng.normal(0, 0.3, v.shape), dtype)) if path[-1] == "scale" else v)
         for path, v in nnx.to_flat_state(params)
     ]
-    return EagleModules(config, NnxModel(graphdef), nnx.from_flat_state(leaves), base_fingerprint="ab")
+    params = nnx.from_flat_state(leaves)
+    return EagleModules(config, NnxModel(graphdef), params, base_fingerprint="ab", trained_length=64)
 
 
 def change(folder, fields=None, tensors=None, drop=()):
@@ -54,13 +62,18 @@ def folder(tmp_path):
 @pytest.mark.parametrize("layer_ids", ["inputs", "outputs"])
 @pytest.mark.parametrize(
     ("tokens", "changes"),
-    [(TOKENS, {}), (None, {"tap_norms": True, "feeds_normed": True}), (TOKENS, {"residual_normed": True})],
+    [
+        (TOKENS, {}),
+        (None, {"tap_norms": True, "feeds_normed": True}),
+        (TOKENS, {"residual_normed": True}),
+        *((TOKENS, {"rope": rope, "max_positions": 512}) for rope in ROPES),
+    ],
 )
 def test_a_drafter_comes_back_bit_for_bit(tmp_path, dtype, layer_ids, tokens, changes):
     made = drafter(dtype, tokens, **changes)
     export_eagle(tmp_path / "a", made, layer_ids=layer_ids)
     found = import_eagle(tmp_path / "a", TARGET)
-    assert (found.config, found.base_fingerprint) == (made.config, "ab")
+    assert (found.config, found.base_fingerprint, found.trained_length) == (made.config, "ab", 64)
     before, after = (dict(nnx.to_flat_state(m.params)) for m in (made, found))
     assert {*before} == {*after}
     for path, variable in before.items():
@@ -76,6 +89,7 @@ def test_ids_of_layers_and_flags_of_norms_are_always_written(folder, tmp_path):
     flags = {"norm_before_residual": False, "norm_output": False, "fc_norm": False}
     assert raw["eagle_config"] == {IDS: [2, 4, 6], "use_aux_hidden_state": True} | flags
     assert raw | flags == raw
+    assert raw["num_aux_hidden_states"] == 3
     export_eagle(tmp_path / "sglang", drafter(), layer_ids="outputs")
     assert json.loads((tmp_path / "sglang" / CONFIG).read_text())["eagle_config"][IDS] == [1, 3, 5]
 
@@ -179,6 +193,12 @@ def test_ids_are_what_enters_or_what_leaves_layers(folder, ids, reading, taps):
         ({"eagle_config": {IDS: [2, 4, 9]}}, r"must be from 0 to 8, the target's layers; got \[2, 4, 9\]"),
         ({"eagle_config": {IDS: "2,4,6"}}, "must be a list of whole numbers; got '2,4,6'"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be true"),
+        ({"eagle_config": [1]}, r"config.json: eagle_config must be an object; got \[1\]"),
+        ({"num_aux_hidden_states": 4}, "num_aux_hidden_states must be 3, as many as there are ids of layers; got 4"),
+        ({"sliding_window": 8}, "a drafter with a window is not supported; got sliding_window 8"),
+        ({"is_causal": False}, "is_causal must be true; got False"),
+        ({"base_fingerprint": 3}, "base_fingerprint must be a text; got 3"),
+        ({"trained_length": -1}, "trained_length must be a number of entries from 1; got -1"),
         ({"vocab_size": 99}, rf"the drafter has a vocabulary of 99; the target's is {V}"),
         ({"hidden_size": 64, "head_dim": 8}, "the drafter has a width of 64; the target's is 32"),
         ({"target_hidden_size": 64}, "the drafter has a width of the target of 64; the target's is 32"),
@@ -234,6 +254,34 @@ def test_a_drafters_vectors_must_be_the_targets(folder):
         import_eagle(folder, TARGET, embedding=lambda: vectors + 1)
 
 
+def test_a_field_of_a_window_that_is_off_and_an_empty_mark_say_nothing(folder):
+    change(folder, {"sliding_window": 8, "use_sliding_window": False, "base_fingerprint": None})
+    assert import_eagle(folder, TARGET).base_fingerprint == ""
+
+
+def test_ropes_that_the_layout_cannot_tell_are_not_exported(tmp_path):
+    for rope, said in (
+        (RopeConfig(partial=0.5), "rotates whole heads; the drafter rotates 0.5 of each"),
+        (RopeConfig(scaling="dynamic", factor=4.0, original_positions=100), "100 one of 400; the drafter has 512"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            export_eagle(tmp_path / "a", drafter(rope=rope, max_positions=512))
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("rows", [np.ones((V, D - 1), np.float32), np.ones((5, D), np.float32)])
+def test_rows_of_another_target_are_not_exported(tmp_path, rows):
+    with pytest.raises(ValueError, match=rf"the target's vectors must be \[{V}, {D}\]; got"):
+        export_eagle(tmp_path / "a", drafter(own_rows=False), rows=lambda: rows)
+    assert not (tmp_path / "a").exists()
+
+
+def test_weights_in_int8_are_not_exported(tmp_path):
+    made = drafter()
+    with pytest.raises(ValueError, match="weights to save must be plain; got int8"):
+        export_eagle(tmp_path / "a", dataclasses.replace(made, params=quantise_params(made.params)))
+
+
 def test_pickled_weights_are_refused_with_the_way_to_convert_them(folder):
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"\x80")
@@ -254,4 +302,6 @@ def test_taps_that_ids_cannot_tell_are_not_exported(tmp_path):
         export_eagle(tmp_path / "a", made)
     with pytest.raises(ValueError, match="only where the first tap is 2"):
         export_eagle(tmp_path / "a", dataclasses.replace(made), layer_ids="outputs")
+    with pytest.raises(ValueError, match="SGLang does not join a single tap"):
+        export_eagle(tmp_path / "a", drafter(taps=(2,)), layer_ids="outputs")
     assert not (tmp_path / "a").exists()

@@ -27,7 +27,8 @@ def heads(dtype=jnp.float32, **changes):
     graphdef, params = random_medusa(config, 3, dtype)
     rng = np.random.default_rng(0)
     leaves = [(path, v.replace(jnp.asarray(rng.normal(size=v.shape), dtype))) for path, v in nnx.to_flat_state(params)]
-    return MedusaModules(config, NnxModel(graphdef), nnx.from_flat_state(leaves), base_fingerprint="ab")
+    params = nnx.from_flat_state(leaves)
+    return MedusaModules(config, NnxModel(graphdef), params, base_fingerprint="ab", trained_length=64)
 
 
 def written(folder, layout, made=None):
@@ -47,13 +48,13 @@ def flat(modules):
     return {dotted(path): np.asarray(v.get_value()) for path, v in nnx.to_flat_state(modules.params)}
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("layout", FILES)
 @pytest.mark.parametrize("changes", [{}, {"blocks": 2}, {"own_rows": False}, {"blocks": 0}])
 def test_heads_come_back_bit_for_bit(tmp_path, dtype, layout, changes):
     made = heads(dtype, **changes)
     found = import_medusa(written(tmp_path / "published", layout, made), TARGET, rows=lambda: ROWS)
-    assert (found.config, found.base_fingerprint) == (made.config, "ab")
+    assert (found.config, found.base_fingerprint, found.trained_length) == (made.config, "ab", 64)
     for name, array in flat(made).items():
         assert array.tobytes() == flat(found)[name].tobytes(), name
 
@@ -113,6 +114,10 @@ BAD = {
     "missing": ({"drop": ["blocks.1.layers.0.weight"]}, r"blocks\.1\.layers\.0\.weight"),
     "unexpected": ({"tensors": {"blocks.7.layers.0.weight": np.zeros((D, D), np.float32)}}, r"blocks\.7\.layers"),
     "shape": ({"tensors": {"lm_heads.0.weight": np.zeros((V, D + 1), np.float32)}}, r"lm_heads\.0\.weight"),
+    "twice": (
+        {"tensors": {"medusa_heads.lm_heads.0.weight": np.zeros((V, D), np.float32)}},
+        "holds a tensor under two names",
+    ),
     "nan": ({"tensors": {"lm_heads.0.weight": np.full((V, D), np.nan, np.float32)}}, "NaN"),
     "width": ({"fields": {"hidden_size": 9}}, "heads have a width of 9; the target's is"),
     "vocabulary": ({"fields": {"truncated_vocab_size": 5}}, "have a truncated vocabulary of 5; the target's is"),

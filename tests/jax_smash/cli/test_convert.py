@@ -9,8 +9,14 @@ import jax_smash
 from jax_smash.checkpoints.eagle import save_eagle
 from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.checkpoints.medusa import random_heads, save_medusa
+from jax_smash.loading import stored_base
 from tests.eagle import random_drafter
 from tests.eagle1 import random_drafter1
+
+
+def marks(base):
+    """Returns what a drafter that was trained for a model says of it."""
+    return {"base_fingerprint": stored_base(base)[1](), "trained_length": 64}
 
 
 def test_there_and_back_gives_the_same_bits(run, call, two_layers, tmp_path):
@@ -39,7 +45,9 @@ def test_another_dtype_and_layout_decode_all_the_same(call, model, tmp_path):
 
 def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_layers, tmp_path):
     made = random_drafter(jax_smash.load(two_layers), tokens=range(30, 60), taps=(0, 1))
-    save_eagle(tmp_path / "ours", made.config, made.params, base_fingerprint="ab")
+    save_eagle(
+        tmp_path / "ours", made.config, made.params, base_fingerprint=stored_base(two_layers)[1](), trained_length=64
+    )
     status, _, told = call("convert", "ours", "published", "--to", "vllm")
     assert (status, told.splitlines()[-1]) == (0, "wrote published")
     again = ("convert", "published", "again", "--to", "eagle", "--base", two_layers)
@@ -53,7 +61,9 @@ def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_l
 def test_a_drafter_that_says_tokens_by_the_targets_rows_is_written_with_these(call, two_layers, tmp_path):
     target, tokens = jax_smash.load(two_layers), range(30, 60)
     made = random_drafter(target, tokens=tokens, taps=(0, 1), own_rows=False)
-    save_eagle(tmp_path / "ours", made.config, made.params, base_fingerprint="ab")
+    save_eagle(
+        tmp_path / "ours", made.config, made.params, base_fingerprint=stored_base(two_layers)[1](), trained_length=64
+    )
     assert "needs the model as its base; got none" in call("convert", "ours", "published", "--to", "vllm")[2]
     assert not (tmp_path / "published").exists()
     status, _, told = call("convert", "ours", "published", "--to", "vllm", "--base", two_layers)
@@ -66,7 +76,7 @@ def test_an_eagle_1_drafter_goes_to_the_published_layouts_and_back_bit_for_bit(c
     model = jax_smash.load(two_layers)
     for layout, bias in (("vllm", False), ("sglang", True)):
         made, ours = random_drafter1(model, join_bias=bias), tmp_path / f"ours-{layout}"
-        save_eagle1(ours, made.config, made.params, base_fingerprint="ab")
+        save_eagle1(ours, made.config, made.params, **marks(two_layers))
         assert "needs the base that the EAGLE-1 drafter is for" in call("convert", ours, layout, "--to", layout)[2]
         status, _, told = call("convert", ours, layout, "--to", layout, "--base", two_layers)
         assert (status, told.splitlines()[-1]) == (0, f"wrote {layout}")
@@ -80,7 +90,9 @@ def test_an_eagle_1_drafter_goes_to_the_published_layouts_and_back_bit_for_bit(c
 
 def test_heads_go_to_the_published_layouts_and_back_bit_for_bit(call, two_layers, tmp_path):
     made = random_heads(jax_smash.load(two_layers).config)
-    save_medusa(tmp_path / "ours", made.config, made.params, base_fingerprint="ab")
+    save_medusa(
+        tmp_path / "ours", made.config, made.params, base_fingerprint=stored_base(two_layers)[1](), trained_length=64
+    )
     for layout, options in (("vllm", ()), ("authors", ("--base", two_layers))):
         status, _, told = call("convert", "ours", layout, "--to", layout, *options)
         assert (status, told.splitlines()[-1]) == (0, f"wrote {layout}")
@@ -90,3 +102,24 @@ def test_heads_go_to_the_published_layouts_and_back_bit_for_bit(call, two_layers
     assert "--to authors needs the base" in call("convert", "ours", "other", "--to", "authors")[2]
     assert "eagle.json" in call("convert", "ours", "other", "--to", "sglang", "--base", two_layers)[2]
     assert "base goes with the drafters of a model" in call("convert", two_layers, "other", "--base", two_layers)[2]
+
+
+def test_vectors_of_another_base_do_not_go_into_a_drafters_file(call, two_layers, tmp_path):
+    target = jax_smash.load(two_layers)
+    heads, eagle = (
+        random_heads(target.config),
+        random_drafter(target, tokens=range(30, 60), taps=(0, 1), own_rows=False),
+    )
+    save_medusa(tmp_path / "heads", heads.config, heads.params, base_fingerprint="ab" * 32)
+    save_eagle(tmp_path / "eagle", eagle.config, eagle.params, base_fingerprint="ab" * 32)
+    one = random_drafter1(target)
+    save_eagle1(tmp_path / "one", one.config, one.params, base_fingerprint="ab" * 32)
+    for ours, layout in (("heads", "vllm"), ("heads", "authors"), ("eagle", "vllm"), ("one", "sglang")):
+        status, _, told = call("convert", ours, "other", "--to", layout, "--base", two_layers)
+        assert status == 1
+        assert f"the drafter in {ours} was trained for a base whose weights have fingerprint abababababababab…" in told
+    # Without vectors of the base a file may be written, and is refused where it is read beside another.
+    assert call("convert", "heads", "published", "--to", "vllm")[0] == 0
+    assert "was trained for a base" in call("convert", "published", "a", "--to", "medusa", "--base", two_layers)[2]
+    assert not (tmp_path / "other").exists()
+    assert not (tmp_path / "a").exists()
