@@ -114,13 +114,13 @@ class ChimeraDrafter:
         def level(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
             tree = grow(topology, growing.token)
             block = levels.block(tree, depth, jnp.zeros((len(root), 0), bool), growing.read)
-            out, read = self._read(params, own, tree, levels.at(depth)[0], root, depth, block)
+            out, read = self._read(params, own, context, tree, levels.at(depth)[0], depth, block)
             token = self._with_children(params, own, context, topology, levels, depth, out.hidden, growing.token)
             return Growing(token=token, read=levels.with_level(growing.read, read, depth)), None
 
         block = Block.causal(jnp.ones((len(root), 1), bool))
         top, none = jnp.zeros((1,), jnp.int32), jnp.int32(0)
-        out, read = self._read(params, own, grow(topology, token), top, root, none, block)
+        out, read = self._read(params, own, context, grow(topology, token), top, none, block)
         token = self._with_children(params, own, context, topology, levels, none, out.hidden, token)
         growing = Growing(token=token, read=levels.with_room(read))
         growing, _ = jax.lax.scan(level, growing, jnp.arange(1, forwards, dtype=jnp.int32))
@@ -144,9 +144,9 @@ class ChimeraDrafter:
         self,
         params: Params,
         own: ChimeraRows,
+        context: Context,
         tree: DraftTree,
         node: Int[Array, "A"],
-        root: Int[Array, "B"],
         depth: Int[Array, ""],
         block: Block,
     ) -> tuple[ChimeraForward, Earlier]:
@@ -157,8 +157,8 @@ class ChimeraDrafter:
         before = jnp.broadcast_to(before[:, None], (*path.shape[:2], before.shape[1]))
         text = jnp.concatenate([before, path], axis=2)
         grams = jax.lax.dynamic_slice_in_dim(text, depth + 1, model.config.gram, axis=2)
-        position = jnp.broadcast_to(root[:, None] + depth, path.shape[:2])
-        codes = self._codes(params, own, grams, block.valid[:, -len(node) :])
+        position = jnp.broadcast_to(context.token_length[:, None] - 1 + depth, path.shape[:2])
+        codes = self._codes(params, own, grams, block.valid[:, -len(node) :] & context.running[:, None])
         out = model.forward(codes, position, own.cache, block)
         return out, Earlier(block_kv=out.block_kv, position=position)
 

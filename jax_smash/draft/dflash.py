@@ -67,6 +67,11 @@ class DFlashDrafter:
     sampled: bool = False
 
     @property
+    def branches(self) -> bool:
+        """Drafts may branch, whatever the topology."""
+        return self.grows and self.width > 1
+
+    @property
     def needs(self) -> Needs:
         """The taps of which the context is made."""
         return Needs(taps=self.taps)

@@ -94,6 +94,7 @@ class DraftModel:
       room: nodes of one depth at most, the deepest left out; None leaves room for all.
       draws: how children are drawn; another way than `COUPLED` is for another verification.
       sampled: some row may sample.
+      positions: that the model has; behind them nothing is drafted. None where it does not say.
     """
 
     model: ModelDef
@@ -101,6 +102,7 @@ class DraftModel:
     room: int | None = None
     draws: Draws = Draws.COUPLED
     sampled: bool = False
+    positions: int | None = None
 
     @property
     def needs(self) -> Needs:
@@ -194,7 +196,11 @@ class DraftModel:
         node, there = levels.at(depth)
         node, there = node[: logits.shape[1]], there[: logits.shape[1]]
         children = self._children(context, context.process(logits, tree.paths()[:, node]), node, depth)
-        token = levels.with_children(topology, growing.token, depth, children.token)
+        drafted = children.token
+        if self.positions is not None:
+            within = context.token_length - 1 + depth < self.positions
+            drafted = jnp.where(within[:, None, None], drafted, -1)
+        token = levels.with_children(topology, growing.token, depth, drafted)
         proposal = growing.proposal
         if children.proposal is not None:
             if proposal is None:

@@ -83,6 +83,11 @@ class EagleDrafter:
         return self.least > 0
 
     @property
+    def branches(self) -> bool:
+        """Drafts may branch, whatever the topology."""
+        return isinstance(self.trees, ConfidentTrees) and self.trees.sizes.branches
+
+    @property
     def needs(self) -> Needs:
         """The taps of which a feature is made, or hidden states."""
         return Needs(taps=self.taps, hidden=not self.taps)

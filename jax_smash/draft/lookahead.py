@@ -73,7 +73,7 @@ class Lookahead:
     Source: Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding".
     Differs: the window's own tokens are kept too where the target agrees with them; the window begins full of tokens
     of the prompt instead of filling row by row; the pool is one ring for all first tokens instead of a set for each;
-    and guesses are what the target chooses, noise included, where it samples.
+    and guesses are the target's likeliest tokens, without noise or processors, but on the path that is kept.
 
     Attributes:
       window: W, columns of guesses.

@@ -67,6 +67,11 @@ class MedusaDrafter:
         return self.least > 0
 
     @property
+    def branches(self) -> bool:
+        """Drafts may branch, whatever the topology."""
+        return self.confident is not None and self.confident.branches
+
+    @property
     def needs(self) -> Needs:
         """Hidden states."""
         return Needs(hidden=True)

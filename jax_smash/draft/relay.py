@@ -33,6 +33,11 @@ class Relay(DrafterPair):
     """Trees may have fewer valid nodes than are asked for."""
 
     @property
+    def branches(self) -> bool:
+        """Drafts may branch, whatever the topology."""
+        return getattr(self.second, "branches", False)
+
+    @property
     def parts(self) -> tuple[LateLearner, LateLearner]:
         """Both drafters."""
         return self.first, self.second

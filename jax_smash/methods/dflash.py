@@ -51,7 +51,9 @@ def dflash(setup: Setup) -> Trained:
         tree = f"chain-{reach.levels}"
     if tree == "auto":
         once = share_of_step(setup.model, modules.params, head=vocabulary)
-        ladder, grows = ladder_of(setup, NAME, reach, once=once), True
+        ladder = ladder_of(setup, NAME, reach, once=once)
+        # A target that reads blocks in order gets one chain.
+        grows = ladder.sizing is not None
     else:
         topology = named_tree(tree) if nodes is None else reach.tree(nodes)
         ladder = Ladder(trees=(topology,), source=f"the tree {tree}")

@@ -1,6 +1,7 @@
 """Methods that draft, and what each needs to run for a model."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,10 +26,12 @@ from jax_smash.ladder import Ladder, Reach, make_ladder, narrows, tile_rows
 from jax_smash.loading import Model, load, quantised
 from jax_smash.methods.draft_options import DRAWS, INT8, SPARSE
 from jax_smash.methods.method import Method, Setup
-from jax_smash.protocols import Drafter, Needs, honours_trees
+from jax_smash.protocols import Drafter, Needs, honours_trees, longest_block
 from jax_smash.quantise import activation_dtype
 from jax_smash.sharding import mesh_of, place
 from jax_smash.sparse import named_policy, sparsified
+
+LOG = logging.getLogger("jax_smash")
 
 LOOKED_UP = Reach(ranks=4, levels=10, deeper=0.7, fall=0.2)
 """Continuations found by lookup seldom differ, and one that begins right mostly stays right."""
@@ -106,6 +109,12 @@ def draft_model(setup: Setup) -> Method:
         )
     if drafting.tokenizer and target.tokenizer and drafting.tokenizer.get_vocab() != target.tokenizer.get_vocab():
         raise ValueError(f"the draft model must have the target's tokenizer; that of {drafting.name} has other tokens")
+    if drafting.config is None and (drafting.max_positions or setup.slots) < setup.slots:
+        raise ValueError(
+            f"rows have room for {setup.slots} tokens, and the draft model {drafting.name} has positions for "
+            f"{drafting.max_positions}"
+        )
+    tell_of_positions(drafting.max_positions or 0, setup.slots)
     tree = DRAFT_MODEL_TREE if setup.draft.tree == "auto" else setup.draft.tree
     topology, draws = named_tree(tree), DRAWS.get(setup.draft.verify, Draws.COUPLED)
     if draws is Draws.DIFFERENT:
@@ -113,9 +122,33 @@ def draft_model(setup: Setup) -> Method:
     ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
     width, room = width_and_room(ladder, target)
     check_blocks(drafting, "draft-model", ladder)
-    drafter = DraftModel(model=drafting.definition, width=width, room=room, draws=draws, sampled=setup.sampled)
+    params = drafting.params["target"]
+    # A token that was missed is read with a piece.
+    longest = longest_block(drafting.definition.bind(params))
+    drafter = DraftModel(
+        model=drafting.definition,
+        width=width,
+        room=room,
+        draws=draws,
+        sampled=setup.sampled,
+        positions=drafting.max_positions,
+    )
     method = drafted("draft-model", setup, drafter, None, ladder=ladder)
-    return dataclasses.replace(method, params={**method.params, "drafter": drafting.params["target"]})
+    return dataclasses.replace(
+        method,
+        params={**method.params, "drafter": params},
+        longest_piece=None if longest is None else longest - 1,
+    )
+
+
+def tell_of_positions(most: int, slots: int) -> None:
+    """Warns where rows have room for more tokens than what drafts has positions, 0 for any number."""
+    if 0 < most < slots:
+        LOG.warning(
+            "jax-smash: rows have room for %d tokens, and the drafter has positions for %d: later ones are not drafted",
+            slots,
+            most,
+        )
 
 
 def width_and_room(ladder: Ladder, model: Model) -> tuple[int, int]:
@@ -139,7 +172,7 @@ def check_blocks(model: Model, method: str, ladder: Ladder, *, branches: bool = 
       model: that checks the trees, or drafts them.
       method: that drafts.
       ladder: its trees.
-      branches: the method's drafts branch whatever the tree.
+      branches: the method's drafts may branch whatever the tree.
 
     Raises:
       ValueError: the model does not honour tree blocks, and what is drafted is no chain.
@@ -152,7 +185,7 @@ def check_blocks(model: Model, method: str, ladder: Ladder, *, branches: bool = 
     if branches:
         raise ValueError(
             f"method {method} drafts trees that branch, and {model.name} does not honour tree blocks (tree_blocks): "
-            "take a method that drafts a chain, such as lookup"
+            "name a tree that is a chain, or take a method that drafts one, such as lookup"
         )
     if not all(is_chain(tree) for tree in drafting):
         raise ValueError(

@@ -23,6 +23,7 @@ class Method:
       source: the basis for the choice of trees, in words for the user; "" in plain decoding.
       curve: the cost curve that trees are sized by at first; None where they are not sized.
       follower: learns what steps take, and has trees sized by that; None where the curve alone counts.
+      longest_piece: tokens of a prompt that what drafts reads at once, at most; None for any number.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Method:
     source: str = ""
     curve: CostCurve | None = None
     follower: Follower | StoppingFollower | None = None
+    longest_piece: int | None = None
 
     def __repr__(self) -> str:
         """Names the strategy, and prints no weights."""

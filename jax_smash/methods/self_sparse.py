@@ -6,6 +6,7 @@ from typing import Any
 from jax_smash.config import ModelConfig
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.self_sparse import SelfSparse
+from jax_smash.draft.trees.templates import RANKS
 from jax_smash.ladder import Reach, make_ladder
 from jax_smash.loading import Model, quantised
 from jax_smash.methods.draft_options import DRAWS
@@ -25,6 +26,9 @@ POLICY = Quest(budget=0.25)
 CHAIN = Reach(ranks=1, levels=7, first=0.85, deeper=0.85)
 """A model mostly says by a part of its cache what it says by the whole, so that a second choice seldom helps."""
 
+TREE = dataclasses.replace(CHAIN, ranks=RANKS)
+"""The reach of trees that are asked for."""
+
 
 def own_policy(config: ModelConfig) -> Quest:
     """Returns what chooses where no policy is named: `POLICY`, with fewer dense layers where else none would choose."""
@@ -41,7 +45,7 @@ def self_sparse(setup: Setup) -> Method:
         model,
         "off" if idle else draft.tree,
         method=NAME,
-        reach=CHAIN,
+        reach=CHAIN if draft.tree == "auto" else TREE,
         batch=setup.batch,
         slots=setup.slots,
         sampled=setup.sampled,

@@ -18,7 +18,7 @@ from jax_smash.draft.trees.tree import Topology
 from jax_smash.ladder import Ladder, Reach, make_ladder
 from jax_smash.loading import Model, weights_fingerprint
 from jax_smash.methods.draft_options import RANDOM
-from jax_smash.methods.drafted import drafted
+from jax_smash.methods.drafted import drafted, tell_of_positions
 from jax_smash.methods.method import Method, Setup
 from jax_smash.models.short_head import ROLE, said_of
 from jax_smash.platform import target_platform
@@ -84,13 +84,7 @@ def fitting(
     else:
         kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
         raise ValueError(f"method {method} needs {kinds} as its drafter; got {type(given).__name__}")
-    most = getattr(found.config, "max_positions", 0)
-    if 0 < most < slots:
-        LOG.warning(
-            "jax-smash: rows have room for %d tokens, and the drafter has positions for %d: later ones are not drafted",
-            slots,
-            most,
-        )
+    tell_of_positions(getattr(found.config, "max_positions", 0), slots)
     if (length := found.trained_length) is not None and length < slots:
         LOG.warning(
             "jax-smash: rows have room for %d tokens, and the drafter was trained on rows of %d: of later ones the "
@@ -179,10 +173,12 @@ def check_trained_for(expected: str, model: Model, where: str) -> None:
     if not expected:
         return
     if (found := weights_fingerprint(model)) is None:
-        raise ValueError(
-            f"{where} goes with the weights alone that it was trained for, and {model.name} does not tell what its "
-            "rounded ones were made from: load them in another dtype"
+        reason = (
+            "is no model of this package, and has no fingerprint to compare"
+            if model.config is None
+            else "does not tell what its rounded ones were made from: load them in another dtype"
         )
+        raise ValueError(f"{where} goes with the weights alone that it was trained for, and {model.name} {reason}")
     if found != expected:
         raise ValueError(
             f"{where} was trained for a target whose weights have fingerprint {expected[:16]}…; "

@@ -106,7 +106,7 @@ class Session:
             shared=spans_hosts(self.mesh),
         )
         longest = longest_block(model.definition.bind(model.params["target"]))
-        self._chunk = min(chunk, bucket(slots), longest or chunk)
+        self._chunk = min(chunk, bucket(slots), longest or chunk, method.longest_piece or chunk)
         shared = Shared(
             processors=self._processors(1),
             stop_tokens=jnp.asarray(model.stop_tokens or (-1,), jnp.int32),

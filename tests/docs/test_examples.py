@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -6,7 +7,13 @@ import numpy as np
 import pytest
 
 import jax_smash
+from jax_smash.checkpoints.medusa import MedusaModules
+from jax_smash.methods import make_method
+from jax_smash.models.definition import NnxModel
+from jax_smash.models.medusa import MedusaConfig, random_medusa
 from jax_smash.protocols import honours_trees
+from tests.dflash import random_drafter as random_dflash
+from tests.tiny import tiny_config, tiny_model
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 1, 2, 3, 4], [9]]
@@ -82,9 +89,38 @@ def test_trees_are_refused_by_name_for_a_model_that_reads_blocks_in_order(method
         jax_smash.generate(example().make(), PROMPTS, method=method, draft=jax_smash.DraftOptions(**options))
 
 
-def test_a_draft_model_that_reads_blocks_in_order_drafts_chains_alone(tmp_path):
-    from tests.tiny import tiny_model
+BRANCHING = [("medusa", "confident-3:chain=false"), ("medusa", "confident-3"), ("dflash", "tree-3"), ("hybrid", "auto")]
 
+
+@pytest.mark.parametrize(("method", "tree"), [*BRANCHING, ("hybrid", "confident-3:least=0.1")])
+def test_trees_of_a_trained_drafter_that_may_branch_are_refused_though_their_size_is_a_chains(method, tree):
+    drafter = trained(example().make(), "dflash" if method == "dflash" else "medusa")
+    draft = jax_smash.DraftOptions(drafter=drafter, tree=tree)
+    with pytest.raises(ValueError, match="trees that branch, and recurrent does not honour tree blocks"):
+        jax_smash.generate(example().make(), PROMPTS, method=method, draft=draft)
+
+
+@pytest.mark.parametrize(("kind", "tree"), [("medusa", "confident-3:width=1"), ("medusa", "auto"), ("dflash", "auto")])
+def test_trained_drafters_draft_chains_for_a_model_that_reads_blocks_in_order(kind, tree):
+    model = example().make()
+    draft = jax_smash.DraftOptions(drafter=trained(model, kind), tree=tree)
+    made = make_method(model, kind, draft=draft)
+    assert made.strategy.drafter.width == 1
+    drafted = jax_smash.generate(model, PROMPTS, method=kind, draft=draft, max_new_tokens=12)
+    assert tokens(drafted) == tokens(jax_smash.generate(model, PROMPTS, max_new_tokens=12))
+
+
+def trained(model, kind):
+    """Returns a small drafter for the recurrent model, with random weights."""
+    if kind == "dflash":
+        shape = tiny_config(num_layers=1, layer_kinds=("full",), d_model=model.width, vocab_size=model.vocab_size)
+        return random_dflash(dataclasses.replace(tiny_model(), config=shape), num_layers=1, taps=(1,))
+    config = MedusaConfig(model.vocab_size, model.width, num_heads=3, own_rows=False)
+    structure, params = random_medusa(config, 0)
+    return MedusaModules(config=config, definition=NnxModel(structure), params=params)
+
+
+def test_a_draft_model_that_reads_blocks_in_order_drafts_chains_alone(tmp_path):
     drafting, target = example().make(), tiny_model(vocab_size=256, max_positions=64)
     siblings = tmp_path / "siblings.json"
     siblings.write_text("[[0], [1]]")

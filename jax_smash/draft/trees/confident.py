@@ -57,6 +57,11 @@ class Confident:
         return min(self.depth, self.nodes)
 
     @property
+    def branches(self) -> bool:
+        """Whether a tree may branch, as it may where its chain ends early though `topology` is one."""
+        return self.width > 1
+
+    @property
     def topology(self) -> Topology:
         """A fixed tree with as many nodes and levels, for what only asks for these: a chain, and children of its root.
 

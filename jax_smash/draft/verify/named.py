@@ -75,6 +75,8 @@ class Rejection(Verification):
         self, tree: DraftTree, logits: NodeLogits, key: Key[Array, "B"], token_length: Int[Array, "B"]
     ) -> tuple[Accepted, Int[Array, "B P"]]:
         """Accepts and refuses drawn tokens by the rule; a tree without their distribution is an error."""
+        if tree.token.shape[1] == 1:  # Nothing was drafted.
+            return walk_down(tree, logits, key, token_length, sampled=True)
         accepted, last = reject(tree, logits, key, token_length, rule=self.rule)
         return accepted, _behind(tree, accepted, last)
 

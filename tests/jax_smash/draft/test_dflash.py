@@ -15,7 +15,7 @@ from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import chain, tree_from_ranks
 from jax_smash.methods import DraftOptions, make_method
-from jax_smash.sampling import row_keys
+from jax_smash.sampling import SamplingOptions, row_keys
 from tests.dflash import PlainDFlash, random_drafter
 from tests.drafting import proposing
 from tests.goodness import FALSE_ALARM, TOKENS, goodness, unlikely
@@ -220,6 +220,14 @@ def test_what_a_place_proposes_is_drawn_from_what_the_tree_says_it_is(draws):
     assert 0 < np.mean(tree.token[:, 3] == tree.token[:, 4]) < 0.9
     assert (np.asarray(tree.token[:, 1] == tree.token[:, 2]).any()) == (draws is Draws.INDEPENDENT)
     assert not tree.valid[:, 5].any()
+
+
+@pytest.mark.parametrize("verify", ["rejection", "rejection-independent", "k-seq"])
+def test_where_nothing_is_drafted_there_is_nothing_to_reject(verify):
+    draft = DraftOptions(drafter=drafter(), tree="off", verify=verify)
+    asked = {"sampling": SamplingOptions(temperature=0.8), "max_new_tokens": 8, "slots": 64, "seed": 3}
+    found = generate(target(), prompts_of((4,)), method="dflash", draft=draft, **asked)
+    assert [c.token_ids for c in found] == [c.token_ids for c in generate(target(), prompts_of((4,)), **asked)]
 
 
 def drafter_of(tree):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jax_smash import generate
+from jax_smash.decode.state import running_rows
 from jax_smash.draft.trees.tree import chain, tree_from_ranks
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import SamplingOptions, gumbel_noise, process
@@ -47,11 +48,13 @@ class Chat:
     Attributes:
       kept: drafted tokens that were kept, and `rejected`, steps in which some were not.
       differing: proposals that are not the plain drafter's.
+      ended: rows that have ended are compared too.
     """
 
     def __init__(
         self, drafter, *, chunk=16, sampling=None, shift=0, rows=3, limit=14, method="eagle", plain=PlainEagle, **draft
     ):
+        self.ended = True
         self.model, self.drafter = target(), drafter
         sampling = sampling or [SamplingOptions()] * rows
         self.sampled = any(o.sampled for o in sampling)
@@ -89,11 +92,12 @@ class Chat:
         return self._propose(self.session.state, topology)
 
     def compare(self, texts):
-        """Compares the trees of all rows that have read something."""
+        """Compares the trees of all rows that have read something, or of those that have not ended alone."""
+        counts = np.asarray(running_rows(self.session.state)) | self.ended
         for tree in TREES:
             found = proposed(self.propose(tree))
             for row, text in enumerate(texts):
-                if len(text) > 1:
+                if len(text) > 1 and counts[row]:
                     self.compared += 1
                     self.differing += found[row] != self.plain.tree(tree, text, self._chosen(row, len(text)))
 

@@ -1,3 +1,4 @@
+import functools
 from collections import OrderedDict
 
 import jax
@@ -5,9 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_smash.decode.state import running_rows
 from jax_smash.draft.gram_cache import GramCache
+from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
+from jax_smash.pytree import replace
 from tests.chimera import PlainChimera, random_drafter
+from tests.drafting import proposing
 from tests.jax_smash.draft.test_eagle import Chat, prompts_of, siblings, target
 
 __all__ = ["siblings"]
@@ -54,8 +59,27 @@ def test_codes_are_looked_up_where_all_that_are_wanted_are_kept_and_made_else():
     np.testing.assert_array_equal(cache.codes(grams, jnp.ones((1, 2), bool), made), made(grams))
 
 
+def test_rows_that_have_ended_do_not_keep_others_from_their_grams(siblings):
+    chat = Chat(random_drafter(target()), method="chimera", plain=PlainChimera, gram_slots=4)
+    chat.session.read(prompts_of((4, 1, 9)), limits=[1, 14, 14])
+    chat.session.run(1)
+    state = chat.session.state
+    assert running_rows(state).tolist() == [False, True, True]
+    own = state.rows.memory["drafter"]
+    # The running rows know the gram that ends with their pending token, by a code of another; the other row does not.
+    gram = jnp.concatenate([own.recent, state.rows.pending[:, None]], axis=1)[:, -own.recent.shape[1] :]
+    known = own.grams.gram.at[1:, 0].set(gram[1:]).at[0].set(-2)
+    grams = replace(own.grams, gram=known, code=own.grams.code.at[:, 0].add(100.0))
+    memory = state.rows.memory | {"drafter": replace(own, grams=grams)}
+    poisoned = replace(state, rows=replace(state.rows, memory=memory))
+    propose = functools.partial(proposing(chat.made.strategy), chat.made.params)
+    right, wrong = (propose(s, chain(1)).token[1:, 1] for s in (state, poisoned))
+    assert (right != wrong).any(), "codes were made anew"
+
+
 def test_drafts_are_those_of_a_drafter_that_keeps_no_grams(siblings):
     chat = Chat(random_drafter(target()), method="chimera", plain=PlainChimera, gram_slots=4)
+    chat.ended = False  # Whatever code is near will do for them.
     chat.turn(prompts_of((4, 1, 9)))
     assert chat.session.state.rows.memory["drafter"].grams.uses.min() > 4
     assert chat.compared > 30

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import pytest
 
-from jax_smash import from_apply
+from jax_smash import from_apply, generate
 from jax_smash.methods import DraftOptions, check_draft, make_method
 from jax_smash.methods.drafted import STOPPING, check_taps
 from jax_smash.platform import tracing_for
@@ -19,6 +19,28 @@ def test_a_model_that_lacks_a_tap_is_refused_by_name():
     check_taps(told_nothing, "lookup", Needs())
     with pytest.raises(ValueError, match="method eagle reads tap 0 of the model"):
         check_taps(told_nothing, "eagle", Needs(taps=(0,)))
+
+
+def test_behind_the_positions_of_a_draft_model_nothing_is_drafted(caplog):
+    prompt, short = [[7, 8, 9, 10]], tiny_model(max_positions=12)
+    draft = DraftOptions(draft_model=short, tree="chain-3")
+    done = generate(tiny_model(), prompt, method="draft-model", draft=draft, max_new_tokens=24, slots=64)[0]
+    assert "rows have room for 64 tokens, and the drafter has positions for 12: later ones are" in caplog.text
+    assert done.token_ids == generate(tiny_model(), prompt, max_new_tokens=24, slots=64)[0].token_ids
+    # The same weights draft, so every draft is kept, and behind position 12 there is none.
+    assert len(done.token_ids) == 24
+    assert 0 < done.drafted.tried[0] == done.drafted.kept[0] <= 3
+    caplog.clear()
+    make_method(tiny_model(), "draft-model", draft=DraftOptions(draft_model=short), slots=12)
+    assert not caplog.text
+
+
+def test_a_draft_model_of_the_readers_own_must_have_positions_for_all_slots():
+    table = jnp.ones((tiny_model().vocab_size,) * 2)
+    short = from_apply(lambda params, tokens: params[tokens], table, max_positions=32)
+    with pytest.raises(ValueError, match=r"rows have room for 64 tokens, and the draft model .* has positions for 32"):
+        make_method(tiny_model(), "draft-model", draft=DraftOptions(draft_model=short), slots=64)
+    make_method(tiny_model(), "draft-model", draft=DraftOptions(draft_model=short, tree="chain-2"), slots=32)
 
 
 @pytest.mark.parametrize("method", ["lookup", "suffix"])

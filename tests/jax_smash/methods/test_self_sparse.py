@@ -31,6 +31,12 @@ def test_what_does_not_fit_is_refused_by_name(draft, said):
         make_method(model(), "self-sparse", draft=DraftOptions(**draft))
 
 
+def test_a_tree_that_is_asked_for_may_have_more_nodes_than_a_chain_has_levels():
+    made = make_method(model(), "self-sparse", draft=DraftOptions(tree="tree-16"))
+    (tree,) = made.memory["trees"].ladder
+    assert (tree.nodes, made.strategy.drafter.width > 1) == (17, True)
+
+
 def test_without_a_policy_a_layer_chooses_however_few_there_are():
     shapes = {n: tiny_config(num_layers=n, layer_kinds=("full",) * n) for n in (1, 2, 3, 30)}
     assert [own_policy(config).dense_layers for config in shapes.values()] == [0, 1, 2, 2]

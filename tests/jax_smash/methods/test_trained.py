@@ -244,6 +244,13 @@ def test_any_model_that_says_its_logits_is_drafted_for(kind):
     assert drafted[0].token_ids == plain.token_ids
 
 
+def test_a_model_without_a_fingerprint_is_told_so_and_not_of_rounded_weights():
+    model = dataclasses.replace(tiny_model(), definition=PlainestDef(tiny_model().definition), config=None)
+    drafter = dataclasses.replace(random_shared("medusa"), base_fingerprint="0" * 64)
+    with pytest.raises(ValueError, match="two-layer is no model of this package, and has no fingerprint to compare"):
+        make_method(model, "medusa", draft=DraftOptions(tree="chain-2", drafter=drafter))
+
+
 def test_a_chimera_whose_encoder_only_trains_is_refused_before_anything_runs():
     made = random_drafter(tiny_config())
     drafter = dataclasses.replace(

@@ -282,7 +282,13 @@ def test_text_under_a_policy_does_not_depend_on_the_rows_beside(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "tree"), [("quest:budget=24:page_size=4:dense_layers=0", "tree-7"), ("tova:budget=12", "chain-3")]
+    ("name", "tree"),
+    [
+        ("quest:budget=24:page_size=4:dense_layers=0", "tree-7"),
+        ("tova:budget=12", "chain-3"),
+        # It reads at most 28 tokens at once, fewer than a prompt's pieces have.
+        ("streaming:slots=32,sinks=4", "chain-3"),
+    ],
 )
 def test_a_model_that_drafts_for_itself_with_a_part_of_its_cache_says_what_it_says_alone(name, tree):
     draft = DraftOptions(draft_model=f"sparse:{name}", tree=tree)
