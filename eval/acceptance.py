@@ -17,7 +17,7 @@ written after each tree; with `--resume` a run goes on with the trees that it la
 
 A drafter in a folder of `--drafters` is named by it, or by its run where that is called `drafter`. Its name stands for
 the method that drafts with it; `hybrid+` before the name is method hybrid with it. HAMburger's modules draft in mode
-exact, and have a chain of their own.
+exact, and have a chain of their own, which is whole whatever their stop head says.
 """
 
 import dataclasses

@@ -58,7 +58,7 @@ class Plan:
             named.method,
             sampled=sampled,
             draft=named.options(dataclasses.replace(self.draft, tree=tree)),
-            smash=named.smash,
+            smash=named.filled,
             batch=self.asking.batch_size,
             slots=self.asking.slots,
         )

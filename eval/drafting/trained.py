@@ -174,10 +174,17 @@ class Named:
 
     @property
     def smash(self) -> SmashOptions:
-        """The options of decoding with HAMburger: drafts as long as its modules make are checked."""
+        """The options of decoding with HAMburger: drafts as long as its stop head lets its modules make are checked."""
         if self.drafter is None or self.drafter.kind != MICRO:
             return SmashOptions()
         return SmashOptions(mode="exact", micro_steps=self.drafter.config.micro_steps)
+
+    @property
+    def filled(self) -> SmashOptions:
+        """The same with drafts that are as long as they may be, as chains of other drafters are."""
+        if self.drafter is None or self.drafter.kind != MICRO:
+            return SmashOptions()
+        return SmashOptions(mode="exact", group_length=self.drafter.config.micro_steps)
 
     @property
     def chain(self) -> str | None:

@@ -164,7 +164,7 @@ def test_a_short_training_drafts_more_than_random_weights_do(tmp_path):
     [
         ({"test_steps": 16}, "test_steps must be from 1 to less than the row's 16; got 16"),
         ({"step_decay": 0}, "step_decay must be above 0 and at most 1; got 0"),
-        ({"head_size": 291}, "head_size must be from 1 to the vocabulary's 290; got 291"),
+        ({"head_size": 291}, "head_size must be from 0 to the vocabulary's 290; got 291"),
         ({"taps": [1, 3]}, "taps must be from 0 to the target's 2 layers; got"),
         ({"own_rows": 2}, "recall and own_rows are settings of train.base alone"),
         ({"choice_share": 1}, "choice_share must be from 0 to below 1; got 1"),

@@ -27,7 +27,7 @@ RANKS = {"w_qkv": 2, "w_o": 4, "w_gate_up": 3, "w_down": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Optimiser:
-    """AdamW, or Muon for the layers' matrices, with a linear warm-up and a cosine to a share of the peak.
+    """AdamW, or Muon for the layers' matrices, with a linear warm-up and a decay to a share of the peak.
 
     Muon's updates are scaled to the size that AdamW's have, so both take the same learning rates. Embeddings of rare
     tokens want a lower one: AdamW's steps push all of them the same way until they can hardly be told apart.
@@ -39,6 +39,7 @@ class Optimiser:
       learning_rate: the peak.
       vector_share: beside Muon, AdamW's learning rate for embeddings, norms and biases as a share of Muon's.
       warmup: steps from 0 to the peak.
+      decay: from the peak on, a `cosine` or `linear`.
       final: share of the peak that the last step ends on.
       b1, b2: decay of the two moments a step.
       weight_decay: of matrices alone: not of norms, not of biases.
@@ -50,6 +51,7 @@ class Optimiser:
     learning_rate: float = 2e-3
     vector_share: float = 1.0
     warmup: int = 100
+    decay: str = "cosine"
     final: float = 0.1
     b1: float = 0.9
     b2: float = 0.95
@@ -60,6 +62,8 @@ class Optimiser:
     def __post_init__(self) -> None:
         if self.name not in ("adamw", "muon"):
             raise ValueError(f"the optimiser must be adamw or muon; got {self.name!r}")
+        if self.decay not in ("cosine", "linear"):
+            raise ValueError(f"decay must be cosine or linear; got {self.decay!r}")
         if not (
             self.learning_rate > 0
             and self.vector_share > 0
@@ -86,7 +90,11 @@ class Optimiser:
             raise ValueError(f"steps must exceed the {self.warmup} steps of warm-up; got {steps}")
 
     def _schedule(self, peak: float, steps: int) -> optax.Schedule:
-        return optax.warmup_cosine_decay_schedule(0.0, peak, self.warmup, steps, end_value=peak * self.final)
+        last = peak * self.final
+        if self.decay == "cosine":
+            return optax.warmup_cosine_decay_schedule(0.0, peak, self.warmup, steps, end_value=last)
+        up = optax.linear_schedule(0.0, peak, self.warmup)
+        return optax.join_schedules([up, optax.linear_schedule(peak, last, steps - self.warmup)], [self.warmup])
 
     def build(self, steps: int) -> optax.GradientTransformation:
         """Returns the transformation of a run of `steps`; raises ValueError where that is no more than the warm-up."""

@@ -41,7 +41,7 @@ folder.
 | By source | {by_source} |
 | Held-out queries | one in {measured} of a row |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-{learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
+{learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
 | Precision | {precision} products, float32 weights, stored in bfloat16 |
 | Seed | {seed} |
 | Code | {code} |
@@ -110,7 +110,7 @@ def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: Mapping[s
         code=made_by(),
         sources=f"\n## Text\n\n{ended.sources.strip()}\n" if ended.sources else "",
         **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "final")},
+        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
 
 

@@ -41,7 +41,7 @@ fingerprint. Drafted text is the target's own: a drafter decides how fast it com
 | Held-out loss of these weights | {loss:.4f} nats a token |
 | By source | {by_source} |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-{learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
+{learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
 | Precision | {precision} products, float32 weights, stored in bfloat16{states} |
 | Seed | {seed} |
 | Code | {code} |
@@ -118,7 +118,7 @@ def drafter_card(
         accuracies="\n".join(rows),
         sources=f"\n## Text\n\n{ended.sources.strip()}\n" if ended.sources else "",
         **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "final")},
+        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
 
 

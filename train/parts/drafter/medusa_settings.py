@@ -29,7 +29,7 @@ class MedusaSettings(DrafterSettings):
       targets: the matrices that change: of layers `w_qkv`, `w_o`, `w_gate_up` and `w_down`, and `head`, the rows of
         tokens, where these are not the embedding.
       heads_alone: steps at first in which the heads learn alone. Then the changes' learning rate warms up as the heads'
-        did, and ends with it.
+        did, and ends with it. Published recipes have two runs in place of it, with a schedule of the heads in each.
       base_rate: the changes' learning rate as a share of the heads'.
       base_weight: what the target's own next token counts.
       heads_weight: what the first head counts.
@@ -83,6 +83,11 @@ class MedusaSettings(DrafterSettings):
             raise ValueError(f"targets must be among {', '.join(known)}; got {unknown[0]!r}")
         if self.base == "lora" and self.states:
             raise ValueError("states can be kept of a target that stays as it is alone; base is 'lora'")
+
+    @property
+    def rematerialises(self) -> bool:
+        """Whether `remat` saves memory: a target that learns keeps its layers' activations."""
+        return self.base == "lora"
 
     def measured(self) -> MedusaSettings:
         """Returns the settings under which exported weights are measured: in float32, against the text."""

@@ -142,7 +142,7 @@ def micro_objective(
         # What entry i guesses with: the text's tokens i + 1, i + 2, … one after another.
         vectors = model.embed(batch.targets)
         given = jnp.stack([_later(vectors, places) for places in range(steps)], axis=2)
-        made = jnp.moveaxis(modules.micro_decoder.taught(prefix, given), 2, 0)
+        made = jnp.moveaxis(modules.micro_decoder.taught(prefix, given, remat=settings.remat), 2, 0)
         aligned, seen = behind(made, batch.segments)
         guesses = Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights)
         found, right = drafted_and_right(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)

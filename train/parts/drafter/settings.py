@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 from jax_smash.models.chimera_config import TEXT_LAYER, ChimeraConfig
+from jax_smash.models.config_fields import check_head_size
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.smash.config import SmashConfig
 from train.run.settings import Settings
 from train.tokenizer import END
+
+IGNORED = ("answer_weight", "circle_weight", "own_every")
+"""Settings of other kinds of training that count nothing here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +40,21 @@ class DrafterSettings(Settings):
         super().__post_init__()
         if self.recall or self.own_rows:
             raise ValueError("recall and own_rows are settings of train.base alone")
+        usual = {field.name: field.default for field in dataclasses.fields(Settings)}
+        if ignored := [name for name in IGNORED if getattr(self, name) != usual[name]]:
+            raise ValueError(f"{ignored[0]} says nothing of a drafter; got {getattr(self, ignored[0])}")
+        if self.remat and not self.rematerialises:
+            raise ValueError("remat says nothing of a drafter whose target is frozen; got true")
+        check_head_size(self.head_size, self.model.vocab_size)
         if not 0 <= self.choice_share < 1:
             raise ValueError(f"choice_share must be from 0 to below 1; got {self.choice_share}")
         if not self.reply_ends and self.reply_begins:
             raise ValueError(f"reply_ends must be a text beside reply_begins {self.reply_begins!r}; got none")
+
+    @property
+    def rematerialises(self) -> bool:
+        """Whether `remat` saves memory."""
+        return False
 
     @property
     def read_taps(self) -> tuple[int, ...]:
@@ -306,6 +321,11 @@ class MicroSettings(DrafterSettings):
         if not 0 <= self.stop_weight < float("inf"):
             raise ValueError(f"stop_weight must be at least 0 and finite; got {self.stop_weight}")
         _ = self.smash  # Refuses what does not fit the base.
+
+    @property
+    def rematerialises(self) -> bool:
+        """Whether `remat` saves memory: the decoder's layers run again for its gradient."""
+        return True
 
     def measured(self) -> MicroSettings:
         """Returns the settings under which exported weights are measured: in float32, by the cross-entropy alone."""

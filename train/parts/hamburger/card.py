@@ -44,7 +44,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | The base | {base} |
 | Divergence from {teacher} | counts {kl_weight:g} |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-of the modules {learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
+of the modules {learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
 | Precision | {precision} products, float32 weights, stored in bfloat16 |
 | Seed | {seed} |
 | Code | {code} |
@@ -133,7 +133,7 @@ def hamburger_card(
         code=made_by(),
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
         **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "final")},
+        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
 
 

@@ -34,7 +34,7 @@ were {length} tokens long.
 | Answers of recall tasks | count {answer_weight:g} times |
 | What the model's own texts say again | {own} |
 | Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-{learning_rate:g}, {warmup} steps of warm-up, cosine to {final:g} of the peak |
+{learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
 | Precision | {precision} products, float32 weights |
 | Seed | {seed} |
 | Code | {code} |
@@ -99,7 +99,7 @@ def model_card(
         tokenizer_sha256=index["tokenizer_sha256"],
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
         **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "final")},
+        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
     return head + "".join(f"\n> **{prompt}** {_quoted(text)}\n" for prompt, text in samples)
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jax_smash.cache import Block
 from tests.eagle1 import random_drafter1
@@ -82,6 +83,11 @@ def test_depths_that_are_not_trained_are_told_choose_a_step_and_cost_nothing():
     # What is right at depth 2 as well is chosen.
     one, both = (Measured(0.0, {}, {"top1_1": 0.5, "top1_2": second}) for second in (0.1, 0.4))
     assert drafted_in_a_row(one) < drafted_in_a_row(both)
+
+
+def test_a_drafter_beside_a_frozen_target_takes_no_remat():
+    with pytest.raises(ValueError, match="remat says nothing of a drafter whose target is frozen"):
+        dataclasses.replace(SETTINGS, remat=True)
 
 
 def test_weights_are_measured_by_the_cross_entropy_alone_and_without_noise():

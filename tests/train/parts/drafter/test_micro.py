@@ -92,6 +92,11 @@ def test_each_guess_is_what_the_decoder_says_behind_the_texts_own_tokens(said):
         ({"tapped_layers": [9]}, "tapped_layers must be layers of the base, 0 to 1; got 9"),
         ({"step_decay": 0}, "step_decay must be above 0 and at most 1; got 0"),
         ({"stop_weight": -1}, "stop_weight must be at least 0 and finite; got -1"),
+        ({"head_size": -5}, "head_size must be from 0 to the vocabulary's"),
+        ({"head_size": 10**9}, "head_size must be from 0 to the vocabulary's"),
+        ({"answer_weight": 5.0}, "answer_weight says nothing of a drafter; got 5"),
+        ({"circle_weight": 2.0}, "circle_weight says nothing of a drafter; got 2"),
+        ({"own_every": 3}, "own_every says nothing of a drafter; got 3"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, message):

@@ -15,6 +15,9 @@ CHANGES = {"base": "lora", "rank": 32, "alpha": 16, "base_rate": 0.25, "base_wei
 """Of a target that learns, as Medusa-2 has them."""
 
 
+COSINE, LINEAR = ((1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2), (0.75, 0.5, 0.25)
+
+
 @dataclasses.dataclass(frozen=True)
 class Paper:
     """What a training file says.
@@ -27,6 +30,7 @@ class Paper:
       fields: others of the settings.
       clip: how gradients are cut, by a field of the optimiser.
       decay: weight decay.
+      falls: the shares of the peak a quarter, half and three quarters of the way from it to the end.
     """
 
     kind: type
@@ -37,11 +41,19 @@ class Paper:
     fields: dict[str, Any]
     clip: tuple[str, float] = ("clip", 1.0)
     decay: float = 0.0
+    falls: tuple[float, float, float] = COSINE
 
 
 PAPERS = {
     "eagle-paper": Paper(
-        EagleSettings, 5e-5, 12_000, 800_000, (2048, 16), {"head_size": 32_000, "test_steps": 7}, ("clip", 0.5), 0.01
+        EagleSettings,
+        5e-5,
+        12_000,
+        800_000,
+        (2048, 16),
+        {"head_size": 32_000, "test_steps": 7},
+        ("clip", 0.5),
+        falls=LINEAR,
     ),
     "eagle-1-paper": Paper(
         Eagle1Settings,
@@ -52,6 +64,7 @@ PAPERS = {
         {"feature_share": 1.0, "prediction_share": 0.1, "noise": 0.2, "test_steps": 1, "join_bias": True},
         ("clip_value", 0.5),
         0.01,
+        LINEAR,
     ),
     "medusa-paper": Paper(
         MedusaSettings, 2e-3, 40, 4000, (2048, 32), {"num_heads": 5, "blocks": 1, "head_decay": 0.8, "base": "frozen"}
@@ -70,7 +83,8 @@ PAPERS = {
         40,
         8000,
         (2048, 32),
-        CHANGES | {"num_heads": 5, "heads_alone": 0, "heads_weight": 0.01, "heads_ramp": 8000, "base_labels": "target"},
+        CHANGES
+        | {"num_heads": 5, "heads_alone": 0, "heads_weight": 0.008, "heads_ramp": 8000, "base_labels": "target"},
     ),
     "blockwise": Paper(
         MedusaSettings, 5e-4, 40, 4000, (2048, 32), {"num_heads": 7, "blocks": 1, "own_head": False, "head_decay": 1.0}
@@ -99,8 +113,9 @@ def test_a_papers_training_file_has_its_rates_and_its_schedule(name, request):
     assert bool(found.optimiser.clip_value) == (paper.clip[0] == "clip_value")
     assert (found.optimiser.name, found.optimiser.b1, found.optimiser.b2) == ("adamw", 0.9, 0.95)
     rate = found.optimiser.schedule(found.steps)
-    steps = [0, paper.warmup // 2, paper.warmup, (paper.warmup + paper.steps) // 2, paper.steps]
-    np.testing.assert_allclose([rate(step) for step in steps], paper.peak * np.array([0, 0.5, 1, 0.5, 0]), atol=1e-9)
+    steps = [0, paper.warmup // 2, *np.linspace(paper.warmup, paper.steps, 5)]
+    shares = np.array([0, 0.5, 1, *paper.falls, 0])
+    np.testing.assert_allclose([rate(step) for step in steps], paper.peak * shares, atol=1e-9)
 
 
 def test_every_papers_training_file_of_a_drafter_is_one_of_these(request):
