@@ -242,11 +242,6 @@ def mesh_of(tree: Any) -> Mesh | None:
     return None
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns how `[B, …]` arrays lie on a mesh in training: rows over `data` and `fsdp`, which must divide them."""
-    return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
-
-
 def axes_sharding(
     shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | AbstractMesh, *, rules: Rules = RULES
 ) -> Any:

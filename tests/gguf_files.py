@@ -1,7 +1,9 @@
 """GGUF files of tiny checkpoints, written with the package's own writer and its own tables of names."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -28,8 +30,10 @@ def write_gguf(
     *,
     tokenizer: Any = None,
     splits: str = "gpt-2",
+    renamed: Mapping[str, str] = MappingProxyType({}),
     quantised: gguf.GGMLQuantizationType | None = None,
     more: dict[str, Any] | None = None,
+    tokenizer_fields: dict[str, Any] | None = None,
     endianess: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
     parts: int = 1,
 ) -> Path:
@@ -41,8 +45,10 @@ def write_gguf(
       tensors: by their names in a Hugging Face checkpoint.
       tokenizer: byte-level BPE, written with it.
       splits: name of its rule to split text by.
+      renamed: other texts of some of its tokens, which no merges make then.
       quantised: type of the matrices; None for float32.
       more: metadata of the architecture beside what is written anyway; None for a value leaves its key out.
+      tokenizer_fields: metadata of the tokenizer beside what is written anyway.
       endianess: byte order.
       parts: files to split the tensors over.
 
@@ -73,7 +79,9 @@ def write_gguf(
         if value is not None:
             _add(writer, f"{name}.{key}", value)
     if tokenizer is not None:
-        _add_tokenizer(writer, tokenizer, splits)
+        _add_tokenizer(writer, tokenizer, splits, renamed)
+    for key, value in (tokenizer_fields or {}).items():
+        _add(writer, key, value)
     factors = {"rope_factors_short.weight": rope.short_factors, "rope_factors_long.weight": rope.long_factors}
     for theirs, values in factors.items():
         if values:
@@ -161,15 +169,16 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, splits: str) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, splits: str, renamed: Mapping[str, str]) -> None:
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     special = set(tokenizer.all_special_tokens)
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(splits)
-    writer.add_token_list(tokens)
+    writer.add_token_list([renamed.get(token, token) for token in tokens])
     writer.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    writer.add_token_merges([merge for merge in merges if merge.replace(" ", "") not in renamed])
     writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_chat_template("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:")

@@ -121,7 +121,7 @@ class Adapter:
         by_name = {str(name): self.changes[module] for module, name in renamed.items()}
         self._check(config, by_name)
         merged = MergedShards(base)
-        self._check_copies(merged, rename)  # While it is the base's own.
+        self._check_copies(merged, rename, tied=config.tied_head)  # While it is the base's own.
         merged.changes = {
             name: by_name[plain] for plain, name in _plain_names(merged, rename).items() if plain in by_name
         }
@@ -136,14 +136,16 @@ class Adapter:
         found = {name: (change.b.shape[0], change.a.shape[1]) for name, change in changes.items()}
         check_fit(self.directory, expected, found)
 
-    def _check_copies(self, base: Shards, rename: Callable[[str], str | None]) -> None:
+    def _check_copies(self, base: Shards, rename: Callable[[str], str | None], *, tied: bool) -> None:
         """Refuses weights of the base that were saved along and are not the base's own."""
         if not self.copies:
             return
         own = Shards(self.directory, [self.directory / CHANGES])
         names = _plain_names(base, rename)
         for module, copy in self.copies.items():
-            name = names.get(str(rename(f"{module}.weight")))
+            plain = str(rename(f"{module}.weight"))
+            # A head that is the embedding has no tensor of its own.
+            name = names.get(EMBEDDING if tied and plain == HEAD and HEAD not in names else plain)
             if name is None or own.shapes[copy] != base.shapes[name] or not _same(own, copy, base, name):
                 raise ValueError(
                     f"{copy} in {self.directory / CHANGES} must be the base's own weights; it differs: "

@@ -10,7 +10,7 @@ from jax_smash.checkpoints.adapter import with_base
 from jax_smash.checkpoints.directory import check_new, new_directory
 from jax_smash.checkpoints.gguf import is_gguf
 from jax_smash.checkpoints.smasher import CONFIG, MODULES, SMASHER_FILES, is_smasher
-from jax_smash.checkpoints.tokenizer import load_tokenizer
+from jax_smash.checkpoints.tokenizer import has_tokenizer, load_tokenizer
 
 FORMATS = ("huggingface", "orbax")
 
@@ -67,22 +67,23 @@ def convert(
     with new_directory(path, huggingface.params_bytes(params)) as work:
         writer = huggingface.write if to == "huggingface" else orbax.write
         writer(work, config, params, original_config=original)
-        for folder in folders:  # An adapter's own tokenizer goes before its base's.
-            copy_companions(folder, work)
+        own = has_tokenizer(directory)
+        for folder in folders:  # Of an adapter with a tokenizer of its own, nothing of its base's stays.
+            copy_companions(folder, work, tokenizer=folder == directory or not own)
         modules = (directory.parent if is_gguf(directory) else directory) / MODULES
         if is_smasher(modules):
             _convert_modules(modules, work / MODULES, to=to, dtype=dtype)
     return path
 
 
-def copy_companions(source: Path, target: Path) -> None:
-    """Copies what goes with the weights, the tokenizer first of all; of a GGUF file, writes it."""
+def copy_companions(source: Path, target: Path, *, tokenizer: bool = True) -> None:
+    """Copies what goes with the weights: generation settings, and the tokenizer; of a GGUF file, writes that."""
     if is_gguf(source):
-        tokenizer = load_tokenizer(source)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(target)
+        found = load_tokenizer(source) if tokenizer else None
+        if found is not None:
+            found.save_pretrained(target)
         return
-    for name in huggingface.COMPANIONS:
+    for name in huggingface.COMPANIONS if tokenizer else (huggingface.GENERATION,):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 

@@ -31,8 +31,10 @@ CONFIG = "config.json"
 MODEL_CONFIG = "model_config.json"
 """Beside parameters that Orbax saved."""
 
+GENERATION = "generation_config.json"
+
 COMPANIONS = (
-    "generation_config.json",
+    GENERATION,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",

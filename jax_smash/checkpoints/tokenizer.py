@@ -15,7 +15,7 @@ def load_tokenizer(path: Path) -> Any:
     """Returns the tokenizer of a directory or GGUF file; None where it has none. Never runs code from the directory."""
     if is_gguf(path):
         return gguf_tokenizer(open_gguf(path))
-    if not any((path / f).exists() for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not has_tokenizer(path):
         return None
     import transformers  # Takes a second to import, so only where a tokenizer is wanted.
 
@@ -27,6 +27,11 @@ def load_tokenizer(path: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # Whatever the library raises, the user is told which file is meant.
         raise ValueError(f"cannot read the tokenizer in {path}: {error}") from error
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Returns whether a directory holds a tokenizer."""
+    return any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def stop_tokens(path: Path, config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:

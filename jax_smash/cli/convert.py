@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jax_smash.cli.errors import UsageError
 from jax_smash.cli.options import DtypeName
 
 READINGS: dict[str, Literal["inputs", "outputs"]] = {"vllm": "inputs", "sglang": "outputs"}
@@ -37,6 +38,7 @@ class Convert:
         """Converts, with a progress bar where stderr is a terminal.
 
         Raises:
+          UsageError: options do not go together.
           FileExistsError, FileNotFoundError, OSError, ValueError: as `jax_smash.convert` says.
         """
         from rich.console import Console
@@ -49,16 +51,16 @@ class Convert:
         skip_absent_tpu()
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         if self.to == "eagle" and self.base is None:
-            raise ValueError("--to eagle needs --base MODEL, the model that the drafter is for")
+            raise UsageError("--to eagle needs --base MODEL, the model that the drafter is for")
         if self.to != "eagle" and self.layer_ids != "told":
-            raise ValueError(f"layer-ids go with --to eagle; got --to {self.to}")
+            raise UsageError(f"--layer-ids goes with --to eagle; got --to {self.to}")
         if self.to in ("medusa", "authors") and self.base is None:
-            raise ValueError(f"--to {self.to} needs the base that the heads are for; got none")
+            raise UsageError(f"--to {self.to} needs --base MODEL, the model that the heads are for")
         if self.to in ("vllm", "sglang") and self._of_eagle1():
             console.print(f"wrote {self._published_eagle1()}")
             return
         if self.to in ("huggingface", "orbax") and self.base is not None:
-            raise ValueError(f"base goes with the drafters of a model; got --to {self.to}")
+            raise UsageError(f"--base goes with the drafters of a model; got --to {self.to}")
         if self.to not in ("huggingface", "orbax"):
             console.print(f"wrote {self._heads() if self._of_medusa() else self._drafter()}")
             return
@@ -92,7 +94,7 @@ class Convert:
         from jax_smash.loading import find, stored_vectors
 
         if self.base is None:
-            raise ValueError(f"--to {self.to} needs the base that the EAGLE-1 drafter is for; got none")
+            raise UsageError(f"--to {self.to} needs --base MODEL, the model that the EAGLE-1 drafter is for")
         base = find(self.base)
         made = load_eagle1(self.source, dtype=None if self.dtype == "auto" else self.dtype)
         self._check_base(made)
@@ -143,7 +145,7 @@ class Convert:
         base = find(str(self.base))
         if is_published_eagle1(self.source):
             if self.layer_ids != "told":
-                raise ValueError("layer-ids go with EAGLE-3; the drafter is EAGLE-1's, which reads no layers")
+                raise UsageError("--layer-ids goes with EAGLE-3; the drafter is EAGLE-1's, which reads no layers")
             one = import_eagle1(
                 self.source, checkpoint_config(base), embedding=lambda: stored_vectors(base), dtype=dtype
             )

@@ -73,12 +73,17 @@ class Model:
         """Returns the tokens of a conversation up to the place where the assistant answers.
 
         Raises:
-          ValueError: the tokenizer is missing, or has no chat template.
+          ValueError: the tokenizer is missing or has no chat template, or the template refuses the messages.
         """
         tokenizer = self._tokenizer()
         if not tokenizer.chat_template:
             raise ValueError(f"{self.name} has no chat template; decode it without chat")
-        encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        from jinja2 import TemplateError  # transformers needs it here, too.
+
+        try:
+            encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except TemplateError as error:
+            raise ValueError(f"the chat template of {self.name} refuses the messages: {error}") from error
         return list(tokenizer(encoded, add_special_tokens=False)["input_ids"])
 
     @property

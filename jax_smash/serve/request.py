@@ -142,13 +142,21 @@ def _kind(value: Any) -> str:
 
 
 def _encode(model: Model, prompt: Any, chat: bool, what: str) -> list[int]:
+    messages: Any = None
     if isinstance(prompt, str):
         if not prompt:
             return []
-        return model.encode_chat([{"role": "user", "content": prompt}]) if chat else model.encode(prompt)
-    if not _is_array(prompt) and isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
-        return model.encode_chat(prompt)
-    return as_tokens(prompt, what)
+        if not chat:
+            return model.encode(prompt)
+        messages = [{"role": "user", "content": prompt}]
+    elif not _is_array(prompt) and isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        messages = prompt
+    if messages is None:
+        return as_tokens(prompt, what)
+    try:
+        return model.encode_chat(messages)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 def check_counts(**counts: int) -> None:

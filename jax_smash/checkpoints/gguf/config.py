@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jax_smash.checkpoints.gguf.file import GgufFile
+from jax_smash.checkpoints.gguf.tokenizer import turn_ends
 from jax_smash.config import RopeConfig
 from jax_smash.models.families import FAMILIES
 from jax_smash.models.families.rope_fields import rope_to_hf
@@ -197,9 +198,11 @@ def _vocabulary(file: GgufFile) -> int:
 
 
 def _stops(file: GgufFile) -> list[int]:
-    """Returns the tokens that end a text, a turn or a message, each once."""
+    """Returns the tokens that end a text, a turn or a message, each once: those that are named, and by their texts."""
     named = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(token for token in named if token is not None))
+    named += file.get("tokenizer.ggml.eos_token_ids") or []
+    # Many files of chat models name the end of a text alone.
+    return list(dict.fromkeys([token for token in named if token is not None] + turn_ends(file)))
 
 
 def _sliding(file: GgufFile, period: int) -> dict[str, Any]:

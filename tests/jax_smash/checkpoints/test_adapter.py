@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 
 import jax_smash
 from jax_smash.checkpoints.adapter import read_adapter, with_base
@@ -274,8 +275,6 @@ def test_a_factor_that_is_missing_or_no_number_is_named(folders):
 
 
 def test_a_head_that_was_saved_along_must_be_the_base_s(tmp_path):
-    from safetensors.numpy import save_file
-
     tensors = write_checkpoint(tmp_path / "base", LLAMA, dtype="BF16")
     adapter = write_adapter(tmp_path / "adapter", {"lm_head": (101, 64)})
     copy = "base_model.model.lm_head.base_layer.weight"
@@ -288,6 +287,36 @@ def test_a_head_that_was_saved_along_must_be_the_base_s(tmp_path):
         save_file(adapter | {copy: other}, tmp_path / "adapter" / "adapter_model.safetensors")
         with pytest.raises(ValueError, match=r"lm_head.base_layer.weight in .* must be the base's own weights"):
             jax_smash.load(tmp_path / "adapter")
+
+
+def test_a_tied_head_that_was_saved_along_must_be_the_embedding(tmp_path):
+    raw = CONFIGS["llama-3-tied"]
+    tensors = write_checkpoint(tmp_path / "base", raw, dtype="F32")
+    adapter = write_adapter(tmp_path / "adapter", {"model.layers.0.self_attn.q_proj": (64, 64)})
+    vectors = tensors["model.embed_tokens.weight"]
+    for factor, fits in ((1, True), (2, False)):
+        copies = {"base_model.model.lm_head.weight": factor * vectors}
+        save_file(adapter | copies, tmp_path / "adapter" / "adapter_model.safetensors")
+        if fits:
+            jax_smash.load(tmp_path / "adapter")
+            continue
+        with pytest.raises(ValueError, match=r"lm_head.weight in .* must be the base's own weights"):
+            jax_smash.load(tmp_path / "adapter")
+
+
+def test_nothing_of_the_bases_tokenizer_stays_beside_the_adapters_own(tmp_path):
+    write_model(tmp_path / "base")
+    write_adapter(tmp_path / "adapter", {"model.layers.0.mlp.up_proj": (96, 64)})
+    # As older programs write it: the template is in the tokenizer's settings, not in a file of its own.
+    (tmp_path / "base" / "chat_template.jinja").write_text("BASE {{ messages[0]['content'] }}")
+    shutil.copyfile(tmp_path / "base" / "tokenizer.json", tmp_path / "adapter" / "tokenizer.json")
+    settings = json.loads((tmp_path / "base" / "tokenizer_config.json").read_text())
+    template = {"chat_template": "ADAPTER {{ messages[0]['content'] }}"}
+    (tmp_path / "adapter" / "tokenizer_config.json").write_text(json.dumps(settings | template))
+    jax_smash.convert(tmp_path / "adapter", tmp_path / "merged", to="huggingface")
+    texts = [[{"role": "user", "content": "cat"}]]
+    found = [jax_smash.load(tmp_path / name).encode_chat(*texts) for name in ("adapter", "merged", "base")]
+    assert found[0] == found[1] != found[2]
 
 
 def test_an_adapter_beside_a_whole_model_is_refused(folders, tmp_path):

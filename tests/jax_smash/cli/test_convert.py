@@ -55,7 +55,9 @@ def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_l
     assert call(*again, "--layer-ids", "inputs")[0] == 0
     for name in ("eagle.json", "eagle.safetensors"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-    assert "--to eagle needs --base MODEL" in call("convert", "published", "other", "--to", "eagle")[2]
+    status, _, told = call("convert", "published", "other", "--to", "eagle")
+    assert status == 2
+    assert "--to eagle needs --base MODEL" in told
 
 
 def test_a_drafter_that_says_tokens_by_the_targets_rows_is_written_with_these(call, two_layers, tmp_path):
@@ -77,11 +79,14 @@ def test_an_eagle_1_drafter_goes_to_the_published_layouts_and_back_bit_for_bit(c
     for layout, bias in (("vllm", False), ("sglang", True)):
         made, ours = random_drafter1(model, join_bias=bias), tmp_path / f"ours-{layout}"
         save_eagle1(ours, made.config, made.params, **marks(two_layers))
-        assert "needs the base that the EAGLE-1 drafter is for" in call("convert", ours, layout, "--to", layout)[2]
+        assert (
+            "needs --base MODEL, the model that the EAGLE-1 drafter is for"
+            in call("convert", ours, layout, "--to", layout)[2]
+        )
         status, _, told = call("convert", ours, layout, "--to", layout, "--base", two_layers)
         assert (status, told.splitlines()[-1]) == (0, f"wrote {layout}")
         again = ("convert", layout, f"{layout}-again", "--to", "eagle", "--base", two_layers)
-        assert "layer-ids go with EAGLE-3" in call(*again, "--layer-ids", "inputs")[2]
+        assert "--layer-ids goes with EAGLE-3" in call(*again, "--layer-ids", "inputs")[2]
         assert call(*again)[0] == 0
         for name in ("eagle1.json", "eagle1.safetensors"):
             assert (ours / name).read_bytes() == (tmp_path / f"{layout}-again" / name).read_bytes()
@@ -99,9 +104,9 @@ def test_heads_go_to_the_published_layouts_and_back_bit_for_bit(call, two_layers
         assert call("convert", layout, f"{layout}-again", "--to", "medusa", "--base", two_layers)[0] == 0
         for name in ("medusa.json", "medusa.safetensors"):
             assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / f"{layout}-again" / name).read_bytes()
-    assert "--to authors needs the base" in call("convert", "ours", "other", "--to", "authors")[2]
+    assert "--to authors needs --base MODEL" in call("convert", "ours", "other", "--to", "authors")[2]
     assert "eagle.json" in call("convert", "ours", "other", "--to", "sglang", "--base", two_layers)[2]
-    assert "base goes with the drafters of a model" in call("convert", two_layers, "other", "--base", two_layers)[2]
+    assert "--base goes with the drafters of a model" in call("convert", two_layers, "other", "--base", two_layers)[2]
 
 
 def test_vectors_of_another_base_do_not_go_into_a_drafters_file(call, two_layers, tmp_path):

@@ -145,6 +145,13 @@ def test_chat_without_a_template_is_refused(call, tmp_path):
     assert "plain has no chat template" in err
 
 
+def test_a_conversation_that_the_template_refuses_is_told_of_by_its_prompt(call, tmp_path):
+    strict = write_model(tmp_path / "strict", template="{{ raise_exception('System role not supported') }}")
+    status, out, err = call("generate", "--model", strict, "--prompt", "Hello", "--chat")
+    assert (status, out) == (1, "")
+    assert f"prompt 0: the chat template of {strict} refuses the messages: System role not supported" in err
+
+
 def test_a_grammar_and_a_bias_are_obeyed(call, two_layers, tmp_path):
     (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}')
     arguments = ("generate", "--model", two_layers, "--prompt", PROMPT, "--max-new-tokens", "40")

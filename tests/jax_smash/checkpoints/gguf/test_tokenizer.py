@@ -51,6 +51,34 @@ def test_text_is_split_by_the_rule_that_the_file_names(splits, pieces, tmp_path)
     assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("a  12")] == pieces
 
 
+@pytest.mark.parametrize(("splits", "begins"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)])
+def test_texts_begin_with_a_token_by_the_rules_of_models_that_have_one(splits, begins, tmp_path):
+    found = written(tmp_path, tokenizer=small_bpe(), splits=splits)("cat")["input_ids"]
+    assert (found[0] == small_bpe().bos_token_id) == begins
+    off = {"tokenizer.ggml.add_bos_token": False}
+    found = written(tmp_path, tokenizer=small_bpe(), splits=splits, tokenizer_fields=off)("cat")["input_ids"]
+    assert found[0] != small_bpe().bos_token_id
+
+
+def test_a_word_that_is_a_token_is_not_cut_by_llama_3s_rule(tmp_path):
+    # No merges make it.
+    spare, word = small_bpe().convert_ids_to_tokens(419), "zqx"
+    for splits, whole in (("llama-bpe", True), ("qwen2", False)):
+        tokenizer = written(tmp_path, tokenizer=small_bpe(), splits=splits, renamed={spare: word})
+        assert (tokenizer(word, add_special_tokens=False)["input_ids"] == [419]) == whole
+
+
+def test_the_end_of_a_turn_ends_a_text_though_the_file_names_another(tmp_path):
+    spare = small_bpe().convert_ids_to_tokens(419)
+    file = tmp_path / "model.gguf"
+    write_gguf(file, RAW, random_tensors(RAW), tokenizer=small_bpe(), renamed={spare: "<end_of_turn>"})
+    for path in (file, convert(file, tmp_path / "converted", to="huggingface")):
+        model = jax_smash.load(path)
+        assert {*model.stop_tokens} == {small_bpe().eos_token_id, 419}
+        # It was written as ordinary text.
+        assert model.encode("a<end_of_turn>")[-1] == 419
+
+
 def test_a_rule_that_is_not_known_is_refused(tmp_path):
     with pytest.raises(ValueError, match="it splits text by rule 'gpt-9', which is not known"):
         written(tmp_path, tokenizer=small_bpe(), splits="gpt-9")
