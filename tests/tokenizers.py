@@ -67,3 +67,8 @@ def _byte_level(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _fast(tokenizer: Tokenizer, **tokens: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, **tokens)
+
+
+def decode(ids, tokens) -> str:
+    """Returns the text of token ids, by the bytes of each token; what is no UTF-8 becomes U+FFFD."""
+    return b"".join(tokens[i] for i in ids).decode("utf-8", errors="replace")

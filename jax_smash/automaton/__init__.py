@@ -3,7 +3,7 @@
 from jax_smash.automaton.grammar import json_schema_automaton, regex_automaton
 from jax_smash.automaton.stops import StreamDecoder, cut, held_back, stop_automaton
 from jax_smash.automaton.tables import DEAD, FREE, START, TokenAutomaton, join
-from jax_smash.automaton.vocabulary import TokenBytes, decode, token_bytes
+from jax_smash.automaton.vocabulary import TokenBytes, token_bytes
 
 __all__ = [
     "DEAD",
@@ -13,7 +13,6 @@ __all__ = [
     "TokenAutomaton",
     "TokenBytes",
     "cut",
-    "decode",
     "held_back",
     "join",
     "json_schema_automaton",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 TokenBytes = Sequence[bytes]
@@ -39,11 +39,6 @@ def token_bytes(tokenizer: Any, vocab_size: int | None = None) -> list[bytes]:
         if id_ < size and id_ not in special:
             out[id_] = to_bytes(token)
     return out
-
-
-def decode(ids: Iterable[int], tokens: TokenBytes) -> str:
-    """Returns the text of token ids; what is no UTF-8 becomes U+FFFD."""
-    return b"".join(tokens[i] for i in ids).decode("utf-8", errors="replace")
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -12,9 +12,9 @@ from jax_smash.decode.loop import Chunk, decode, init_rows, open_turn, prefill, 
 from jax_smash.decode.state import DecodeState, Shared
 from jax_smash.finish import STOP_TOKEN
 from jax_smash.models.rope import reach_of_text
-from jax_smash.protocols import LogitsProcessor, ModelDef
+from jax_smash.protocols import LogitsProcessor, ModelDef, longest_block
 from jax_smash.pytree import pytree
-from jax_smash.sampling import Temperature
+from jax_smash.sampling import MinP, Temperature, TopK, TopP
 from jax_smash.shapes import round_up
 
 PROMPT_CHUNK = 512
@@ -75,7 +75,8 @@ def rollout(
       max_new_tokens: O, at least 1.
       lengths: tokens of each prompt, from 1 to T; None means T.
       temperature: of all rows, or of each; 0 takes the likeliest token.
-      processors: change logits further, after the temperature, such as `TopK(k=…)` with a setting for each row.
+      processors: change logits further, such as `TopK(k=…)` with a setting for each row. They are applied in this order,
+        the temperature before the first that truncates (`TopK`, `TopP`, `MinP`), or last.
       stop_tokens: ids that end a row.
 
     Raises:
@@ -90,10 +91,11 @@ def rollout(
     roles = {"target": jax.lax.stop_gradient(params)}
     strategy = Autoregressive(target=model_def, sampled=True, log_probs=0, as_chosen=True)
     shared = Shared(
-        processors=(Temperature(temperature=warmth), *processors),
+        processors=_with_temperature(processors, warmth),
         stop_tokens=jnp.asarray(tuple(stop_tokens) or (-1,), jnp.int32),
     )
-    chunk = min(width, PROMPT_CHUNK)
+    bound = model_def.bind(roles["target"])
+    chunk = min(width, PROMPT_CHUNK, longest_block(bound) or PROMPT_CHUNK)
     rows = init_rows(
         strategy,
         roles,
@@ -104,7 +106,7 @@ def rollout(
         block=chunk,
         log_probs=0,
     )
-    config = getattr(model_def.bind(roles["target"]), "config", None)
+    config = getattr(bound, "config", None)
     reach = None if config is None else reach_of_text(config, prompt=lengths, new=max_new_tokens - 1)
     none = jnp.zeros_like(lengths)
     state = DecodeState(rows=open_turn(rows, limit=none + max_new_tokens, stop=none, reach=reach), shared=shared)
@@ -122,6 +124,18 @@ def rollout(
         length=rows.output_length,
         stopped=rows.finish == STOP_TOKEN,
     )
+
+
+def _with_temperature(
+    processors: Sequence[LogitsProcessor], temperature: Float[Array, "B"]
+) -> tuple[LogitsProcessor, ...]:
+    """Returns the processors in the order of `processors_for`, with the temperature among them.
+
+    Behind what forbids tokens: at 0 it leaves one token alone, which must be allowed.
+    """
+    truncating = (i for i, processor in enumerate(processors) if isinstance(processor, TopK | TopP | MinP))
+    at = next(truncating, len(processors))
+    return (*processors[:at], Temperature(temperature=temperature), *processors[at:])
 
 
 def _pieces(

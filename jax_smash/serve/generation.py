@@ -90,13 +90,14 @@ def generate(
 
     Raises:
       ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded.
-      TypeError: a prompt or a seed is neither text nor whole numbers; likewise.
+      TypeError: a prompt or a seed is neither text nor whole numbers, or an option is of another type; likewise.
       OSError: a file that an option names cannot be read or made; likewise, but for a disk that is full at the end.
     """
     check_method(method)
     check_draft(method, draft)
     check_smash(method, smash)
-    check_counts(max_new_tokens=max_new_tokens, num_samples=num_samples, batch_size=batch_size)
+    check_counts(max_new_tokens=max_new_tokens, num_samples=num_samples, batch_size=batch_size, steps=steps)
+    check_counts(0, log_probs=log_probs, prompt_log_probs=prompt_log_probs)
     request = make_request(
         model,
         prompts,

@@ -1,6 +1,7 @@
 """A file of prompts: one JSON object a line."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,7 @@ def checked_prompt(prompt: Any) -> FilePrompt:
     elif not isinstance(prompt, list):
         raise ValueError(f"prompt must be text, tokens or chat messages; got {_kind(prompt)}")
     elif prompt and isinstance(prompt[0], dict):
-        for i, message in enumerate(prompt):
-            _check_message(i, message)
+        check_messages(prompt)
     else:
         for i, token in enumerate(prompt):
             if not isinstance(token, int) or isinstance(token, bool):
@@ -88,8 +88,18 @@ def checked_text(text: str) -> str:
     return text
 
 
+def check_messages(messages: Sequence[Any]) -> None:
+    """Refuses messages of a chat without a role and a content that are texts.
+
+    Raises:
+      ValueError: one is no such message.
+    """
+    for i, message in enumerate(messages):
+        _check_message(i, message)
+
+
 def _check_message(i: int, message: Any) -> None:
-    if not isinstance(message, dict):
+    if not isinstance(message, Mapping):
         raise ValueError(f"message {i} must be an object like the first; got {_kind(message)}")
     for field in ("role", "content"):
         if not isinstance(message.get(field), str):

@@ -12,6 +12,7 @@ import numpy as np
 from jax_smash.automaton import TokenAutomaton, json_schema_automaton, regex_automaton, stop_automaton
 from jax_smash.loading import Model
 from jax_smash.sampling import SamplingOptions, check_seeds
+from jax_smash.serve.prompts import check_messages
 from jax_smash.shapes import bucket
 
 Tokens = Sequence[int | np.integer | jax.Array] | np.ndarray | jax.Array
@@ -154,16 +155,40 @@ def _encode(model: Model, prompt: Any, chat: bool, what: str) -> list[int]:
     if messages is None:
         return as_tokens(prompt, what)
     try:
+        check_messages(messages)
         return model.encode_chat(messages)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from error
 
 
-def check_counts(**counts: int) -> None:
-    """Raises a `ValueError` that names the first count below 1, if there is one."""
+def as_options(sampling: Any, count: int) -> list[SamplingOptions]:
+    """Returns the options of so many prompts: one for all, or one each.
+
+    Raises:
+      TypeError: something else is given.
+      ValueError: there are more or fewer of them.
+    """
+    options = [sampling] * count if isinstance(sampling, SamplingOptions) else list(sampling)
+    if other := [option for option in options if not isinstance(option, SamplingOptions)]:
+        raise TypeError(f"sampling must be SamplingOptions; got {other[0]!r}")
+    if len(options) != count:
+        raise ValueError(f"sampling must be one for all or one a prompt ({count}); got {len(options)}")
+    return options
+
+
+def as_stops(stop: Any) -> tuple[str, ...]:
+    """Returns stop strings, of which one may stand alone; raises TypeError for what is none."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if other := [text for text in stops if not isinstance(text, str)]:
+        raise TypeError(f"stop must be strings; got {other[0]!r}")
+    return stops
+
+
+def check_counts(least: int = 1, /, **counts: int | None) -> None:
+    """Raises a `ValueError` that names the first count below the least, if there is one; None is none."""
     for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}; got {value}")
 
 
 def make_request(
@@ -189,12 +214,10 @@ def make_request(
     if not prompts:
         raise ValueError("prompts must hold at least one prompt; got none")
     count = len(prompts)
-    options = [sampling] * count if isinstance(sampling, SamplingOptions) else list(sampling)
-    if len(options) != count:
-        raise ValueError(f"sampling must be one for all or one a prompt ({count}); got {len(options)}")
+    options = as_options(sampling, count)
     seeds = as_seeds(seed, count)
     tokens = [_encode(model, prompt, chat, f"prompt {i}") for i, prompt in enumerate(prompts)]
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = as_stops(stop)
     return Request(
         prompts=prompts,
         tokens=tokens,
@@ -224,7 +247,8 @@ def _slots(model: Model, tokens: list[list[int]], max_new_tokens: int, slots: in
                 f"prompt {i} has {len(prompt)} tokens and may get {max_new_tokens} new ones: "
                 f"{len(prompt) + max_new_tokens} are more than {what} of {room}"
             )
-    return slots or min(bucket(max(map(len, tokens)) + max_new_tokens, least=64), room)
+    # No larger than the context, though more slots are asked for.
+    return room if slots else min(bucket(max(map(len, tokens)) + max_new_tokens, least=64), room)
 
 
 def _stops(model: Model, stop: tuple[str, ...]) -> TokenAutomaton | None:

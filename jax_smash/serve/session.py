@@ -173,7 +173,7 @@ class Session:
         stop = jnp.zeros_like(rows.stop) if self._stops is None else self._stops.start(len(texts))
         rows = open_turn(rows, limit=jnp.asarray(limit), stop=stop, reach=reach)
         self.state = self._placed(replace(self.state, rows=rows))
-        self._prefill(texts)
+        self._prefill(texts, [len(tail) for tail in tails])
         if not self._fanned_out:
             self._fan_out()
         self.state = PROGRAMS.call(start, self.method.strategy, self.method.params, self.state)
@@ -237,7 +237,7 @@ class Session:
                 raise ValueError(f"row {row}: tokens must be from 0 to {vocab_size - 1}; got {wrong}")
 
     def _check_room(self, texts: list[list[int]], limit: np.ndarray) -> None:
-        """Refuses texts that do not fit the cache, or that run past the model's context by sharing slots."""
+        """Refuses texts that do not fit the cache, or that run past the model's context."""
         rows = self.state.rows
         slots, length, unread = on_host((rows.cache.slot_length, rows.token_length, rows.unread))
         for row, text in enumerate(texts):
@@ -252,7 +252,7 @@ class Session:
                 )
             tokens = int(length[row] - unread[row])
             longest = self.model.max_positions
-            if tokens > held and longest and tokens + more > longest:
+            if longest and tokens + more > longest:
                 raise ValueError(
                     f"row {row} needs {tokens + more} positions ({tokens} taken, {len(text)} prompt, {limit[row]} new);"
                     f" the model's context has {longest}"
@@ -303,7 +303,8 @@ class Session:
             raise ValueError(f"logits are not numbers in row {row}: check the weights")
         return finish
 
-    def _prefill(self, texts: list[list[int]]) -> None:
+    def _prefill(self, texts: list[list[int]], emitted: list[int]) -> None:
+        """Reads texts, which begin with so many tokens that a row emitted before."""
         asked = self._prompt_top is not None
         self.prompt_log_probs = [[] for _ in texts] if asked else None
         offset = 0
@@ -327,14 +328,14 @@ class Session:
                         put(following, self.mesh, "batch"),
                         self._prompt_top,
                     )
-                self._record(on_host(record), texts, offset, width)
+                self._record(on_host(record), texts, emitted, offset, width)
             offset += width
 
-    def _record(self, record: Any, texts: list[list[int]], offset: int, width: int) -> None:
+    def _record(self, record: Any, texts: list[list[int]], emitted: list[int], offset: int, width: int) -> None:
         assert self.prompt_log_probs is not None
         chosen, values, tokens = record
         for row, text in enumerate(texts):
-            for i in range(min(width, len(text) - 1 - offset)):
+            for i in range(max(emitted[row] - 1 - offset, 0), min(width, len(text) - 1 - offset)):
                 entry = _entry(text[offset + i + 1], chosen[row, i], values[row, i], tokens[row, i])
                 self.prompt_log_probs[row].append(entry)
 

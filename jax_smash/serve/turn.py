@@ -27,11 +27,11 @@ class Completion:
       prompt_tokens, new_tokens: numbers of tokens.
       finish_reason: `length`, `stop_token` or `stop_string`.
       target_forwards: decode forwards while the row ran, without the prefill.
-      mean_accepted_tokens: (new_tokens − 1) / target_forwards; None where no decode forward was made.
+      mean_accepted_tokens: new tokens behind those that came with the prompt, a forward; None where none was made.
       tokens_per_second: speed of this row while its batch decoded, without compilation and prefill; None for one token.
       time_to_first_token_s: from the start of the prefill to the first token on the host, without compilation.
       sample: index of the continuation among those of its prompt.
-      log_probs, prompt_log_probs: one record per token; None unless asked for.
+      log_probs, prompt_log_probs: a record a token, but for the prompt's first; None unless asked for.
       drafted: how the drafts of the row fared; None in plain decoding.
       smashed: the slots that its tokens took; None where each token has a slot of its own.
     """

@@ -184,6 +184,13 @@ def test_a_stop_token_and_a_text_must_fit_the_function():
         generate(short, [1], max_new_tokens=16)
 
 
+def test_a_function_is_never_asked_for_more_than_the_positions_that_it_has():
+    table, places = jnp.eye(8), jnp.zeros((12, 8))
+    model = from_apply(lambda params, tokens: table[tokens] + places[None, : tokens.shape[1]], max_positions=12)
+    with jax.numpy_rank_promotion("allow"):
+        assert generate(model, [1], max_new_tokens=4, slots=64)[0].token_ids == [1, 1, 1, 1]
+
+
 def test_logits_of_minus_infinity_are_no_fault():
     def apply_fn(params, tokens):
         return jnp.where(jnp.arange(8) == 3, -math.inf, jax.nn.one_hot((tokens + 1) % 8, 8))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_smash.automaton import StreamDecoder, cut, decode, held_back, stop_automaton, token_bytes
-from tests.tokenizers import TEXT, small_bpe, small_sentencepiece
+from jax_smash.automaton import StreamDecoder, cut, held_back, stop_automaton, token_bytes
+from tests.tokenizers import TEXT, decode, small_bpe, small_sentencepiece
 
 TOKENS = [b"a", b"b", b"ab", b"ba", b"", b"abba", b"c", b"\xc3", b"\xa9", "é".encode(), b" ca", b"\xff"]
 ids = st.lists(st.integers(0, len(TOKENS) - 1), max_size=14)

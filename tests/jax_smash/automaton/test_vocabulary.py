@@ -1,9 +1,9 @@
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from jax_smash.automaton import decode, token_bytes
+from jax_smash.automaton import token_bytes
 from jax_smash.automaton.vocabulary import byte_alphabet
-from tests.tokenizers import TEXT, byte_tokenizer, small_bpe, small_sentencepiece
+from tests.tokenizers import TEXT, byte_tokenizer, decode, small_bpe, small_sentencepiece
 
 TEXTS = [TEXT, " a leading space", "日本語 😀", "tabs\tand\nlines\r\n", "<0x41> ▁"]
 

@@ -1,5 +1,6 @@
 """Texts sampled inside other programs are those of `generate`, with the probabilities that they were drawn with."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 
 import jax_smash
+from jax_smash.automaton import START, regex_automaton
 from jax_smash.cache import Block
 from jax_smash.decode.rollout import check
 from jax_smash.models.rope import reach_of_text, reach_of_turn
-from jax_smash.sampling import TopK
+from jax_smash.sampling import Constrained, TopK
 from jax_smash.sharding import make_mesh, on_mesh, place
+from jax_smash.sparse import StreamingLLM, sparsified
 from tests.tiny import tiny_config, tiny_model
 
 PROMPTS = [[72, 101, 108], [1, 2, 3, 4, 1, 2, 3, 4], [9]]
@@ -192,3 +195,29 @@ def test_the_reach_of_a_rope_that_follows_the_length_is_that_of_generate():
         made = reach_of_text(config, prompt=jnp.asarray(lengths, jnp.int32), new=4)
         assert made.tolist() == [reach_of_turn(config, held=0, before=0, prompt=n, new=4) for n in lengths]
     assert reach_of_text(tiny_config(), prompt=jnp.asarray(lengths, jnp.int32), new=4) is None
+
+
+def test_at_temperature_0_the_likeliest_of_what_processors_allow_is_taken():
+    model = dataclasses.replace(tiny_model(), stop_tokens=(257,))
+    automaton = regex_automaton("[a-z]+", model.token_bytes, stop_tokens=model.stop_tokens)
+    start = jnp.full((3,), START, jnp.int32)
+    made = rolled(
+        model,
+        padded(),
+        jax.random.key(0),
+        lengths=LENGTHS,
+        temperature=0.0,
+        processors=(Constrained(automaton=automaton, start=start),),
+        stop_tokens=model.stop_tokens,
+    )
+    plain = jax_smash.generate(model, PROMPTS, max_new_tokens=NEW, regex="[a-z]+")
+    assert texts(made) == [c.token_ids for c in plain]
+    assert np.isfinite(np.asarray(made.log_probs)).all()
+
+
+def test_a_model_that_reads_few_tokens_at_once_gets_prompts_in_pieces():
+    model = sparsified(tiny_model(), StreamingLLM(32))
+    prompt = [list(range(1, 61))]
+    plain = jax_smash.generate(model, prompt, max_new_tokens=NEW)
+    made = rolled(model, padded(prompt), jax.random.key(0), temperature=0.0)
+    assert texts(made) == [c.token_ids for c in plain]

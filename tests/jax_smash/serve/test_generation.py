@@ -13,7 +13,7 @@ from jax_smash import DraftOptions, SamplingOptions, generate
 from jax_smash.cache import Block
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import make_method
-from jax_smash.serve.request import as_prompts, as_seeds, as_tokens, make_request
+from jax_smash.serve.request import as_options, as_prompts, as_seeds, as_stops, as_tokens, make_request
 from jax_smash.serve.session import Session
 from tests.tiny import tiny_model
 
@@ -318,6 +318,14 @@ def test_integers_of_every_kind_are_seeds(seed):
         ("x", {"seed": np.asarray([0.5])}, TypeError, r"seed must be a whole number; got 0\.5, an array of float64"),
         ("x", {"seed": "1"}, TypeError, "seed must be a whole number; got '1'"),
         ("x", {"seed": jax.random.key(0)}, TypeError, "seed must be a whole number; got"),
+        ([[{"role": "user"}]], {}, ValueError, "prompt 0: message 0 must have a text 'content'; got none"),
+        ([[{"content": "x"}]], {}, ValueError, "prompt 0: message 0 must have a text 'role'; got none"),
+        (
+            ["x", [{"role": "user", "content": [{"type": "text"}]}]],
+            {},
+            ValueError,
+            "prompt 1: message 0 must have a te",
+        ),
         ("x", {"seed": -1}, ValueError, "seed must be from 0 to 4294967295; got -1"),
         ("x", {"seed": np.int64(2**32)}, ValueError, "seed must be from 0 to 4294967295; got 4294967296"),
     ],
@@ -326,6 +334,13 @@ def test_what_is_no_prompt_and_no_seed_is_refused_by_name(prompts, options, erro
     request = {"max_new_tokens": 4, "sampling": SamplingOptions(), "seed": 0, "chat": False, "slots": None}
     with pytest.raises(error, match=message):
         make_request(tiny_model(), prompts, stop=(), json_schema=None, regex=None, **request | options)
+
+
+def test_options_and_stops_of_another_type_are_refused_by_name():
+    with pytest.raises(TypeError, match="sampling must be SamplingOptions; got 'temperature'"):
+        as_options({"temperature": 0.7}, 1)
+    with pytest.raises(TypeError, match="stop must be strings; got 5"):
+        as_stops(["a", 5])
 
 
 @pytest.mark.parametrize(
@@ -340,6 +355,10 @@ def test_what_is_no_prompt_and_no_seed_is_refused_by_name(prompts, options, erro
         ("x" * 40, {"slots": 32}, "more than the cache of 32"),
         ("x", {"num_samples": 0}, "num_samples must be at least 1; got 0"),
         ("x", {"batch_size": 0}, "batch_size must be at least 1; got 0"),
+        ("x", {"steps": -1}, "steps must be at least 1; got -1"),
+        ("x", {"steps": 0}, "steps must be at least 1; got 0"),
+        ("x", {"log_probs": -1}, "log_probs must be at least 0; got -1"),
+        ("x", {"prompt_log_probs": -1}, "prompt_log_probs must be at least 0; got -1"),
         ("x", {"method": "magic"}, "method must be one of .*; got 'magic'"),
         ("x", {"stop": ["a", ""]}, "stop strings must be at least one, and none empty"),
         ("x", {"regex": "a", "json_schema": "{}"}, "exclude each other"),

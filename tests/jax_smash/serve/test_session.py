@@ -6,6 +6,8 @@ from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
 from jax_smash.sharding import make_mesh, place
+from jax_smash.smash.options import SmashOptions
+from tests.smashed import smashed_model
 from tests.tiny import tiny_model
 
 
@@ -45,6 +47,32 @@ def test_a_turn_that_is_not_of_these_rows_is_refused_and_changes_nothing(prompts
         session.read(prompts, limits=limits)
     assert session.outputs() == before
     assert session.state.rows.token_length.tolist() == [4, 1]
+
+
+def test_a_turn_past_the_models_context_is_refused_though_the_cache_has_room():
+    model = tiny_model(max_positions=32)
+    request = {"slots": 64, "max_new_tokens": 8, "sampling": [SamplingOptions()], "seeds": [0]}
+    session = Session(model, make_method(model, "ar"), **request)
+    session.read([[1] * 24])
+    session.run(8)
+    with pytest.raises(
+        ValueError, match=r"row 0 needs 33 positions \(31 taken, 2 prompt, 1 new\); the model's context"
+    ):
+        session.read([[5]], limits=[1])
+    assert session.state.rows.token_length.tolist() == [32]
+
+
+@pytest.mark.parametrize("method", ["ar", "hamburger"])
+def test_records_of_a_later_turns_prompt_are_its_tokens_alone(method):
+    model = smashed_model()
+    options = {"slots": 64, "max_new_tokens": 8, "sampling": [SamplingOptions()], "seeds": [0], "prompt_log_probs": 0}
+    smash = SmashOptions(mode="blind", group_length=3) if method == "hamburger" else SmashOptions()
+    session = Session(model, make_method(model, method, smash=smash), **options)
+    session.read([[1, 2, 3]], limits=[5])
+    session.run(8)
+    assert [entry.token for entry in session.prompt_log_probs[0]] == [2, 3]
+    session.read([[4, 5, 6]])
+    assert [entry.token for entry in session.prompt_log_probs[0]] == [4, 5, 6]
 
 
 @pytest.mark.parametrize(("mesh", "divided"), [(None, 1), ("data=2", 2), ("tp=2", 2)])

@@ -9,8 +9,9 @@ import pytest
 from jax.sharding import Mesh
 
 from jax_smash.cache import EMPTY, Block
+from jax_smash.decode.programs import PROGRAMS
 from jax_smash.draft.trees.tree import topology, tree_from_ranks
-from jax_smash.serve.tuning import half_full, measure_costs, measure_method, run_steps
+from jax_smash.serve.tuning import half_full, measure_costs, measure_method, run_steps, step_times
 from jax_smash.sharding import place
 from tests.tiny import tiny_model
 
@@ -77,6 +78,21 @@ def test_the_timed_loop_decodes_greedily(tree):
     assert len(set(tokens[0].tolist())) > 2
     for held, (keys, _) in zip(cache.keys, made, strict=True):
         np.testing.assert_allclose(held[:, :, :steps].transpose(0, 2, 1, 3), keys, atol=1e-4)
+
+
+def test_each_timed_call_begins_with_a_cache_that_is_half_full(monkeypatch):
+    began = []
+    program = PROGRAMS.program
+
+    def watched(function, definition, params, cache, tree, count):
+        began.append((np.asarray(cache.slot_length).tolist(), int(count)))
+        return program(function, definition, params, cache, tree, count)
+
+    monkeypatch.setattr(PROGRAMS, "program", watched)
+    step_times(tiny_model(), batch=2, slots=64, entries=(1, 3), repeats=3, call_s=0.05)
+    assert len(began) >= 6
+    assert {tuple(length) for length, _ in began} == {(32, 32)}
+    assert max(count for _, count in began) <= 32
 
 
 def test_a_step_reads_a_cache_that_is_half_full():
