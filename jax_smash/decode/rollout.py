@@ -75,8 +75,8 @@ def rollout(
       max_new_tokens: O, at least 1.
       lengths: tokens of each prompt, from 1 to T; None means T.
       temperature: of all rows, or of each; 0 takes the likeliest token.
-      processors: change logits further, such as `TopK(k=…)` with a setting for each row. They are applied in this order,
-        the temperature before the first that truncates (`TopK`, `TopP`, `MinP`), or last.
+      processors: change logits further, such as `TopK(k=…)` with a setting for each row. They are applied in this
+        order, the temperature before the first that truncates (`TopK`, `TopP`, `MinP`), or last.
       stop_tokens: ids that end a row.
 
     Raises:
