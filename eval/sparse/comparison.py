@@ -17,7 +17,7 @@ from eval.tasks.outcome import Outcome
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import Model
 from jax_smash.protocols import SparsePolicy
-from jax_smash.sparse import Dense, Selecting, named_files, sparsified
+from jax_smash.sparse import Dense, Selecting, SnapKV, named_files, sparsified
 
 BASELINE = "dense"
 
@@ -118,6 +118,9 @@ class Comparison:
         arm = self._settled(name, policy, share, length, fixed=task.protocol(self.protocol) != DENSE)
         if task.by_share and not isinstance(policy, Selecting):
             return dataclasses.replace(arm, policy=None, unmet="it keeps the last entries: see recency")
+        if isinstance(policy, SnapKV) and not policy.rolling and task.protocol(self.protocol) != DENSE:
+            reason = "it votes at the end of a prompt, and there is none: see snapkv:rolling=true"
+            return dataclasses.replace(arm, policy=None, unmet=reason)
         return arm
 
     def _read_by(self, arm: Arm, task: Task) -> str:

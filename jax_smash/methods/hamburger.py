@@ -21,6 +21,7 @@ from jax_smash.smash.config import SmashConfig
 from jax_smash.smash.group_limits import GroupLimits
 from jax_smash.smash.micro_head import ROLE, MicroHead, int8_head, reduced_head
 from jax_smash.smash.options import SmashOptions
+from jax_smash.sparse.model import SparseModel
 
 NAME = "hamburger"
 
@@ -127,6 +128,7 @@ def _micro_head(setup: Setup, modules: SmashModules) -> MicroHead | None:
     if smash.micro_head == "full":
         return None
     base: Any = model.definition.bind(model.params["target"])
+    base = base.model if isinstance(base, SparseModel) else base
     if not isinstance(base, Transformer):
         raise ValueError(f"micro_head {smash.micro_head} needs a model of this package; {model.name} is none")
     size = smash.head_size

@@ -63,7 +63,10 @@ class Random(Selecting):
 
         def noise(layer: Array, filled: Array) -> Array:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), layer), filled)
-            return jax.random.uniform(key, view.layer.keys.shape[1:3], jnp.float32)
+            heads, slots = view.layer.keys.shape[1:3]
+            # A key a head: the numbers of the first slots are the same however many there are.
+            keys = jax.vmap(lambda head: jax.random.fold_in(key, head))(jnp.arange(heads, dtype=jnp.int32))
+            return jax.vmap(lambda key: jax.random.uniform(key, (slots,), jnp.float32))(keys)
 
         return self.best(view, jax.vmap(noise)(view.channels, view.filled))
 

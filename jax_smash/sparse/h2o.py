@@ -42,13 +42,13 @@ class H2O(Selecting):
     keeps_queries = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0 <= self.recent <= 1:
             raise ValueError(f"recent must be from 0 to 1; got {self.recent}")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be over 0 and at most 1; got {self.decay}")
         if self.grace < 0 or (isinstance(self.budget, int) and self.grace + self.sinks > self.budget):
             raise ValueError(f"grace must be from 0 to {self.budget} slots less {self.sinks} sinks; got {self.grace}")
+        super().__post_init__()
 
     @property
     def least(self) -> int:

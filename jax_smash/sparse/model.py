@@ -13,6 +13,7 @@ from jax_smash.checkpoints.butler import ButlerModules
 from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.predictors import with_predictor, without_predictor
+from jax_smash.models.rope import longest
 from jax_smash.protocols import (
     CausalLM,
     Forward,
@@ -88,6 +89,8 @@ class SparseModel:
                 raise ValueError("a text that is read step by step must be one document in order")
             rows, width = position.shape
             read = self.init_cache(rows, width, width) if cache is None else cache
+            if cache is None and isinstance(read, SelectedCache) and read.reach is not None:
+                read = replace(read, cache=replace(read.cache, reach=longest(position, block.valid)))
             if isinstance(read, SelectedCache):
                 return self._stepwise(inputs, position, read, block)
         return self._read(inputs, position, cache, block, policy)

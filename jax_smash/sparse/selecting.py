@@ -25,7 +25,8 @@ class Selecting(abc.ABC):
     """A policy that reads a budget of slots at a step, a set a KV head, chosen by scores.
 
     The cache holds all entries, so memory is that of dense decoding, but a step reads at most the budget of slots, and
-    the new entries. A text that fits the budget is read whole. Layers with a sliding window are read whole too.
+    the new entries. A text that fits the budget is read whole, but by KV heads that have a share of it. Layers with a
+    sliding window are read whole too. Where a mesh holds copies of KV heads, each copy chooses for itself.
 
     Attributes:
       budget: slots that a step reads a KV head; or, as a float, a share of the committed slots.
@@ -150,10 +151,13 @@ class Selecting(abc.ABC):
         count = self.slots_of(slots)
 
         def plan(layer: int, kind: str) -> LayerPlan | None:
-            if layer < self.dense_layers or kind != "full" or max(count, self.pays_from) >= slots:
+            if layer < self.dense_layers or kind != "full" or max(self.least, self.pays_from) >= slots:
+                return None
+            shares = self.head_shares[layer] if self.head_shares is not None else ()
+            if count >= slots and all(share == 1 for share in shares):
                 return None
             return LayerPlan(
-                slots=count,
+                slots=min(count, slots // self.page_size * self.page_size),
                 least=self.least,
                 share=self.budget if isinstance(self.budget, float) else None,
                 by_head=None if self.head_shares is None else _held(self.head_shares[layer], config),

@@ -61,7 +61,8 @@ class SnapKV(Selecting):
     keeps_queries = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.prompt == "stepwise" and not self.rolling:
+            raise ValueError("prompt stepwise has no end of a prompt to vote: SnapKV takes it with rolling alone")
         if self.observers < 1 or (isinstance(self.budget, int) and self.observers >= self.budget and not self.rolling):
             raise ValueError(
                 f"observers must be at least 1 and fewer than the budget {self.budget}; got {self.observers}"
@@ -70,6 +71,7 @@ class SnapKV(Selecting):
             raise ValueError(f"pool must be an odd number; got {self.pool}")
         if self.pooling not in ("average", "max"):
             raise ValueError(f"pooling must be average or max; got {self.pooling!r}")
+        super().__post_init__()
 
     @property
     def least(self) -> int:

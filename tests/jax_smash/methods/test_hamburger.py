@@ -1,6 +1,7 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from jax_smash.decode.checked import CheckedDecoding
@@ -10,6 +11,7 @@ from jax_smash.methods import METHODS, SmashOptions, check_smash, fitting_module
 from jax_smash.methods.hamburger import step_cost
 from jax_smash.quantise import quantise_params
 from jax_smash.smash.micro_head import ROLE
+from jax_smash.sparse import Recency, sparsified
 from tests.model_directory import write_model, write_modules
 from tests.smashed import smashed_model
 from tests.tiny import tiny_model
@@ -80,6 +82,16 @@ def test_a_model_without_modules_is_refused():
 def test_more_than_was_trained_is_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at most 4, what the modules were trained for; got 5"):
         make_method(smashed_model(), "hamburger", smash=SmashOptions(**{name: 5}))
+
+
+@pytest.mark.parametrize("head", ["int8", "8"])
+def test_a_model_with_a_sparse_cache_has_the_same_micro_heads(head):
+    plain, smash = smashed_model(), SmashOptions(micro_head=head)
+    heads = [
+        make_method(model, "hamburger", smash=smash).params[ROLE]
+        for model in (plain, sparsified(plain, Recency(budget=16)))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *heads)
 
 
 def test_a_reduced_head_that_cannot_be_is_refused():

@@ -105,8 +105,8 @@ class RandomRule(Rule):
 
     def scores(self, query, keys):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.policy.seed), self.layer), len(keys))
-        drawn = jax.random.uniform(key, (len(self.alive), self.slots), jnp.float32)
-        return np.asarray(drawn, float)[:, : len(keys)]
+        heads = [jax.random.fold_in(key, head) for head in range(len(self.alive))]
+        return np.stack([np.asarray(jax.random.uniform(head, (len(keys),), jnp.float32), float) for head in heads])
 
 
 class OracleRule(Rule):

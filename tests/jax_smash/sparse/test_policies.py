@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jax_smash import DraftOptions, generate
-from jax_smash.cache import Block, SelectedCache, Write, after
+from jax_smash.cache import Block, LayerCache, SelectedCache, SelectedLayer, Write, after
+from jax_smash.config import RopeConfig
 from jax_smash.decode.loop import decode
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.methods import make_method
@@ -342,6 +343,48 @@ def test_a_head_reads_its_own_share_of_the_budget():
     assert np.asarray(policy.select(cache.layer(1), query).valid.sum(-1))[0].tolist() == [8, 8]
 
 
+def test_a_heads_share_is_the_same_however_large_the_cache_is():
+    """The whole cache would be read by all heads where the budget is all of its slots."""
+    policy = Recency(budget=SLOTS, sinks=2, head_shares=((1.0, 0.25),) * 2)
+    plans = [policy.plans(model().config, slots) for slots in (SLOTS, 2 * SLOTS)]
+    filled = jnp.asarray([40], jnp.int32)
+    limits = [plan.limit(filled, 2).tolist() for found in plans for plan in found]
+    assert limits == [[[SLOTS, SLOTS // 4]]] * 4
+    # A cache with no room for what is always read has nothing to choose.
+    assert policy.plans(model().config, 2) == (None, None)
+
+
+@pytest.mark.parametrize("slots", [64, 128])
+def test_random_slots_do_not_depend_on_the_room_of_the_cache(slots):
+    def score(slots):
+        keys = jnp.zeros((1, 2, slots, 4))
+        cache = LayerCache(keys=keys, values=keys, position=jnp.zeros((1, slots), jnp.int32))
+        policy = Random(budget=16)
+        plan = policy.plans(model().config, slots)[0]
+        channels, filled = policy.init(model().config, 1, keys), jnp.asarray([40], jnp.int32)
+        view = SelectedLayer(layer=cache, filled=filled, alive=None, channels=channels, policy=policy, plan=plan)
+        return policy.select(view, jnp.zeros((1, 4, 8)))
+
+    chosen = [{*np.asarray(score(n).slots[0, head]).tolist()} for n in (slots, 96) for head in (0, 1)]
+    assert chosen[:2] == chosen[2:]
+    assert chosen[0] != chosen[1]
+
+
+def test_a_text_without_a_cache_is_rotated_for_its_length():
+    """Where the rotary embedding depends on how long a text is."""
+    rope = RopeConfig(scaling="dynamic", factor=4.0, original_positions=8)
+    base = tiny_model(layer_kinds=("full", "full"), rope=rope, rope_sliding=rope)
+    sparse = sparsified(base, Recency(budget=23, prompt="stepwise"))
+    tokens = jnp.arange(24, dtype=jnp.int32)[None]
+
+    def read(made):
+        bound = made.definition.bind(made.params["target"])
+        everything = Block.causal(jnp.ones(tokens.shape, bool))
+        return bound.forward(bound.embed(tokens), jnp.arange(24, dtype=jnp.int32)[None], None, everything).hidden
+
+    np.testing.assert_allclose(read(sparse), read(base), atol=1e-4)
+
+
 def begun_with_shares(policy):
     cache = bound(policy).init_cache(3, SLOTS, CHUNK)
     rows = [Row(model(), dataclasses.replace(policy, head_shares=None), SLOTS) for _ in PROMPTS]
@@ -359,8 +402,9 @@ REFUSED = [
     (lambda: Recency(prompt="fast"), "prompt must be dense or stepwise; got 'fast'"),
     (lambda: H2O(decay=0.0), "decay must be over 0 and at most 1; got 0.0"),
     (lambda: H2O(recent=2.0), "recent must be from 0 to 1; got 2.0"),
-    (lambda: H2O(budget=16, grace=17), "slots that are always read"),
-    (lambda: SnapKV(budget=32), "budget must be at least the 33 slots"),
+    (lambda: H2O(budget=16, grace=17), "grace must be from 0 to 16 slots less 0 sinks; got 17"),
+    (lambda: SnapKV(budget=32), "observers must be at least 1 and fewer than the budget 32; got 32"),
+    (lambda: SnapKV(prompt="stepwise"), "prompt stepwise has no end of a prompt to vote: SnapKV takes it with rolling"),
     (lambda: SnapKV(pool=4), "pool must be an odd number; got 4"),
     (lambda: SnapKV(pooling="sum"), "pooling must be average or max; got 'sum'"),
     (lambda: TokenSelect(budget=512), "budget must be at least the 640 slots"),
