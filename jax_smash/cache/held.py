@@ -14,7 +14,8 @@ class HeldLayer:
     Attributes:
       layer: the committed entries, of which they are a part.
       filled: number of committed slots.
-      pages: the pages, where a kernel reads them; else None.
+      pages: the pages, where a kernel may read them; a level of a draft, whose queries are fewer than the keys of its
+        block, gathers them. Else None.
       gathered: else the keys, values and positions of the slots of each KV head, side by side; positions are `EMPTY`
         where none is read.
       plan: where all rows have fewer slots than it `pays_from`, all of them are read, and nothing is chosen.

@@ -31,7 +31,7 @@ class ReadInPart(SparseModel):
     """A model that reads the slots that a policy chooses, of a cache that it does not write.
 
     Nothing is noted for the policy. The slots that a forward chooses are its `policy_state`: a cache that the forwards
-    behind it read, so that a draft has one set of slots, and they are gathered once.
+    behind it read, so that a draft has one set of slots. Where no kernel may read their pages, they are gathered once.
     """
 
     @property
