@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_smash.cache import Block
+from jax_smash.cache import Block, reaching
+from jax_smash.models.rope import longest
 from jax_smash.protocols import LogitsProcessor, ModelDef, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import MinP, TopK, TopP, gumbel_noise, log_probabilities, process
@@ -86,7 +87,7 @@ def rescore(
     batch, width = text.tokens.shape
     place = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), text.tokens.shape)
     valid = place < (text.prompt_length + text.output_length)[:, None]
-    nothing = model.init_cache(batch, width, width)
+    nothing = reaching(model.init_cache(batch, width, width), longest(place, valid))
     hidden = model.forward(model.embed(text.tokens), place, nothing, Block.causal(valid)).hidden
     prompt = place < text.prompt_length[:, None]
     memories = tuple(p.observe_prompt(p.init(batch, model.vocab_size), text.tokens, prompt) for p in processors)

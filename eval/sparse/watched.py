@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import Block, Noted, Recorded, SelectedLayer, Selection, Step, Write, after
+from jax_smash.cache import Block, Noted, Recorded, SelectedLayer, Selection, Step, Write, after, reaching
+from jax_smash.models.rope import longest
 from jax_smash.protocols import ModelDef
 from jax_smash.pytree import replace
 from jax_smash.sparse import Selecting
@@ -72,7 +73,7 @@ def watch(
     batch, width = tokens.shape
     place = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None], tokens.shape)
     valid = place < lengths[:, None]
-    cache = model.init_cache(batch, width, max(prompt, 1))
+    cache = reaching(model.init_cache(batch, width, max(prompt, 1)), longest(place, valid))
     if prompt:
         first = Block.causal(valid[:, :prompt], prompt=True)
         out = model.forward(model.embed(tokens[:, :prompt]), place[:, :prompt], cache, first)

@@ -14,7 +14,7 @@ from jax_smash.cache.selected import (
     Selection,
     Step,
 )
-from jax_smash.cache.store import EMPTY, KVCache, LayerCache, Sinks, divided, init_cache, specs
+from jax_smash.cache.store import EMPTY, KVCache, LayerCache, Sinks, divided, init_cache, reaching, specs
 from jax_smash.cache.write import Write, after
 
 __all__ = [
@@ -45,5 +45,6 @@ __all__ = [
     "after",
     "divided",
     "init_cache",
+    "reaching",
     "specs",
 ]

@@ -244,3 +244,14 @@ def init_cache(
         starts=tuple(starts[kind] for kind in kinds),
         sinks=sinks,
     )
+
+
+def reaching(tree: Any, reach: Int[Array, "B"]) -> Any:
+    """Returns a tree whose caches have another reach, where they have one; each gets an array of its own to donate."""
+
+    def each(node: Any) -> Any:
+        if not isinstance(node, KVCache) or node.reach is None:
+            return node
+        return replace(node, reach=jnp.copy(reach))
+
+    return jax.tree.map(each, tree, is_leaf=lambda node: isinstance(node, KVCache))

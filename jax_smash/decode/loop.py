@@ -1,13 +1,12 @@
 """The one decoding loop: prompts are read in chunks, then steps run on the device until every row has ended."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_smash.cache import Block, KVCache, Write, after
+from jax_smash.cache import Block, Write, after, reaching
 from jax_smash.decode.state import DecodeState, LogProbs, Rows, Shared, lay_out, running_rows
 from jax_smash.finish import LENGTH, RUNNING
 from jax_smash.protocols import InRounds, Params, Strategy
@@ -154,7 +153,7 @@ def open_turn(
       reach: of every cache of the row that has one, the target's and a draft model's; None leaves it.
     """
     if reach is not None:
-        rows = jax.tree.map(lambda node: _reaching(node, reach), rows, is_leaf=lambda x: isinstance(x, KVCache))
+        rows = reaching(rows, reach)
     # Fields are donated, so no two of them may be the same array.
     return replace(
         rows,
@@ -166,10 +165,3 @@ def open_turn(
         finish=jnp.where(limit > 0, RUNNING, LENGTH).astype(jnp.int32),
         forwards=jnp.zeros_like(rows.finish),
     )
-
-
-def _reaching(node: Any, reach: Int[Array, "B"]) -> Any:
-    """Returns a cache with another reach, where it has one. Fields are donated, so each gets an array of its own."""
-    if not isinstance(node, KVCache) or node.reach is None:
-        return node
-    return replace(node, reach=jnp.copy(reach))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jax_smash.cache import AfterReading, Block, Listening, Recorded, SelectedCache, Write, after
+from jax_smash.cache import AfterReading, Block, Listening, Recorded, SelectedCache, Write, after, reaching
 from jax_smash.checkpoints.butler import ButlerModules
 from jax_smash.loading import Model
 from jax_smash.models.definition import NnxModel
@@ -88,9 +88,9 @@ class SparseModel:
             if block.ancestors is not None or block.segments is not None:
                 raise ValueError("a text that is read step by step must be one document in order")
             rows, width = position.shape
-            read = self.init_cache(rows, width, width) if cache is None else cache
-            if cache is None and isinstance(read, SelectedCache) and read.reach is not None:
-                read = replace(read, cache=replace(read.cache, reach=longest(position, block.valid)))
+            read = cache
+            if cache is None:
+                read = reaching(self.init_cache(rows, width, width), longest(position, block.valid))
             if isinstance(read, SelectedCache):
                 return self._stepwise(inputs, position, read, block)
         return self._read(inputs, position, cache, block, policy)
