@@ -104,6 +104,7 @@ def settled(
     *,
     share: float,
     length: int,
+    held: int | None = None,
     equal: str = BYTES,
     fixed: bool = False,
 ) -> Arm:
@@ -112,7 +113,8 @@ def settled(
     cache bytes + scorer bytes ≤ share · bytes of the whole cache, in a row of `length` slots
 
     Layers that a policy reads whole are paid for. A control's own scoring is not. StreamingLLM keeps as many slots
-    however short a text is; so must others where texts begin with nothing, or it would read more than they do.
+    however short a text is, and others a share of what a row holds. So that it reads no more than they do, its slots are
+    that share of what a row holds when an answer begins; and where texts begin with nothing, others keep as many too.
 
     Args:
       name: of the policy, as it was asked for.
@@ -121,6 +123,7 @@ def settled(
       params: the target's parameters, or their abstract shapes.
       share: of the bytes, over 0 and at most 1; from 1 on everything is read.
       length: slots that a row holds, where bytes are counted.
+      held: slots that it holds when an answer begins; None for `length`.
       equal: `bytes`; `slots` gives every policy the share of the slots, whatever its scorer reads.
       fixed: shorter texts may read as many slots too; else the same share of theirs.
     """
@@ -142,7 +145,7 @@ def settled(
     if isinstance(policy, Dense) or share >= 1:
         return arm(Dense() if isinstance(policy, StreamingLLM) else policy, length)
     if isinstance(policy, StreamingLLM):
-        slots = int(share * length + 1e-9)
+        slots = int(share * (length if held is None else held) + 1e-9)
         if slots <= policy.sinks:
             return _unmet(arm(Dense(), 0), f"its {policy.sinks} sinks and an entry are more than {slots} slots")
         return arm(dataclasses.replace(policy, slots=slots), slots)

@@ -1,6 +1,7 @@
 """The tasks of a comparison by name: their examples, how their texts are read, and how long these are."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,13 @@ class Task:
       name: as it was asked for.
       sets: makes its examples for a share of bytes; only those of recall depend on it.
       length: slots of a row for which bytes are counted, by an engine that knows the tokens.
+      prompt: the mean tokens that stand before an answer, likewise, where the model writes answers; None elsewhere.
     """
 
     name: str
     sets: Callable[[float], TaskSet]
     length: Callable[[Engine], int]
+    prompt: Callable[[Engine], int] | None = None
 
     @property
     def told(self) -> str:
@@ -81,8 +84,7 @@ class Task:
     @property
     def written(self) -> bool:
         """Whether the model writes answers, of which no tokens are given."""
-        task = self.name.partition(":")[0]
-        return task == PATH or task.startswith(ASKED_PREFIX)
+        return self.prompt is not None
 
     def protocol(self, asked: str) -> str:
         """Returns how its prompts are read where the run asks for a protocol."""
@@ -128,7 +130,9 @@ def read_task(name: str, drawn: Drawn) -> Task:
     length = given_length(name, drawn)
     if task == PATH:
         found: Any = path_set(Path(source), count=drawn.count, new_tokens=drawn.new_tokens)
-        return Task(name, lambda share: found, lambda engine: _mean_length(found, engine))
+        new = found.max_new_tokens or 0
+        whole = functools.partial(_mean_length, found)
+        return Task(name, lambda share: found, whole, lambda engine: whole(engine) - new)
     if task in (PERPLEXITY, RECALL):
         documents = document_set(source or TASKS[PERPLEXITY].shipped or "", count=drawn.count).documents
         told = tuple(d.name for d in documents), tuple(d.text for d in documents)
@@ -144,7 +148,8 @@ def read_task(name: str, drawn: Drawn) -> Task:
         made = dataclasses.replace(made, new_tokens=drawn.new_tokens)
     if length is None:
         return Task(name, lambda share: made, lambda engine: _mean_length(made, engine))
-    return Task(name, lambda share: made, lambda engine: length)
+    prompt = made.mean_prompt if isinstance(made, RulerSet) else None
+    return Task(name, lambda share: made, lambda engine: length, prompt)
 
 
 def protocols_of(tasks: Sequence[str], asked: str) -> set[str]:

@@ -92,7 +92,8 @@ class Comparison:
         """Yields the rows of each policy at a budget, dense decoding's first."""
         told: Row = {"task": task.told, "length": length}
         dense = self._settled(BASELINE, Dense(), 1.0, length)
-        arms = [self._arm(name, share, task, length) for name in self.models for share in self.shares]
+        held = task.prompt(plain) if task.prompt is not None else None
+        arms = [self._arm(name, share, task, length, held) for name in self.models for share in self.shares]
         # First those that share prompts: their answers are kept only once each has had its turn.
         arms.sort(key=lambda arm: arm.policy is not None and not self._shares(arm))
         groups = self._groups(task, [dense, *arms])
@@ -112,13 +113,14 @@ class Comparison:
             against = task.sets(arm.asked).measure(plain) if task.by_share else usual
             yield rows_of(arm, self._outcomes(arm, task, groups), against, **told)
 
-    def _arm(self, name: str, share: float, task: Task, length: int) -> Arm:
+    def _arm(self, name: str, share: float, task: Task, length: int, held: int | None) -> Arm:
         """Returns a policy at a budget for a task, or why there is none."""
         policy = policy_of(self.models[name])
-        arm = self._settled(name, policy, share, length, fixed=task.protocol(self.protocol) != DENSE)
+        by_steps = task.protocol(self.protocol) != DENSE
+        arm = self._settled(name, policy, share, length, held=held, fixed=by_steps)
         if task.by_share and not isinstance(policy, Selecting):
             return dataclasses.replace(arm, policy=None, unmet="it keeps the last entries: see recency")
-        if isinstance(policy, SnapKV) and not policy.rolling and task.protocol(self.protocol) != DENSE:
+        if isinstance(policy, SnapKV) and not policy.rolling and by_steps:
             reason = "it votes at the end of a prompt, and there is none: see snapkv:rolling=true"
             return dataclasses.replace(arm, policy=None, unmet=reason)
         return arm
@@ -179,11 +181,21 @@ class Comparison:
         states = file_states(*named_files(name, self.model.name).values())
         return {"files": states} if states else {}
 
-    def _settled(self, name: str, policy: SparsePolicy, share: float, length: int, *, fixed: bool = False) -> Arm:
+    def _settled(
+        self,
+        name: str,
+        policy: SparsePolicy,
+        share: float,
+        length: int,
+        *,
+        held: int | None = None,
+        fixed: bool = False,
+    ) -> Arm:
         config, params = self.model.config, self.model.params["target"]
         if config is None:
             raise ValueError(f"{self.model.name} must be a model of this package: its cache is counted")
-        return settled(name, policy, config, params, share=share, length=length, equal=self.equal, fixed=fixed)
+        sizes = {"length": length, "held": held, "equal": self.equal, "fixed": fixed}
+        return settled(name, policy, config, params, share=share, **sizes)
 
     def _engine(self, model: Model) -> Engine:
         return Engine(model, batch_size=self.batch_size, by_steps=self.protocol == DENSE)

@@ -64,6 +64,10 @@ class RulerSet:
             return [accuracy(self.task, METRIC, settings, examples, **more)]
         return [mean_score(self.task, METRIC, settings, examples, **more)]
 
+    def mean_prompt(self, engine: Engine) -> int:
+        """Returns the mean number of tokens that stand before an answer."""
+        return round(sum(len(self._prompt(engine, example)) for example in self.examples) / len(self.examples))
+
     def _prompt(self, engine: Engine, example: Example) -> list[int]:
         if not self.chat:
             return engine.prompt(example.text)

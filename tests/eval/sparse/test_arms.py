@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eval.scores.engine import Engine
 from eval.sparse.arms import beside, policy_of, read_policy, settled
+from eval.sparse.asked import Drawn, read_task
 from jax_smash.sparse import TOVA, StreamingLLM, sparsified
 from tests.predictors import modules_of, sizes_of
 from tests.tiny import tiny_model
@@ -39,6 +41,30 @@ def test_what_is_chosen_by_is_paid_for_in_slots(text, share, slots, scorer):
     assert found.cache == 2 * slots * SLOT
     assert found.share <= share
     assert found.unmet is None
+
+
+def test_a_cache_of_a_fixed_size_has_its_share_of_what_a_row_holds_when_an_answer_begins():
+    # A policy that chooses reads half of 60 entries there; half of the row's 100 slots would be more.
+    assert arm("streaming", 0.5, held=60).slots == 30
+    assert arm("recency", 0.5, held=60).slots == arm("recency", 0.5).slots == 50
+
+
+def test_answers_of_ruler_begin_behind_their_prompts():
+    model = tiny_model(max_positions=2048)
+    engine = Engine(model, batch_size=1)
+    drawn = Drawn(
+        size=lambda text: len(model.encode(text)),
+        count=2,
+        length=64,
+        ruler_length=1500,
+        new_tokens=None,
+        seed=0,
+    )
+    task = read_task("ruler_vt", drawn)
+    made = task.sets(0.5)
+    sizes = [len(engine.prompt(example.text)) for example in made.examples]
+    assert task.written
+    assert task.prompt(engine) == round(sum(sizes) / 2) <= task.length(engine) - made.new_tokens
 
 
 def test_one_page_more_would_be_more_than_the_budget():
