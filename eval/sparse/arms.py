@@ -113,8 +113,8 @@ def settled(
     cache bytes + scorer bytes ≤ share · bytes of the whole cache, in a row of `length` slots
 
     Layers that a policy reads whole are paid for. A control's own scoring is not. StreamingLLM keeps as many slots
-    however short a text is, and others a share of what a row holds. So that it reads no more than they do, its slots are
-    that share of what a row holds when an answer begins; and where texts begin with nothing, others keep as many too.
+    however short a text is, and others a share of what a row holds. So that it reads no more than they do, its slots
+    are that share of what a row holds when an answer begins; where texts begin with nothing, others keep as many too.
 
     Args:
       name: of the policy, as it was asked for.
