@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.exact.exactness_rows import AS_IT_IS
+from eval.reports.code_hashes import changed_files
 
 MOST_DIVERGENCES = 5e-6
 """Divergences a token that rounding may cause in float32."""
@@ -77,7 +78,7 @@ def earlier_rows(path: Path, settings: dict[str, Any], *, free: Sequence[str] = 
       free: settings that may be others.
 
     Raises:
-      ValueError: it was made under settings that give other rows.
+      ValueError: it was made under settings that give other rows, or by other code.
     """
     if not path.exists():
         return []
@@ -85,6 +86,8 @@ def earlier_rows(path: Path, settings: dict[str, Any], *, free: Sequence[str] = 
     for name, value in json.loads(json.dumps(settings)).items():
         if name not in free and report["settings"].get(name) != value:
             raise ValueError(f"{path} was made with {name} {report['settings'].get(name)!r}; got {value!r}")
+    if changed := changed_files(report.get("code", {})):
+        raise ValueError(f"{path} was made by another {changed[0]}: its rows are not continued; name another file")
     return report["rows"]
 
 

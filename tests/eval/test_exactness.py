@@ -163,6 +163,14 @@ def test_rows_of_other_settings_are_not_gone_on_with(report):
         earlier_rows(report["given"].json, report["settings"] | {"max_new_tokens": 13})
 
 
+def test_rows_of_other_code_are_not_gone_on_with(report, tmp_path):
+    made = json.loads(report["given"].json.read_text())
+    assert made["code"]["eval/exactness.py"]
+    (tmp_path / "other.json").write_text(json.dumps(made | {"code": made["code"] | {"eval/exactness.py": "ab"}}))
+    with pytest.raises(ValueError, match="was made by another eval/exactness.py: its rows are not continued"):
+        earlier_rows(tmp_path / "other.json", report["settings"])
+
+
 def test_no_file_leaves_nothing_to_go_on_with(tmp_path):
     assert earlier_rows(tmp_path / "none.json", {}) == []
 
