@@ -167,7 +167,7 @@ def test_rows_of_other_code_are_not_gone_on_with(report, tmp_path):
     made = json.loads(report["given"].json.read_text())
     assert made["code"]["eval/exactness.py"]
     (tmp_path / "other.json").write_text(json.dumps(made | {"code": made["code"] | {"eval/exactness.py": "ab"}}))
-    with pytest.raises(ValueError, match="was made by another eval/exactness.py: its rows are not continued"):
+    with pytest.raises(ValueError, match=r"was made by another eval/exactness\.py: its rows are not continued"):
         earlier_rows(tmp_path / "other.json", report["settings"])
 
 
