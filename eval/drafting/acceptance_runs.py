@@ -85,7 +85,8 @@ class Asking:
     ) -> tuple[list[Answer], Any]:
         """Asks all questions; returns every turn's answer in their order, and what the drafter knows then.
 
-        Questions of several turns are asked first: a batch has as many turns as its longest question.
+        One question at a time, they are asked in their order. Of batches, which have as many turns as their longest
+        question, those of several turns come first.
 
         Args:
           method: how to decode.
@@ -96,7 +97,9 @@ class Asking:
             `memory`, and that is what is returned.
         """
         found: dict[int, list[Answer]] = {}
-        order = sorted(range(len(questions)), key=lambda i: -len(questions[i].turns))
+        order = list(range(len(questions)))
+        if self.batch_size > 1:
+            order.sort(key=lambda i: -len(questions[i].turns))
         for first in range(0, len(order), self.batch_size):
             some = order[first : first + self.batch_size]
             answers, learned = self._batch(method, [questions[i] for i in some], temperature, memory)

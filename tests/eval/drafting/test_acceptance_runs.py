@@ -103,6 +103,15 @@ def test_a_second_turn_reads_the_first_answer():
     assert [(a.category, a.text) for a in found] == [("two", "cde"), ("two", "ghi"), ("one", "efg")]
 
 
+def test_alone_questions_are_asked_in_their_order():
+    model, read, reads = ring(9), Session.read, []
+    questions = [Question("one", ("d",)), Question("two", ("ab", "f")), Question("one", ("c",))]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Session, "read", lambda session, prompts: reads.extend(prompts) or read(session, prompts))
+        Asking(model=model, slots=64, max_new_tokens=3).answers(make_method(model, "ar"), questions)
+    assert ["".join(chr(ord("a") + token) for token in prompt) for prompt in reads] == ["d", "ab", "abcdef", "c"]
+
+
 def test_questions_of_several_turns_share_batches():
     model, read, reads = ring(9), Session.read, []
     one, two = Question("one", ("d",)), Question("two", ("ab", "f"))
