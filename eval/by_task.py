@@ -90,7 +90,8 @@ class Settings:
       batch_sizes: prompts that are continued together; every size is measured for itself.
       max_new_tokens: of an answer.
       repeats: of everything; medians count.
-      peers: other programs to run on the same weights and prompts; transformers-lookup takes one prompt at a time.
+      peers: other programs to run on the same weights and prompts. transformers-lookup takes one prompt at a time: it
+        is measured at batch size 1 alone, which must be among the sizes.
       keep_costs: what was learned of costs is known to the next repeat.
       settle_seconds: pause before each run, in which the other framework's idle threads stop spinning.
       dtype: of the weights.
@@ -134,6 +135,11 @@ class Settings:
         check_least(self, num_prompts=1, prompt_tokens=1, max_new_tokens=2, repeats=1, settle_seconds=0)
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ValueError(f"batch_sizes must be one or more, each at least 1; got {self.batch_sizes}")
+        if 1 not in self.batch_sizes and (alone := [name for name in self.peers if name in ONE_ROW]):
+            raise ValueError(
+                f"batch_sizes must have 1, at which {', '.join(alone)} is measured; got "
+                f"{', '.join(map(str, self.batch_sizes))}"
+            )
         trained = trained_for(self.model, self.drafters, modules=True)
         if not self.curves or not set(self.curves) <= {*FACTORS}:
             raise ValueError(f"curves must be of {', '.join(FACTORS)}; got {', '.join(self.curves) or 'none at all'}")

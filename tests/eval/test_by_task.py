@@ -85,6 +85,10 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
         ({"curves": ()}, "curves must be of none, right, cheap, dear; got none at all"),
         ({"methods": ("recycling:oak",)}, "tree must be auto, off, chain-N, .*, tree-N"),
         ({"batch_sizes": (0,)}, "batch_sizes must be one or more, each at least 1"),
+        (
+            {"batch_sizes": (8, 2), "peers": ("transformers", "transformers-lookup")},
+            "batch_sizes must have 1, at which transformers-lookup is measured; got 8, 2",
+        ),
         ({"num_prompts": 0}, "num_prompts must be at least 1; got 0"),
         ({"resume": True}, "resume needs the file to go on with"),
     ],
