@@ -28,8 +28,8 @@ class H2O(Selecting):
 
     Attributes:
       recent: what share of the budget is for the last entries.
-      grace: so many of the last entries are kept even if that share is less: without either, a new entry leaves at
-        once, for it has been seen by nothing.
+      grace: so many of the last entries are kept even if that share is less; it changes nothing where the share is as
+        much or more. Without either, a new entry leaves at once, for it has been seen by nothing.
       decay: what is left of a probability with each further entry; 1 forgets nothing.
     """
 

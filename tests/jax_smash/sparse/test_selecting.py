@@ -127,3 +127,9 @@ def test_pages_of_sinks_and_last_entries_are_within_what_is_read_at_every_length
     if policy.grace:
         first = np.maximum(np.arange(1, slots + 1) - policy.grace, 0) // size
         assert always[np.arange(slots), :, first].all(), "all of the last entries are read"
+
+
+@pytest.mark.parametrize(("grace", "last"), [(0, [16, 32]), (16, [16, 32]), (20, [20, 32])])
+def test_grace_counts_where_it_is_more_than_the_last_entries_share(grace, last):
+    limits = jnp.array([[32, 64]], jnp.int32)
+    assert H2O(budget=64, grace=grace).last(limits).tolist() == [last]
