@@ -14,7 +14,7 @@ from jax_smash.loading import modules_options
 from jax_smash.methods import check_method, check_smash, fitting_modules
 from jax_smash.quantise import check_weights
 from jax_smash.smash.options import SmashOptions
-from jax_smash.sparse import named_policy
+from jax_smash.sparse import Selecting, SnapKV, named_policy
 
 HAMBURGER = "hamburger"
 
@@ -65,7 +65,9 @@ class Settings:
       smash_mode, micro_steps, micro_head, least_rows: of hamburger, as in `jax-smash generate`; but a row of a batch is
         decoded as it is alone.
       sparse: policies that caches are read by, as in `jax-smash generate --sparse`, a row each, beside `ar` with the
-        whole cache. Given texts and prompts are read by them where they are named with `:prompt=stepwise`.
+        whole cache. With `:prompt=stepwise` they also read prompts step by step. What chooses slots needs it in tasks
+        that score given text: perplexity, wikitext and multiple choice. perplexity_decoded and locations have no prompt
+        at whose end snapkv could vote, and need `snapkv:rolling=true`.
       kv_budget, page_size: of the policies.
       json: file to write.
       details: file for the score of every example, one JSON object a line.
@@ -129,7 +131,7 @@ class Settings:
         if not self.sparse and (self.kv_budget is not None or self.page_size is not None):
             raise ValueError("kv_budget and page_size go with sparse")
         for policy in self.sparse:
-            named_policy(policy, budget=self.kv_budget, page_size=self.page_size)
+            self._check_policy(policy)
         if HAMBURGER not in self.methods and (names := self._given()):
             raise ValueError(f"{names[0]} goes with method {HAMBURGER} alone; got {', '.join(self.methods)}")
         for folder in self._folders():
@@ -197,6 +199,24 @@ class Settings:
         usual = Contender(self.base or self.model, "plain", "ar", None if self.base else folders[0])
         baseline = usual if self.base is not None or self.sparse or usual in wanted else wanted[0]
         return sorted(dict.fromkeys([baseline, *wanted]), key=lambda c: (c.loaded != baseline.loaded, c != baseline))
+
+    def _check_policy(self, text: str) -> None:
+        """Refuses a policy that would leave a task to dense decoding."""
+        policy = named_policy(text, budget=self.kv_budget, page_size=self.page_size)
+        if not isinstance(policy, Selecting):
+            return
+        given, decoded = ([task for task in self.counted() if getattr(TASKS[task], n)] for n in ("given", "decoded"))
+        rolling = ":rolling=true" if isinstance(policy, SnapKV) and not policy.rolling else ""
+        if given and not policy.stepwise:
+            raise ValueError(
+                f"sparse must read the texts of {given[0]} step by step, as in {text}{rolling}:prompt=stepwise: "
+                f"{text} reads them densely"
+            )
+        if decoded and rolling:
+            raise ValueError(
+                f"sparse must vote while {decoded[0]} is decoded, as in {text}{rolling}: {text} votes at the end of a "
+                "prompt, and there is none"
+            )
 
     def _folders(self) -> list[str]:
         return list(dict.fromkeys(self.modules or ("auto",))) if HAMBURGER in self.methods else []

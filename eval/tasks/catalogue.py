@@ -63,6 +63,7 @@ class Task:
       shipped: where a small set comes with the project; None where it does not; empty where examples are drawn.
       long: takes so long that `all` leaves it out.
       decoded: reads given text by steps of plain decoding.
+      given: scores given text that is read as a prompt is.
       reads_files: examples may be given as data.
     """
 
@@ -71,6 +72,7 @@ class Task:
     shipped: str | None = None
     long: bool = False
     decoded: bool = False
+    given: bool = False
     reads_files: bool = True
 
 
@@ -120,7 +122,7 @@ def _choices(name: str, description: str) -> Task:
     def sets(source: str, options: TaskOptions) -> Sequence[TaskSet]:
         return [choice_set(name, source, count=options.count, shots=options.shots or 0)]
 
-    return Task(description=description, sets=sets, shipped=_shipped(f"{name}.jsonl"))
+    return Task(description=description, sets=sets, shipped=_shipped(f"{name}.jsonl"), given=True)
 
 
 def _babi(source: str, options: TaskOptions) -> Sequence[TaskSet]:
@@ -161,7 +163,7 @@ TASKS: dict[str, Task] = {
     **RULER,
     "babi": Task("Questions on stories of people, places and things.", _babi, _shipped("babi")),
     "gsm8k": Task("Word problems with worked answers.", _gsm8k, _shipped("gsm8k")),
-    "perplexity": Task("Perplexity a token of held-out text.", _perplexity, _shipped("perplexity.jsonl")),
+    "perplexity": Task("Perplexity a token of held-out text.", _perplexity, _shipped("perplexity.jsonl"), given=True),
     "perplexity_decoded": Task(
         "Perplexity a token where each is read by a decode step.",
         _decoded_perplexity,
@@ -177,7 +179,7 @@ TASKS: dict[str, Task] = {
         decoded=True,
         reads_files=False,
     ),
-    "wikitext": Task("Perplexity a token and a word of WikiText's articles.", _wikitext),
+    "wikitext": Task("Perplexity a token and a word of WikiText's articles.", _wikitext, given=True),
     "variety": Task("Whether continuations go in circles.", _variety, _shipped("variety.jsonl")),
     "piqa": _choices("piqa", "How things are done, two choices."),
     "arc_easy": _choices("arc_easy", "School science, the easy set."),

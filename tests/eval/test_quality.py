@@ -227,6 +227,17 @@ def test_several_values_stand_apart_by_commas_or_spaces(words):
         ({"model": "no-such-model"}, "no-such-model"),
         ({"page_size": 16}, "kv_budget and page_size go with sparse"),
         ({"sparse": ("quest",), "kv_budget": "40"}, "page_size must divide the budget of 40 slots; got 16"),
+        (
+            {"tasks": ("perplexity",), "sparse": ("streaming", "quest")},
+            "must read the texts of perplexity step by step, as in quest:prompt=stepwise: quest reads them densely",
+        ),
+        ({"tasks": ("state", "winogrande"), "sparse": ("h2o",)}, "the texts of winogrande step by step, as in h2o"),
+        ({"tasks": ("perplexity",), "sparse": ("snapkv",)}, "as in snapkv:rolling=true:prompt=stepwise: "),
+        (
+            {"tasks": ("perplexity_decoded",), "sparse": ("snapkv",)},
+            "sparse must vote while perplexity_decoded is decoded, as in snapkv:rolling=true: snapkv votes at the end",
+        ),
+        ({"tasks": ("locations",), "sparse": ("snapkv:pool=5",)}, "as in snapkv:pool=5:rolling=true: "),
         ({"confidence": (0.5,)}, "confidence goes with method hamburger alone; got ar"),
         ({"methods": ("hamburger",)}, "has no HAMburger modules in .*; give --modules FOLDER"),
         ({"methods": ("hamburger",), "confidence": (0.5, 1.5)}, "confidence must be over 0 and at most 1; got 1.5"),
@@ -237,6 +248,19 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_written(model, tm
     with pytest.raises((ValueError, OSError), match=message):
         main(settings)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "policies"),
+    [
+        (("recall", "babi", "variety"), ("quest", "snapkv", "h2o", "dense", "streaming")),
+        (("perplexity", "winogrande"), ("quest:prompt=stepwise", "dense", "streaming")),
+        (("perplexity", "locations"), ("snapkv:rolling=true:prompt=stepwise",)),
+        (("perplexity_decoded", "locations"), ("quest", "h2o:prompt=stepwise", "snapkv:rolling=true", "streaming")),
+    ],
+)
+def test_policies_that_act_in_every_task_are_accepted(model, tasks, policies):
+    Settings(model=model, tasks=tasks, sparse=policies).check()
 
 
 def test_chat_without_a_template_is_refused(tmp_path):
@@ -344,7 +368,8 @@ def test_a_run_whose_data_have_changed_is_not_resumed(model, piqa, tmp_path, ask
 
 
 def test_what_a_share_of_a_text_is_at_least_is_told(model, piqa, caplog):
-    measure(Settings(model=model, tasks=("piqa",), data=(piqa,), count=1, sparse=("oracle",), kv_budget="25%"))
+    policy = "oracle:prompt=stepwise"
+    measure(Settings(model=model, tasks=("piqa",), data=(piqa,), count=1, sparse=(policy,), kv_budget="25%"))
     said = [record.getMessage() for record in caplog.records if record.name == "jax_smash"]
     assert said == ["jax-smash: a budget of 25% of a text is at least 4 slots, which are always read"]
 

@@ -4,6 +4,7 @@ import pytest
 
 from eval.tasks.catalogue import DATA, TASKS, TaskOptions, chosen_tasks
 from eval.tasks.choices import ChoiceSet
+from eval.tasks.documents import DocumentSet
 from eval.tasks.questions import QuestionSet
 from eval.tasks.variety import VarietySet
 
@@ -26,6 +27,13 @@ def test_examples_that_come_with_the_project_can_be_read(task):
             assert len(found.openings) == 3
         else:
             assert len(found.documents) == 3
+
+
+@pytest.mark.parametrize("task", [*SHIPPED, "perplexity_decoded", "locations"])
+def test_given_tasks_score_text_that_a_whole_forward_reads(task):
+    for found in TASKS[task].sets(TASKS[task].shipped, OPTIONS):
+        whole = isinstance(found, ChoiceSet) or (isinstance(found, DocumentSet) and not found.decoded)
+        assert TASKS[task].given == whole
 
 
 @pytest.mark.parametrize("task", [name for name in SHIPPED if name not in RECALL])
