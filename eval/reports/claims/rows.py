@@ -7,6 +7,7 @@ from eval.reports.claims.claim import Rows
 from eval.reports.claims.table import Cell, Row
 
 ALL = "all"
+PLAIN_IN_TURN = "all, plain in turn"
 SUMMED = ("tokens", "divergences", "beyond_near_ties", "unexplained")
 AS_IT_IS = "as it is"
 
@@ -41,11 +42,22 @@ def with_chains(rows: Iterable[Row]) -> list[Row]:
 
 
 def with_range(rows: Iterable[Row]) -> list[Row]:
-    """Returns rows of a speed report with the range of their repeats, where these are told."""
+    """Returns rows of a speed report with the range of their repeats; None where there are not several."""
     found: list[Row] = []
     for row in rows:
-        speeds = row.get("tokens_per_second_by_repeat")
-        found.append({**row, "range": speeds and {"low": min(speeds), "high": max(speeds)}})
+        speeds = row.get("tokens_per_second_by_repeat") or ()
+        found.append({**row, "range": {"low": min(speeds), "high": max(speeds)} if len(speeds) > 1 else None})
+    return found
+
+
+def with_plain_in_turn(rows: Iterable[Row]) -> list[Row]:
+    """Returns rows of a comparison by task, and behind a method's of all tasks that of its own plain decoding."""
+    found: list[Row] = []
+    for row in rows:
+        found.append(row)
+        if row["method"] != "ar" and row.get("task") == ALL and row.get("plain_tokens_per_second") is not None:
+            plain = {"task": PLAIN_IN_TURN, "tokens_per_second": row["plain_tokens_per_second"], "range": None}
+            found.append({**row, **plain})
     return found
 
 

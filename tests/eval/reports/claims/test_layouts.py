@@ -185,7 +185,24 @@ def test_speed_by_task_has_a_column_a_task():
     table = layouts.speed_by_task(report(rows=rows).rows)
     assert (table.header, table.lines) == (
         ["Method", "Tree", "all", "qa"],
-        [["plain", "–", "11.0 (11.0 to 11.0)", "12.0"]],
+        [["plain", "–", "11.0", "12.0"]],
+    )
+
+
+def test_speed_by_task_tells_each_methods_own_plain_decoding_behind_all_tasks():
+    rows = [
+        speed_row(task="qa", plain_tokens_per_second=12.0),
+        speed_row(task="all", plain_tokens_per_second=12.0),
+        speed_row("suffix", task="all", tree="auto", speeds=(15.0, 16.0), plain_tokens_per_second=9.5),
+        speed_row("suffix", task="qa", tree="auto", plain_tokens_per_second=8.0),
+    ]
+    table = layouts.speed_by_task(report(program="eval.by_task", rows=rows).rows)
+    assert (table.header[2:], table.lines) == (
+        ["all", "all, plain in turn", "qa"],
+        [
+            ["plain", "–", "12.0 (10.0 to 14.0)", "–", "12.0"],
+            ["suffix", "auto", "16.0 (15.0 to 16.0)", "9.50", "12.0"],
+        ],
     )
 
 

@@ -1,6 +1,14 @@
 import pytest
 
-from eval.reports.claims.rows import exactness_totals, in_order, paired, where, with_chains, with_range
+from eval.reports.claims.rows import (
+    exactness_totals,
+    in_order,
+    paired,
+    where,
+    with_chains,
+    with_plain_in_turn,
+    with_range,
+)
 from eval.reports.claims.table import text
 from tests.eval.reports.claims.reports import accepted_row, quality_row, report, speed_row
 
@@ -29,6 +37,21 @@ def test_a_chain_with_rows_of_its_own_is_not_told_twice():
 def test_the_range_is_that_of_the_repeats():
     (row,) = with_range([speed_row(speeds=(3.0, 1.0, 2.0))])
     assert row["range"] == {"low": 1.0, "high": 3.0}
+
+
+def test_a_single_repeat_has_no_range():
+    alone, untold = with_range([speed_row(speeds=(3.0,)), speed_row() | {"tokens_per_second_by_repeat": None}])
+    assert (alone["range"], untold["range"]) == (None, None)
+
+
+def test_a_method_stands_beside_the_plain_decoding_that_took_turns_with_it():
+    plain = speed_row(task="all", plain_tokens_per_second=12.0)
+    drafted = speed_row("suffix", task="all", speeds=(15.0,), plain_tokens_per_second=10.0)
+    part = speed_row("suffix", task="qa", plain_tokens_per_second=9.0)
+    kept, mine, beside, last = with_plain_in_turn(with_range([plain, drafted, part]))
+    assert (kept["task"], mine["tokens_per_second"], last["task"]) == ("all", 15.0, "qa")
+    assert (beside["method"], beside["task"]) == ("suffix", "all, plain in turn")
+    assert (beside["tokens_per_second"], beside["range"]) == (10.0, None)
 
 
 def exact_row(way="as it is", must="equal", passed=True, batch=1, **more):
