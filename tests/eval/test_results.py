@@ -10,6 +10,7 @@ from eval.reports.claims.marks import marks_of
 from eval.reports.claims.table import count, figure, listed, number, text
 from eval.reports.code_hashes import ROOT, digest_of
 from eval.results import MARKED, Settings, faults, main, pictures, text_files
+from eval.sparse.asked import BY_STEPS
 from tests.eval.reports.claims.reports import accepted_row, report, speed_row
 
 CLAIM = Claim(
@@ -50,6 +51,12 @@ def write(root):
 
 def test_the_pages_of_the_project_are_what_its_reports_say():
     assert faults() == []
+
+
+def test_the_text_over_policies_names_every_task_that_is_read_by_steps():
+    (claim,) = (claim for claim in CLAIMS if claim.name == "smollm2-sparse")
+    (told,) = (sentence for sentence in claim.text.split(". ") if "by steps" in sentence)
+    assert all(task in told for task in BY_STEPS)
 
 
 def test_names_of_claims_figures_and_their_links_are_unique():

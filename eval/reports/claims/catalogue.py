@@ -198,10 +198,10 @@ CLAIMS = (
         title=f"{SMOLLM2}: policies of the cache at equal bytes",
         text="What a policy may read of the cache in a step, what it chooses by included; `oracle`, `recency` and "
         "`random` choose for nothing. A budget is not met where what a policy chooses by and what it always reads are "
-        "more. Prompts of tasks are read whole; multiple choice stands behind five solved questions, and 50 questions "
-        "hardly tell policies apart. Texts of perplexity are read by steps of the policy, with as many slots at their "
-        "beginning as at their end; `wikitext2.jsonl` has a line for each article of over 6,000 characters of "
-        "WikiText-2's validation text, its white space single spaces.",
+        "more. Prompts of tasks are read whole, but texts of perplexity and `locations` by steps of the policy, with "
+        "as many slots at their beginning as at their end. Multiple choice stands behind five solved questions, and 50 "
+        "questions hardly tell policies apart. `wikitext2.jsonl` has a line for each article of over 6,000 characters "
+        "of WikiText-2's validation text, its white space single spaces.",
         reports=("smollm2-sparse", "smollm2-sparse-*"),
         table=layouts.by_policy,
     ),
