@@ -1,7 +1,7 @@
 r"""Policies of sparse decoding at equal bytes: quality and recall by what a step reads of the cache.
 
     python -m eval.sparsity --model tiny --policies oracle,recency --tasks perplexity --json sparsity.json
-    python -m eval.sparsity --model smollm2 --policies oracle,quest,h2o:grace=16,snapkv,recency --budgets 10%,25%,50% \
+    python -m eval.sparsity --model smollm2 --policies oracle,quest,h2o:decay=0.98,snapkv:rolling=true,recency --budgets 10%,25%,50% \
         --tasks perplexity,recall,ruler_niah_single_1,piqa:DATA/piqa.jsonl --json sparsity.json --plot sparsity.png
 
 A budget is a share of the bytes that dense decoding reads of its cache in a step. What slots are chosen by counts too:
@@ -46,7 +46,7 @@ class Settings:
 
     Attributes:
       model: a shipped model's name, a directory or a hub id.
-      policies: as in `jax-smash generate --sparse`, settings behind colons: h2o:grace=16:decay=0.98. Dense decoding is
+      policies: as in `jax-smash generate --sparse`, settings behind colons: h2o:recent=0.25:decay=0.98. Dense decoding is
         always measured.
       budgets: shares of the bytes that dense decoding reads of its cache in a step, as in 25%, at the length of
         a text. Where texts are read by steps, those at the beginning may read as many slots as those at the end.

@@ -24,7 +24,7 @@ class SparseFlags:
     sparse: Annotated[str | None, tyro.conf.DisallowNone, _flag("NAME[:SETTING=VALUE,…]")] = None
     """Which slots of the cache a step reads: h2o, snapkv, tova and streaming evict the others; quest and tokenselect
     choose anew at each step, as butler, grouped, low-rank and gate do by a trained predictor; oracle, recency, random
-    and dense are to compare with. As in h2o:grace=16,decay=0.98, or gate:FOLDER with the predictor's folder; with
+    and dense are to compare with. As in h2o:recent=0.25,decay=0.98, or gate:FOLDER with the predictor's folder; with
     prompt=stepwise prompts are read by these slots too, a token at a time."""
     kv_budget: Annotated[str | None, tyro.conf.DisallowNone, _flag("N|P%")] = None
     """Slots that a step reads a KV head, or the share of the text that they are. By default as published."""

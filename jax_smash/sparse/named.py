@@ -52,7 +52,7 @@ SHARES = "shares"
 
 
 def named_policy(text: str, *, budget: str | int | None = None, page_size: int | None = None) -> SparsePolicy:
-    """Returns the policy that a text names, as in `quest`, `h2o:grace=16,decay=0.98` or `butler:FOLDER,sinks=8`.
+    """Returns the policy that a text names, as in `quest`, `h2o:recent=0.25,decay=0.98` or `butler:FOLDER,sinks=8`.
 
     Args:
       text: a name of `POLICIES`, and behind a colon settings of its class, with commas or colons between them. Of a
