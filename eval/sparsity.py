@@ -1,8 +1,9 @@
 r"""Policies of sparse decoding at equal bytes: quality and recall by what a step reads of the cache.
 
     python -m eval.sparsity --model tiny --policies oracle,recency --tasks perplexity --json sparsity.json
-    python -m eval.sparsity --model smollm2 --policies oracle,quest,h2o:decay=0.98,snapkv:rolling=true,recency --budgets 10%,25%,50% \
-        --tasks perplexity,recall,ruler_niah_single_1,piqa:DATA/piqa.jsonl --json sparsity.json --plot sparsity.png
+    python -m eval.sparsity --model smollm2 --policies oracle,quest,h2o:decay=0.98,snapkv:rolling=true,recency \
+        --budgets 10%,25%,50% --tasks perplexity,recall,ruler_niah_single_1,piqa:DATA/piqa.jsonl \
+        --json sparsity.json --plot sparsity.png
 
 A budget is a share of the bytes that dense decoding reads of its cache in a step. What slots are chosen by counts too:
 a policy with a costly scorer reads fewer slots, and one whose scorer alone is more than the budget has a row that says
@@ -46,8 +47,8 @@ class Settings:
 
     Attributes:
       model: a shipped model's name, a directory or a hub id.
-      policies: as in `jax-smash generate --sparse`, settings behind colons: h2o:recent=0.25:decay=0.98. Dense decoding is
-        always measured.
+      policies: as in `jax-smash generate --sparse`, settings behind colons: h2o:recent=0.25:decay=0.98. Dense
+        decoding is always measured.
       budgets: shares of the bytes that dense decoding reads of its cache in a step, as in 25%, at the length of
         a text. Where texts are read by steps, those at the beginning may read as many slots as those at the end.
       tasks: perplexity (every token is read by a decode step), recall (of the slots with most attention, a policy's
