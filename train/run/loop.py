@@ -121,8 +121,8 @@ def train(
 
     Raises:
       ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
-        parameters or was made beside other frozen weights, a batch does not divide among the devices, or the loss stops
-        being finite.
+        parameters or was made beside other frozen weights, a batch does not divide among the devices, or the loss or
+        the gradient stops being finite; no checkpoint is made of such a step.
       OSError: a checkpoint could not be written; the one before is whole. Or one of several hosts was told to end, and
         all have saved the step that they came to.
     """
@@ -185,8 +185,7 @@ class _Run:
                 last = done == loop.end
                 if done % loop.log_every == 0 or last:
                     mean = _means(measured)
-                    if not math.isfinite(mean["loss"]):
-                        raise ValueError(f"the loss is {mean['loss']} at step {done}; lower the learning rate")
+                    _check_finite(mean, done)
                     speed = self._speed(tokens / (time.perf_counter() - since))
                     metrics.write(step=done, **mean, **speed)
                     progress.update(task, note=_note(mean["loss"], speed))
@@ -197,6 +196,7 @@ class _Run:
                 saves |= ends
                 if evaluates or saves:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
+                    _check_finite(values, done)  # Weights that are lost must not replace good checkpoints.
                 paused = time.perf_counter()
                 if evaluates:
                     sets = held_out() if self.best is None else self.best.choice.sets
@@ -247,6 +247,13 @@ def _note(loss: float, speed: dict[str, float]) -> str:
 
 def _means(measured: list[dict[str, Array]]) -> dict[str, float]:
     return {name: math.fsum(float(values[name]) for values in measured) / len(measured) for name in measured[0]}
+
+
+def _check_finite(values: Mapping[str, Any], step: int) -> None:
+    """Raises ValueError where the loss or the gradient of a step is not finite."""
+    for name in ("loss", "gradient_norm"):
+        if not math.isfinite(value := float(values[name])):
+            raise ValueError(f"the {name.replace('_', ' ')} is {value} at step {step}; lower the learning rate")
 
 
 def _progress() -> Progress:

@@ -26,16 +26,17 @@ def batch_of(number, rows=ROWS):
 
 
 class Numbered:
-    """Batches that a counter decides."""
+    """Batches that a counter decides; that of number `broken` holds NaN."""
 
-    def __init__(self, rows=ROWS, cut=None):
-        self.number, self.rows, self.cut = 0, rows, cut
+    def __init__(self, rows=ROWS, cut=None, broken=None):
+        self.number, self.rows, self.cut, self.broken = 0, rows, cut, broken
 
     def __next__(self):
         if self.number == self.cut:
             raise Cut
         self.number += 1
-        return batch_of(self.number, self.rows)
+        inputs, targets = batch_of(self.number, self.rows)
+        return inputs, targets * np.float32(np.nan if self.number == self.broken else 1)
 
     def get_state(self):
         return {"number": self.number}
@@ -61,7 +62,7 @@ def run(output, *, steps=12, rate=0.1, objective=squared_error, data=None, resum
         objective,
         optax.adam(rate),
         start() if params is None else params,
-        loop=Loop(steps, log_every=4, evaluate_every=6, save_every=5, **options),
+        loop=Loop(steps, **({"log_every": 4, "evaluate_every": 6, "save_every": 5} | options)),
         batches=data or Numbered(),
         held_out=held_out,
         output=output,
@@ -162,6 +163,30 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
 
     with pytest.raises(ValueError, match="the loss is nan at step 4"):
         run(tmp_path, objective=broken)
+
+
+@pytest.mark.parametrize("at", ["saves", "evaluates"])
+def test_a_run_that_diverges_ends_before_it_replaces_a_good_checkpoint(tmp_path, at):
+    often = {"saves": {"save_every": 2}, "evaluates": {"save_every": 2, "evaluate_every": 5}}[at]
+    step = {"saves": 6, "evaluates": 5}[at]
+    with pytest.raises(ValueError, match=f"the loss is nan at step {step}; lower the learning rate"):
+        run(tmp_path, data=Numbered(broken=5), log_every=10, **({"evaluate_every": 10} | often))
+    kept = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [2, 4]
+    state = run(tmp_path, resume=True, log_every=10, evaluate_every=10, save_every=2)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path):
+    def steep(params, batch):
+        total, count = squared_error(params, batch)
+        return total + jnp.sqrt(params["w"][0] - params["w"][0]), count  # √0 is 0, its gradient is not finite.
+
+    with pytest.raises(ValueError, match="the gradient norm is (nan|inf) at step 1"):
+        run(tmp_path, objective=steep, save_every=1, log_every=10)
+    assert not [*(tmp_path / "checkpoints").iterdir()]
 
 
 def test_a_disk_that_fills_is_told_and_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
