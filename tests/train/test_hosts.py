@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.evaluating_host import measured
 from tests.hosts import Hosts
 from tests.train.corpus_files import make_packed
 from tests.train.outputs import losses, newest
@@ -59,6 +60,14 @@ def test_two_hosts_train_as_one_and_one_goes_on_with_what_they_saved(place, alon
     assert {step for step, _ in losses(tmp_path)} == set(range(1, STEPS + 1))
     # Two devices of one host add up in the same order as one device of each of two.
     assert weights(tmp_path) == weights(alone)
+
+
+@pytest.mark.slow
+def test_two_hosts_evaluate_every_row_once():
+    first, other = Hosts(["-m", "tests.evaluating_host"]).ended()
+    assert (first.status, other.status) == (0, 0), first.errors + other.errors
+    assert measured().means["rows"] == 2
+    assert first.output.splitlines()[-1] == str(measured())
 
 
 def weights(output):

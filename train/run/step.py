@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jax_smash.pytree import pytree
+from train.run.batches import Share
 
 
 @pytree
@@ -195,7 +196,11 @@ class Evaluation(Protocol):
 
 
 def make_evaluation(objective: Objective, mesh: Mesh) -> Evaluation:
-    """Returns a function that measures parameters on named sets of batches."""
+    """Returns a function that measures parameters on named sets of batches.
+
+    Batches are whole ones, the same on all hosts; each host reads its share of their rows.
+    """
+    share = Share.of_this_process()
 
     def sums(params: Any, frozen: FrozenParams, batch: Any) -> Any:
         total, tally = objective(all_roles(params, frozen), batch)
@@ -205,7 +210,7 @@ def make_evaluation(objective: Objective, mesh: Mesh) -> Evaluation:
 
     def evaluate(params: Any, sets: Mapping[str, Iterable[Any]], frozen: FrozenParams = None) -> Measured:
         sums = {
-            name: [summed(params, frozen, place_rows(batch, mesh)) for batch in batches]
+            name: [summed(params, frozen, place_rows(share.rows_of(batch), mesh)) for batch in batches]
             for name, batches in sets.items()
         }
         totals = {name: tuple(math.fsum(float(s[i]) for s in found) for i in (0, 1)) for name, found in sums.items()}
