@@ -28,9 +28,9 @@ from jax_smash.smash.config import MOST_STEPS, base_sha256
 from jax_smash.smash.segment import Rule, make_rule
 from train.data.replies import Replies
 from train.data.rows import Packed
-from train.data.segmented import Reading, segment_packed
+from train.data.segmented import STATISTICS, Reading, segment_packed, segmented_before
 from train.data.segmenter import ByEntropy, ByFusionLoss
-from train.pack import file_sha256
+from train.pack import INDEX, file_sha256
 from train.run.program import make_devices, run_program
 from train.tokenizer import END
 
@@ -81,7 +81,7 @@ def main(
       price: beside `modules`, nats that a slot less is worth; by default 0.1.
       dtype: of the base's weights in memory and of what it computes, float32 or bfloat16.
       mesh: devices to divide the base and the rows over, as in `fsdp=4,tp=2`. A CPU makes as many as it needs.
-      resume: go on with a run that was cut off.
+      resume: go on with a run that was cut off; where all was made with the same options, nothing is done.
     """
     make_devices(None, mesh)
     if dtype not in ("float32", "bfloat16"):
@@ -90,7 +90,8 @@ def main(
         raise ValueError(f"micro_steps must be from 1 to {MOST_STEPS}; got {micro_steps}")
     if price is not None and (modules is None or price < 0):
         raise ValueError(f"price must be at least 0, beside modules; got {price}")
-    check_new(output)
+    if not (resume and (output / INDEX).is_file()):
+        check_new(output)
     folder = find(model)
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{folder} must hold tokenizer.json; got none")
@@ -120,9 +121,12 @@ def main(
         "sources_sha256": data.index["sources_sha256"],
         **made_by,
     }
+    if resume and segmented_before(output, settings):
+        print(f"{output} is whole: all its groups were there before")
+        return
     with on_mesh(mesh_of(params)):
         index = segment_packed(data, segmenter, params, reading, output, settings=settings, resume=resume)
-    for name, counts in index["segmentation"]["statistics"].items():
+    for name, counts in index["segmentation"][STATISTICS].items():
         print(
             f"{name:32} {counts['tokens']:>12,} tokens  {counts['tokens_a_group']:.2f} a group of replies  "
             f"{counts['tokens_a_slot']:.2f} a slot"

@@ -160,6 +160,15 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_bytes(place, segmented, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_run_that_is_whole_is_told_and_left_as_it_is(place, segmented, tmp_path, capsys):
+    """As it is found where a recipe was killed before it noted that the folder is whole."""
+    output = shutil.copytree(segmented[0], tmp_path / "out")
+    (output / "progress.json").write_text("{}")
+    main(place / "packed", str(place / "model"), output, **SETTINGS, resume=True)
+    assert f"{output} is whole: all its groups were there before" in capsys.readouterr().out
+    assert same_bytes(segmented[0], output)
+
+
 def test_long_documents_are_read_in_windows_that_begin_groups(place, tmp_path):
     """Every token may join here, and windows of 8 tokens begin at 0, 6 and 12: their own tokens at 0, 8 and 14."""
     settings = {"rule": "sliding", "confidence": 1 / 290, "micro_steps": 3, "length": 8, "prompt_share": 0.0}
@@ -229,8 +238,11 @@ def test_folders_that_are_empty_or_in_use_are_told(place, segmented, tmp_path):
     with pytest.raises(ValueError, match="empty cannot be read as packed data"):
         main(tmp_path / "empty", str(place / "model"), tmp_path / "out")
     before = (segmented[0] / "index.json").read_bytes()
+    for settings in (SETTINGS, SETTINGS | {"ratio": 0.5, "resume": True}):
+        with pytest.raises(FileExistsError, match="must be a new or empty directory"):
+            main(place / "packed", str(place / "model"), segmented[0], **settings)
     with pytest.raises(FileExistsError, match="must be a new or empty directory"):
-        main(place / "packed", str(place / "model"), segmented[0], resume=True)
+        main(place / "packed", str(place / "model"), place / "packed", **SETTINGS, resume=True)
     assert (segmented[0] / "index.json").read_bytes() == before
     shutil.copytree(place / "packed", tmp_path / "none")
     index = json.loads((tmp_path / "none/index.json").read_text())

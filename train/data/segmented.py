@@ -33,6 +33,9 @@ PLACES = "places"
 """Ending of the files that hold, a byte a token, its place in its group."""
 
 PROGRESS, PLOT = "progress.json", "groups.png"
+STATISTICS = "statistics"
+"""In an index's `segmentation`: what groups are like, beside how they were made."""
+
 CHUNK_TOKENS = 2**18
 """Tokens after which a run that is cut off goes on, about. The fewer, the more batches are filled up with padding."""
 
@@ -96,6 +99,17 @@ class _Run:
         (self.output / PROGRESS).unlink()
 
 
+def segmented_before(output: Path, settings: dict[str, Any]) -> bool:
+    """Whether a folder holds all that a run with these settings makes; what decides the result is as in its index."""
+    if not (output / INDEX).is_file():
+        return False
+    found = json.loads((output / INDEX).read_text(encoding="utf-8")).get("segmentation", {})
+    if {name: value for name, value in found.items() if name != STATISTICS} != json.loads(json.dumps(settings)):
+        return False
+    (output / PROGRESS).unlink(missing_ok=True)  # Of a run that was cut off when all was in its place.
+    return True
+
+
 def segment_packed(
     packed: Packed,
     segmenter: ByEntropy,
@@ -148,7 +162,7 @@ def segment_packed(
         key: count.fields | {"tokens_a_group": count.tokens_a_group, "tokens_a_slot": count.tokens_a_slot}
         for key, count in made.items()
     }
-    index = packed.index | {"segmentation": run.settings | {"statistics": statistics}}
+    index = packed.index | {"segmentation": run.settings | {STATISTICS: statistics}}
     run.finish(index)
     return index
 
