@@ -210,10 +210,15 @@ def document(model: Model, answer: Completion, *, chat: bool) -> dict[str, Any]:
     told = {"token_ids": answer.token_ids, "finish_reason": answer.finish_reason}
     if isinstance(prompt, str):
         user = {"role": "user", "content": prompt}
-        return ({"messages": [user, reply]} if chat else {"text": prompt + answer.text}) | told
+        return ({"messages": [user, reply]} if chat else _text(prompt, answer.text)) | told
     if isinstance(prompt[0], dict):
         return {"messages": [*prompt, reply]} | told
-    return {"text": model.tokenizer.decode(prompt, skip_special_tokens=True) + answer.text} | told
+    return _text(model.tokenizer.decode(prompt, skip_special_tokens=True), answer.text) | told
+
+
+def _text(prompt: str, answer: str) -> dict[str, str]:
+    """Returns a text, and its prompt, by which answers to one prompt are held out together."""
+    return {"text": prompt + answer, "prompt": prompt}
 
 
 def _progress() -> Progress:

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from train.data.corpus import Corpus, Source, split_documents
 from train.data.documents import Document, read_documents
 from train.data.rows import Packed
 from train.pack import ANSWER, CIRCLE, encode, main, pack_corpus
+from train.regenerate import document
 
 BOS, EOS = 0, 1
 
@@ -94,18 +96,24 @@ def test_an_index_says_which_prompts_were_left_out_of_answers(tmp_path):
     assert "left_out" not in pack_corpus(corpus, tmp_path, tmp_path / "tokenizer", tmp_path / "other")
 
 
-def test_answers_to_one_prompt_are_held_out_together(tmp_path):
-    def chat(prompt, answer):
-        roles = zip(("user", "assistant"), (f"{prompt}?", f"{answer}"), strict=True)
-        return {"messages": [{"role": r, "content": c} for r, c in roles], "finish_reason": "stop_token"}
+@pytest.mark.parametrize("kind", ["chat", "text", "tokens"])
+def test_answers_to_one_prompt_are_held_out_together(tmp_path, kind):
+    model = SimpleNamespace(tokenizer=loaded(make_tokenizer(tmp_path / "tokenizer")))
 
-    write_lines(tmp_path / "a.jsonl", *(chat(prompt, answer) for prompt in range(40) for answer in range(3)))
+    def answer(number, said):
+        text = f"How many foxes are {number}?"
+        prompt = {"chat": [{"role": "user", "content": text}], "text": text, "tokens": model.tokenizer(text).input_ids}
+        found = SimpleNamespace(prompt=prompt[kind], text=f" {said}", token_ids=[said], finish_reason="stop_token")
+        return document(model, found, chat=False)
+
+    write_lines(tmp_path / "a.jsonl", *(answer(prompt, said) for prompt in range(40) for said in range(3)))
     corpus = Corpus(sources=(Source("answers", paths=("a.jsonl",)),), held_out=0.4)
     found = {"train": [], "held_out": []}
-    for split, document in split_documents(corpus.sources[0], corpus, tmp_path):
-        found[split].append(document.messages[0]["content"])
+    for split, made in split_documents(corpus.sources[0], corpus, tmp_path):
+        found[split].append((made.text or made.messages[0]["content"]).split("?")[0])
     assert {*found["train"]}.isdisjoint(found["held_out"])
     assert len(found["train"]) + len(found["held_out"]) == 120
+    assert len({*found["train"], *found["held_out"]}) == 40
     assert len(found["held_out"]) > 9
 
 

@@ -41,6 +41,7 @@ def test_every_answer_is_a_document_in_the_order_of_the_prompts(root):
     for number, line in enumerate(found):
         prompt = PROMPTS[number // 2]["prompt"]
         assert line["text"].startswith(prompt)
+        assert line["prompt"] == prompt
         assert 1 <= len(line["token_ids"]) <= 6
         assert line["finish_reason"] in ("length", "stop_token")
     assert found[0]["token_ids"] != found[1]["token_ids"]

@@ -72,7 +72,7 @@ def read_documents(path: Path, *, passage: int) -> Iterator[Document]:
 
     Other keys are ignored. A dialogue's closing user turn, which has no reply, is dropped, and so is a document that
     cleaning leaves empty. A line of `train.regenerate`, which has `finish_reason`, is not cleaned: it is what a model
-    said, to the letter.
+    said, to the letter. Its `prompt`, where it is a text, is that which it begins with.
 
     Raises:
       ValueError: the file is not UTF-8 text, or a line is none of these; file and line are named.
@@ -112,7 +112,9 @@ def _rows(path: Path, content: str) -> Iterator[tuple[int, Callable[[], Any]]]:
 def _row_documents(row: Any, passage: int) -> list[Document]:
     match row:
         case {"text": str(text), "finish_reason": ended}:
-            return [Document(text, complete=ended != CUT)] if text else []
+            if not isinstance(prompt := row.get("prompt", ""), str):
+                raise ValueError(f"the prompt of a text must be a string; got {type(prompt).__name__}")
+            return [Document(text, complete=ended != CUT, prompt=prompt)] if text else []
         case {"text": str(text)}:
             return _passages(clean(text), passage)
         case {"messages": [*messages]} if all(

@@ -51,6 +51,12 @@ def test_a_line_of_another_form_is_refused(tmp_path, row):
         list(read_documents(write_lines(tmp_path / "a.jsonl", row), passage=100))
 
 
+def test_a_prompt_that_is_no_text_is_refused(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", {"text": "one two", "prompt": ["one"], "finish_reason": "length"})
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: the prompt of a text must be a string; got list"):
+        list(read_documents(path, passage=100))
+
+
 def test_a_role_that_no_template_has_is_refused(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", {"messages": [{"role": "tool", "content": "x"}]})
     with pytest.raises(ValueError, match=r"a\.jsonl:1: role must be system, user or assistant; got 'tool'"):
