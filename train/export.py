@@ -18,12 +18,13 @@ from jax_smash.checkpoints.directory import check_new
 from jax_smash.models.transformer import abstract_params
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.data.rows import Packed
+from train.parts.language_model.model_folder import check_tokenizer
 from train.parts.language_model.part import LanguageModel
 from train.run.checkpoint import load_newest
 from train.run.choice import Chosen
 from train.run.export import export_part
 from train.run.loop import CHECKPOINTS
-from train.run.program import run_program
+from train.run.program import check_sources, run_program
 from train.run.settings import FILE, Settings, load_settings
 from train.run.step import TrainState, first_state
 
@@ -42,10 +43,13 @@ def export_run(run: Path, packed: Path, tokenizer: Path, output: Path, *, source
       `output`.
 
     Raises:
-      ValueError: as `newest_state` says.
+      ValueError: as `newest_state` says, or `sources` is not UTF-8 text.
       FileExistsError: `output` has something in it.
+      FileNotFoundError: the tokenizer's folder lacks a file, or `sources` is not there.
     """
     check_new(output)
+    check_sources(sources)
+    check_tokenizer(tokenizer)
     settings = load_settings(run / FILE)
     part = LanguageModel(settings, Packed(packed, tokenizer), tokenizer)
     mesh = _mesh(settings)

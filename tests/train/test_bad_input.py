@@ -26,6 +26,8 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("place")
     make_packed(root)
     save_tokenizer(train_tokenizer(["Nothing of all that was ever packed. "] * 3, 280), root / "other-tokenizer")
+    shutil.copytree(root / "tokenizer", root / "no-template", ignore=shutil.ignore_patterns("chat_template.jinja"))
+    (root / "latin.md").write_bytes("Märchen".encode("latin-1"))
     (root / "config.json").write_text(json.dumps(SHORT))
     (root / "wider.json").write_text(json.dumps(SHORT | {"model": MODEL | {"d_model": 48}}))
     (root / "parts.json").write_text(json.dumps(SHORT | {"accumulate": 2}))
@@ -160,8 +162,10 @@ def test_a_disk_that_fills_with_the_last_bytes_of_a_shard_leaves_no_folder(place
 RUNS = {
     "no-shards": ({"packed": "tokenizer"}, ["tokenizer cannot be read as packed data: ", "index.json: No such file"]),
     "no-tokenizer": ({"tokenizer": "packed"}, ["packed is not a tokenizer's folder"]),
+    "no-chat-template": ({"tokenizer": "no-template"}, ["no-template/chat_template.jinja is missing"]),
     "no-configuration": ({"config": "absent.json"}, ["absent.json is not a training file: ", "No such file"]),
     "no-sources": ({"sources": "absent.md"}, ["absent.md must be a file on the text's sources; there is none"]),
+    "sources-of-another-code": ({"sources": "latin.md"}, ["latin.md cannot be read as UTF-8 text", "0xe4"]),
     "programs-in-a-file": (
         {"programs": "config.json"},
         ["--programs must be a folder or beside; got the file", "config.json"],
@@ -216,6 +220,17 @@ def test_a_checkpoint_of_another_shape_is_neither_exported_nor_resumed(call, pla
     refused(call("export", "--run", "run", *data, "--output", "out"), *said)
     refused(call("base", "--config", "run/settings.json", *data, "--output", "run", "--resume"), *said)
     assert files(place / "run") == before
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("case", ["no-chat-template", "sources-of-another-code", "no-sources"])
+def test_an_export_that_cannot_be_is_refused_before_the_weights_are_read(call, place, tmp_path, case):
+    changes, said = RUNS[case]
+    (tmp_path / "run").mkdir()
+    shutil.copyfile(place / "run/settings.json", tmp_path / "run/settings.json")  # There is no checkpoint.
+    given = {"packed": "packed", "tokenizer": "tokenizer"} | changes
+    words = [word for name, value in given.items() for word in (f"--{name}", place / value)]
+    refused(call("export", "--run", "run", *words, "--output", "out"), *said)
     assert not (tmp_path / "out").exists()
 
 

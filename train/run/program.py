@@ -104,9 +104,16 @@ def check_sources(path: Path | None) -> None:
 
     Raises:
       FileNotFoundError: there is none.
+      ValueError: it is not UTF-8 text.
     """
-    if path is not None and not path.is_file():
+    if path is None:
+        return
+    if not path.is_file():
         raise FileNotFoundError(f"{path} must be a file on the text's sources; there is none")
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
 def check_new_file(path: Path | None) -> None:

@@ -122,20 +122,35 @@ def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:
     """Returns the settings with the tokenizer's ids; the end of a document and of a turn both end a text.
 
     Raises:
-      ValueError: the folder holds no tokenizer, or one with more ids than the model's vocabulary.
+      ValueError: the folder holds no tokenizer, or one with more ids than the model's vocabulary or with special tokens
+        that are no texts.
     """
     try:
         vocabulary = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
         names = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+        written = {kind: _written(names, f"{kind}_token") for kind in ("bos", "eos", "pad")}
     except Exception as error:  # The tokenizers library raises bare Exception.
         raise ValueError(f"{tokenizer} is not a tokenizer's folder: {error}") from error
     config = settings.model
     if (size := vocabulary.get_vocab_size()) > config.vocab_size:
         raise ValueError(f"vocab_size must be at least the tokenizer's {size}; got {config.vocab_size}")
-    bos, eos, pad = (vocabulary.token_to_id(names[f"{kind}_token"]) for kind in ("bos", "eos", "pad"))
+    bos, eos, pad = (None if text is None else vocabulary.token_to_id(text) for text in written.values())
     ends = tuple(token for token in (eos, vocabulary.token_to_id(END)) if token is not None)
     model = dataclasses.replace(config, bos_token=bos, eos_tokens=ends, pad_token=pad)
     return dataclasses.replace(settings, model=model)
+
+
+def _written(names: dict[str, Any], name: str) -> str | None:
+    """Returns how a special token is written in texts; None where the tokenizer has none.
+
+    Raises:
+      ValueError: it is neither a text nor `{"content": text}`.
+    """
+    found = names.get(name)
+    text = found.get("content") if isinstance(found, dict) else found
+    if found is not None and not isinstance(text, str):
+        raise ValueError(f"{name} must be a text or have one as content; got {found!r}")
+    return text
 
 
 def check_remembered(settings: Settings, output: Path, *, resume: bool, packed: str) -> bool:

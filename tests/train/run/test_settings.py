@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -64,6 +65,43 @@ def test_a_wrong_file_is_named(tmp_path, fields):
 def test_a_document_and_a_turn_both_end_a_text(tmp_path, tokenizer):
     model = with_special_tokens(load_settings(write(tmp_path, FIELDS)), tokenizer).model
     assert (model.bos_token, model.eos_tokens, model.pad_token) == (0, (1, 5), 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"bos_token": None, "pad_token": None}, (None, (1, 5), None)),
+        ({"bos_token": {"content": "<|bos|>", "lstrip": False}, "eos_token": {"content": "<|eos|>"}}, (0, (1, 5), 6)),
+        ({"eos_token": None}, (0, (5,), 6)),
+        ({"pad_token": "<|unheard of|>"}, (0, (1, 5), None)),
+    ],
+)
+def test_special_tokens_may_be_null_or_have_more_fields(tmp_path, tokenizer, changes, found):
+    settings, folder = load_settings(write(tmp_path, FIELDS)), changed(tokenizer, tmp_path / "tokenizer", changes)
+    model = with_special_tokens(settings, folder).model
+    assert (model.bos_token, model.eos_tokens, model.pad_token) == found
+
+
+def test_special_tokens_may_be_left_out(tmp_path, tokenizer):
+    folder = changed(tokenizer, tmp_path / "tokenizer", {}, without=("bos_token", "pad_token"))
+    model = with_special_tokens(load_settings(write(tmp_path, FIELDS)), folder).model
+    assert (model.bos_token, model.eos_tokens, model.pad_token) == (None, (1, 5), None)
+
+
+@pytest.mark.parametrize("token", [7, {"id": 7}, ["<|bos|>"]])
+def test_a_special_token_that_is_no_text_is_named(tmp_path, tokenizer, token):
+    folder = changed(tokenizer, tmp_path / "tokenizer", {"bos_token": token})
+    with pytest.raises(ValueError, match="not a tokenizer's folder: bos_token must be a text or have one as content"):
+        with_special_tokens(load_settings(write(tmp_path, FIELDS)), folder)
+
+
+def changed(tokenizer, folder, changes, without=()):
+    """Copies a tokenizer's folder with other fields in its configuration."""
+    shutil.copytree(tokenizer, folder)
+    path = folder / "tokenizer_config.json"
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in fields.items() if name not in without}))
+    return folder
 
 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path, tokenizer):

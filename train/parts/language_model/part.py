@@ -70,7 +70,9 @@ class LanguageModel(Part):
         init = stored_weights(init_from) if init_from else None
         model, sha256 = (init.config, init.sha256) if init else (None, None)
         settings = load_settings(config, model=model, init_sha256=sha256, **changes)
-        return cls(with_special_tokens(settings, tokenizer), Packed(packed, tokenizer), tokenizer, init)
+        settings = with_special_tokens(settings, tokenizer)
+        check_tokenizer(tokenizer)
+        return cls(settings, Packed(packed, tokenizer), tokenizer, init)
 
     @property
     def data_sha256(self) -> str:
@@ -165,7 +167,6 @@ class LanguageModel(Part):
 
     def save(self, folder: Path, stored: nnx.State, frozen: Frozen | None) -> None:
         """Writes a Hugging Face folder."""
-        check_tokenizer(self.tokenizer)
         write_model(folder, self.settings.model, stored, self.tokenizer)
 
     def card(self, folder: Path, stored: nnx.State, frozen: Frozen | None, ended: Ended) -> str:
