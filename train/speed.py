@@ -119,13 +119,17 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+WITHOUT_FILE = {"batch_size": 24, "length": 256}
+"""What a named shape is measured with where nothing else is said."""
+
+
 def _language_model(config: Path | None, shape: str | None, given: dict[str, Any]) -> LanguageModel:
     if (config is None) == (shape is None):
         raise ValueError(f"expected either --config or --shape; got {config} and {shape}")
     if config is not None:
         return LanguageModel(load_settings(config, **given))
     known = {name: value for name, value in given.items() if value is not None}
-    return LanguageModel(Settings(model=preset(shape), optimiser=Optimiser(), steps=1000, **known))
+    return LanguageModel(Settings(model=preset(shape), optimiser=Optimiser(), steps=1000, **(WITHOUT_FILE | known)))
 
 
 def _beside(
@@ -159,13 +163,13 @@ def main(
     config: Path | None = None,
     shape: str | None = None,
     part: str = "language-model",
-    batch_size: int = 24,
-    length: int = 256,
+    batch_size: int | None = None,
+    length: int | None = None,
     dtype: str | None = None,
     optimiser: str | None = None,
-    remat: bool = False,
-    scan: bool = False,
-    accumulate: int = 1,
+    remat: bool | None = None,
+    scan: bool | None = None,
+    accumulate: int | None = None,
     mesh: str | None = None,
     devices: int | None = None,
     repeats: int = 5,
@@ -178,11 +182,13 @@ def main(
       shape: a named shape: of the model in place of a file, or of the base that a part is trained beside.
       part: what is trained: `language-model`, or beside a base `hamburger`, `eagle`, `eagle1`, `medusa`, `chimera`,
         `dflash`, `micro` or `butler`.
-      batch_size: rows a step.
-      length: targets a row.
+      batch_size: rows a step; without a file 24.
+      length: targets a row; without a file 256.
       dtype: of the products, float32 or bfloat16.
       optimiser: adamw or muon.
-      remat, scan, accumulate: as in a training file.
+      remat: as in a training file, True or False.
+      scan: as in a training file, True or False.
+      accumulate: as in a training file.
       mesh: devices, as in `fsdp=4,tp=2` or by a preset.
       devices: on a CPU, how many virtual devices it makes.
       repeats: timed steps; the median counts.
@@ -193,9 +199,9 @@ def main(
         raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
     check_new_file(output)
     given = {"batch_size": batch_size, "length": length, "dtype": dtype, "accumulate": accumulate}
-    made = PARTS[part](config, shape, given)
+    made = PARTS[part](config, shape, given | {"remat": remat, "scan": scan})
     rule = dataclasses.replace(made.settings.optimiser, name=optimiser or made.settings.optimiser.name)
-    settings = dataclasses.replace(made.settings, optimiser=rule, remat=remat, scan=scan)
+    settings = dataclasses.replace(made.settings, optimiser=rule)
     found = measure(dataclasses.replace(made, settings=settings), mesh=mesh, repeats=repeats)
     table = Table("", "", show_header=False)
     for name, value in found.items():

@@ -33,6 +33,36 @@ def test_a_short_measurement_states_what_it_measured(tmp_path, capsys):
         main(config=tmp_path / "config.json", output=output)
 
 
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, (8, 32, 2, True, True)),
+        ({"batch_size": 16, "length": 16, "accumulate": 1, "remat": False}, (16, 16, 1, False, True)),
+    ],
+)
+def test_a_file_says_what_is_measured_and_what_is_given_replaces_it(tmp_path, monkeypatch, changes, found):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FIELDS | {"accumulate": 2, "remat": True, "scan": True}))
+    assert measured(monkeypatch, config=path, **changes) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({}, (24, 256, 1, False, False)), ({"batch_size": 4, "scan": True}, (4, 256, 1, False, True))],
+)
+def test_a_named_shape_without_a_file_is_measured_on_short_rows(monkeypatch, changes, found):
+    assert measured(monkeypatch, shape="llama-100m", **changes) == found
+
+
+def measured(monkeypatch, **options):
+    """Returns the settings that a part would be measured with."""
+    parts = []
+    monkeypatch.setattr("train.speed.measure", lambda part, **_: parts.append(part) or {})
+    main(**options)
+    settings = parts[0].settings
+    return settings.batch_size, settings.length, settings.accumulate, settings.remat, settings.scan
+
+
 def test_a_shape_comes_from_a_file_or_by_name():
     with pytest.raises(ValueError, match="expected either --config or --shape; got None and None"):
         main()
