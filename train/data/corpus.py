@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from jax_smash.tasks import TASKS, examples
@@ -150,6 +150,12 @@ def _task_documents(source: Source, size: Callable[[str], int]) -> Iterator[Docu
             yield Document(example.text, answers=(*example.shown * source.shown, example.answer))
 
 
+def _made_from(documents: Iterable[Document], make: Callable[[str], Iterator[Document]]) -> Iterator[Document]:
+    """Yields what is made from the texts of documents, each to be held out where its document is."""
+    for document in documents:
+        yield from (made._replace(origin=document.decides) for made in make(document.text))
+
+
 def _echoes(text: str, least: int, most: int, times: int) -> Iterator[Document]:
     rng = random.Random(text)
     words = text.split()
@@ -184,7 +190,8 @@ def split_documents(
 ) -> Iterator[tuple[str, Document]]:
     """Yields the source's distinct documents, each with its split: `train` or `held_out`.
 
-    A document's content alone decides, so equal documents never part; nor do a model's answers to one prompt.
+    A document's content alone decides, so equal documents never part; nor do a model's answers to one prompt. Echoes and
+    circles go with the document that they are made from: nothing of a held-out text is trained on in another form.
 
     Args:
       source: what is read.
@@ -201,9 +208,9 @@ def split_documents(
         files = source_files(source, root)
         documents = itertools.chain.from_iterable(read_documents(path, passage=corpus.passage) for path in files)
         if source.echo:
-            documents = itertools.chain.from_iterable(_echoes(d.text, *source.echo) for d in documents)
+            documents = _made_from(documents, lambda text: _echoes(text, *source.echo))
         if source.circles:
-            documents = itertools.chain.from_iterable(_circles(d.text) for d in documents)
+            documents = _made_from(documents, _circles)
         if source.count:
             documents = itertools.islice(documents, source.count)
     seen, trained = set(), 0
@@ -212,7 +219,7 @@ def split_documents(
         if digest in seen:
             continue
         seen.add(digest)
-        decides = hashlib.sha256(document.prompt.encode()).digest() if document.prompt else digest
+        decides = hashlib.sha256(document.decides.encode()).digest()
         held_out = int.from_bytes(decides[:8], "big") / 2**64 < corpus.held_out
         trained += not held_out
         yield (HELD_OUT_SPLIT if held_out else TRAIN_SPLIT), document

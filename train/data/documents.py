@@ -34,7 +34,8 @@ class Document(NamedTuple):
     `answers` are parts of the text or of the last message, in their order, that can be told from what stands before
     them; each is the last of its kind before the next. `circle` is the end of a text that should not have been written:
     it says again what stands before it. A document is incomplete where its text goes on in another passage, or was cut
-    off. `prompt` is what an answer of a model's own was given to; answers to one prompt are held out together.
+    off. Documents of one `origin` are held out together: what a model's own answer was given to, or what tells the
+    document apart that this one was made from.
     """
 
     text: str = ""
@@ -42,12 +43,17 @@ class Document(NamedTuple):
     answers: tuple[str, ...] = ()
     circle: str = ""
     complete: bool = True
-    prompt: str = ""
+    origin: str = ""
 
     @property
     def key(self) -> str:
         """What tells documents apart."""
         return self.text + json.dumps(self.messages)
+
+    @property
+    def decides(self) -> str:
+        """What decides whether a document is held out."""
+        return self.origin or self.key
 
 
 def clean(text: str) -> str:
@@ -114,7 +120,7 @@ def _row_documents(row: Any, passage: int) -> list[Document]:
         case {"text": str(text), "finish_reason": ended}:
             if not isinstance(prompt := row.get("prompt", ""), str):
                 raise ValueError(f"the prompt of a text must be a string; got {type(prompt).__name__}")
-            return [Document(text, complete=ended != CUT, prompt=prompt)] if text else []
+            return [Document(text, complete=ended != CUT, origin=prompt)] if text else []
         case {"text": str(text)}:
             return _passages(clean(text), passage)
         case {"messages": [*messages]} if all(
@@ -151,7 +157,7 @@ def _own_answer(turns: list[tuple[str, str]], ended: str) -> list[Document]:
     if not turns or turns[-1][0] != "assistant":
         raise ValueError("the last message must be the assistant's: it has a finish_reason")
     messages = tuple({"role": role, "content": content} for role, content in turns)
-    return [Document(messages=messages, complete=ended != CUT, prompt=json.dumps(messages[:-1]))]
+    return [Document(messages=messages, complete=ended != CUT, origin=json.dumps(messages[:-1]))]
 
 
 def _chat(turns: list[tuple[str, str]]) -> list[Document]:

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -114,6 +115,23 @@ def test_a_circle_says_again_what_stands_right_before_it(tmp_path):
         assert f" {before}".endswith(said)
         assert not document.complete
     assert len({document.circle.count("fox") for document in documents}) > 1
+
+
+@pytest.mark.parametrize("form", [{"circles": True}, {"echo": (4, 8, 2)}])
+def test_what_is_made_from_a_held_out_text_is_held_out(tmp_path, form):
+    texts = [" ".join(f"The {i}fox saw {n} {i}owls in the {i}tree." for n in range(9)) for i in range(100)]
+    write_lines(tmp_path / "a.jsonl", *({"text": text} for text in texts))
+    plain, made = Source("plain", paths=("a.jsonl",)), Source("made", paths=("a.jsonl",), **form)
+    corpus = Corpus(sources=(plain, made), held_out=0.3)
+    # The number in a word tells the text that it comes from.
+    split_of = {re.search(r"\d+", text)[0]: split for text, split in splits_of(plain, corpus, tmp_path).items()}
+    found = [
+        (split, split_of[number])
+        for text, split in splits_of(made, corpus, tmp_path).items()
+        for number in re.findall(r"(\d+)[a-z]", text)
+    ]
+    assert all(own == parents for own, parents in found)
+    assert {HELD_OUT_SPLIT, TRAIN_SPLIT} == {own for own, _ in found}
 
 
 @pytest.mark.parametrize(
