@@ -96,6 +96,11 @@ class Part(Protocol):
     def token_flops(self) -> float:
         """Operations that training does a token, for the share of the devices' peak; 0 where nobody counted."""
 
+    @property
+    def saved_by(self) -> int:
+        """Steps of which a checkpoint's must be a multiple, for a run to resume to the same weights."""
+        return 1
+
     def check(self, loop: Loop) -> None:
         """Raises ValueError where a run of this length, saved as often, would not resume to the same weights."""
 

@@ -52,6 +52,7 @@ class Loop:
       evaluate_every: steps between evaluations.
       save_every: steps between checkpoints.
       accumulate: parts of a batch that a step works on one after the other.
+      saved_by: a checkpoint's step is a multiple of it, also where a run is told to end.
       until: the step that this call stops after; None for the last.
       token_flops: operations that training does a token, for the share of the device's peak; 0 leaves it out.
       peak_flops: operations a second that all devices could do.
@@ -62,6 +63,7 @@ class Loop:
     evaluate_every: int = 200
     save_every: int = 100
     accumulate: int = 1
+    saved_by: int = 1
     until: int | None = None
     token_flops: float = 0.0
     peak_flops: float = 1.0
@@ -124,7 +126,7 @@ def train(
         parameters or was made beside other frozen weights, a batch does not divide among the devices, or the loss or
         the gradient stops being finite; no checkpoint is made of such a step.
       OSError: a checkpoint could not be written; the one before is whole. Or one of several hosts was told to end, and
-        all have saved the step that they came to.
+        all have saved the next step that may be saved.
     """
     mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
     best_of = contextlib.nullcontext if choice is None else functools.partial(Best, output, choice)
@@ -169,7 +171,7 @@ class _Run:
         loop, first = self.loop, int(state.step)
         frozen, fingerprints = (None, {}) if self.frozen is None else (self.frozen.params, self.frozen.fingerprints)
         metrics = Metrics(self.output / METRICS, first)
-        since, measured, tokens = time.perf_counter(), [], 0
+        since, measured, tokens, told = time.perf_counter(), [], 0, False
         with _progress() as progress:
             task = progress.add_task("", total=loop.steps, completed=first, note="compiling")
             for done in range(first + 1, loop.end + 1):
@@ -192,7 +194,8 @@ class _Run:
                     since, measured, tokens = time.perf_counter(), [], 0
                 progress.update(task, completed=done)
                 evaluates, saves = (done % every == 0 or last for every in (loop.evaluate_every, loop.save_every))
-                ends = not last and told_to_end(done)
+                told = told or (not last and told_to_end(done))
+                ends = told and not last and done % loop.saved_by == 0
                 saves |= ends
                 if evaluates or saves:
                     jax.block_until_ready(values)  # What is still being computed is no part of the pause.
@@ -200,8 +203,8 @@ class _Run:
                 paused = time.perf_counter()
                 if evaluates:
                     sets = held_out() if self.best is None else self.best.choice.sets
-                    told = self._told(done, state.params, self.evaluate(state.params, sets, frozen), metrics)
-                    progress.console.print(f"step {done}: {told}")
+                    line = self._told(done, state.params, self.evaluate(state.params, sets, frozen), metrics)
+                    progress.console.print(f"step {done}: {line}")
                     if is_first():
                         plot_losses(metrics.path, self.output / PLOT)
                 if saves:

@@ -119,6 +119,7 @@ class RunPlan:
             evaluate_every=self.evaluate_every,
             save_every=self.save_every,
             accumulate=settings.accumulate,
+            saved_by=part.saved_by,
             until=self.until,
             token_flops=part.token_flops,
         )

@@ -1,11 +1,13 @@
+import dataclasses
 import json
+import signal
 
 import numpy as np
 import pytest
 
 from jax_smash.models.transformer import random_params
 from tests.hosts import Hosts
-from tests.train.outputs import losses
+from tests.train.outputs import losses, newest
 from tests.train.run.test_settings import FIELDS, MODEL
 from train.base import main
 from train.data.corpus import Corpus, Source
@@ -14,6 +16,7 @@ from train.data.rows import Packed, training_batches
 from train.pack import pack_corpus
 from train.parts.language_model.part import LanguageModel
 from train.run.batches import Share
+from train.run.options import RunPlan
 from train.run.settings import load_settings, with_special_tokens
 from train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -102,6 +105,31 @@ def test_what_could_not_be_resumed_is_refused(root, tmp_path):
     with pytest.raises(ValueError, match="own_every must divide the steps between checkpoints"):
         main(*given, save_every=3)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_saved_at_steps_after_which_texts_are_written_anew(root):
+    part = LanguageModel.from_files(root / "config.json", root / "packed", root / "tokenizer")
+    assert RunPlan(save_every=4).loop(part).saved_by == 2
+    plain = dataclasses.replace(part, settings=dataclasses.replace(part.settings, own_rows=0))
+    assert RunPlan(save_every=3).loop(plain).saved_by == 1
+
+
+@pytest.mark.slow
+def test_hosts_that_are_told_to_end_save_a_step_that_the_run_goes_on_from(root, tmp_path):
+    fields = json.loads((root / "config.json").read_text()) | {"own_every": 20, "steps": 2000}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    output, data = tmp_path / "run", ["--packed", root / "packed", "--tokenizer", root / "tokenizer"]
+    words = ["-m", "train.base", "--config", tmp_path / "config.json", *data, "--output", output, "--mesh", "data=2"]
+    words += ["--save-every", 1000, "--evaluate-every", 1000, "--log-every", 1]
+    hosts = Hosts(words)
+    hosts.kill_when(1, lambda: (output / "metrics.jsonl").exists() and losses(output), by=signal.SIGTERM)
+    for process in hosts.ended():
+        assert process.status == 1
+        assert f"told to end; step {newest(output)} of 2000 is saved" in process.errors
+    assert newest(output) > 0
+    assert newest(output) % 20 == 0
+    for process in Hosts([*words, "--resume", "--until", newest(output) + 20]).ended():
+        assert process.status == 0, process.errors
 
 
 def test_each_host_has_its_share_of_the_models_texts(root, written):

@@ -189,6 +189,18 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path)
     assert not [*(tmp_path / "checkpoints").iterdir()]
 
 
+@pytest.mark.parametrize(("saved_by", "step"), [(1, 3), (5, 5), (3, 3)])
+def test_a_run_that_is_told_to_end_goes_on_to_a_step_that_may_be_saved(tmp_path, monkeypatch, saved_by, step):
+    """Of several hosts, as the jobs of a cluster are told; here it is said once, after step 3."""
+    whole = run(tmp_path / "whole", save_every=15)
+    with monkeypatch.context() as patch:
+        patch.setattr("train.run.loop.told_to_end", lambda done: done == 3)
+        with pytest.raises(InterruptedError, match=f"told to end; step {step} of 12 is saved"):
+            run(tmp_path / "told", save_every=15, saved_by=saved_by)
+    assert [path.name for path in (tmp_path / "told/checkpoints").iterdir()] == [str(step)]
+    assert leaves_equal(whole, run(tmp_path / "told", resume=True, save_every=15))
+
+
 def test_a_disk_that_fills_is_told_and_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
     whole = run(tmp_path / "whole")
     with pytest.raises(Cut):

@@ -89,10 +89,15 @@ class LanguageModel(Part):
         """The model's structure."""
         return abstract_params(self.settings.model)[0]
 
+    @property
+    def saved_by(self) -> int:
+        """Steps between two times that own texts are written."""
+        return self.settings.own_every if self.settings.own_rows else 1
+
     def check(self, loop: Loop) -> None:
         """Refuses a run whose checkpoints lie between two times that own texts are written."""
-        every = self.settings.own_every
-        if self.settings.own_rows and (loop.save_every % every or loop.end % every):
+        every = self.saved_by
+        if loop.save_every % every or loop.end % every:
             raise ValueError(
                 f"own_every must divide the steps between checkpoints and the last step, for a run to resume to the "
                 f"same weights; got {every}, {loop.save_every} and {loop.end}"
