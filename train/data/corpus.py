@@ -190,8 +190,8 @@ def split_documents(
 ) -> Iterator[tuple[str, Document]]:
     """Yields the source's distinct documents, each with its split: `train` or `held_out`.
 
-    A document's content alone decides, so equal documents never part; nor do a model's answers to one prompt. Echoes and
-    circles go with the document that they are made from: nothing of a held-out text is trained on in another form.
+    A document's content alone decides, so equal documents never part; nor do a model's answers to one prompt. Echoes
+    and circles go with the document that they are made from: no held-out text is trained on in another form.
 
     Args:
       source: what is read.

@@ -184,7 +184,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path)
         total, count = squared_error(params, batch)
         return total + jnp.sqrt(params["w"][0] - params["w"][0]), count  # √0 is 0, its gradient is not finite.
 
-    with pytest.raises(ValueError, match="the gradient norm is (nan|inf) at step 1"):
+    with pytest.raises(ValueError, match=r"the gradient norm is (nan|inf) at step 1"):
         run(tmp_path, objective=steep, save_every=1, log_every=10)
     assert not [*(tmp_path / "checkpoints").iterdir()]
 
