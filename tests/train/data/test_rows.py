@@ -156,8 +156,8 @@ def test_what_goes_in_circles_weighs_against_itself_and_is_not_measured(tmp_path
     from train.data.corpus import Corpus, Source
     from train.pack import pack_corpus
 
-    text = " ".join(f"Fox number {i} ran to the den." for i in range(400))
-    write_lines(tmp_path / "a.jsonl", {"text": text})
+    texts = [" ".join(f"Fox number {i} ran to the den." for i in range(n, n + 20)) for n in range(0, 400, 20)]
+    write_lines(tmp_path / "a.jsonl", *({"text": text} for text in texts))
     source = Source("loops", paths=("a.jsonl",), circles=True)
     tokenizer = make_tokenizer(tmp_path / "tokenizer")
     pack_corpus(Corpus((source,), held_out=0.2, passage=10**6), tmp_path, tokenizer, tmp_path / "out")
