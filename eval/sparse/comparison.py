@@ -120,7 +120,7 @@ class Comparison:
         arm = self._settled(name, policy, share, length, held=held, fixed=by_steps)
         if task.by_share and not isinstance(policy, Selecting):
             return dataclasses.replace(arm, policy=None, unmet="it keeps the last entries: see recency")
-        if isinstance(policy, SnapKV) and not policy.rolling and by_steps:
+        if isinstance(policy, SnapKV) and not policy.rolling and by_steps and share < 1:
             reason = "it votes at the end of a prompt, and there is none: see snapkv:rolling=true"
             return dataclasses.replace(arm, policy=None, unmet=reason)
         return arm

@@ -103,6 +103,17 @@ def test_a_scorer_that_reads_half_the_bytes_cannot_do_with_half(report):
         assert "50.0% to choose by" in row["unmet"]
 
 
+def test_a_policy_that_votes_at_a_prompts_end_is_not_asked_of_texts_without_a_prompt(given, tmp_path):
+    changes = {"policies": ("snapkv:observers=2",), "tasks": given.tasks[:1], "plot": None}
+    settings = dataclasses.replace(given, json=tmp_path / "out.json", **changes)
+    main(settings)
+    found = {row["budget"]: row for row in rows(json.loads(settings.json.read_text()), policy="snapkv:observers=2")}
+    assert found[0.5]["score"] is None
+    assert found[0.5]["unmet"] == "it votes at the end of a prompt, and there is none: see snapkv:rolling=true"
+    # With the whole budget nothing is left out, and there is nothing to vote on.
+    assert found[1.0]["score"] is not None
+
+
 def test_policies_that_share_prompts_do_not_wait_for_those_that_read_by_themselves(given, tmp_path):
     changes = {"policies": ("streaming", "recency"), "budgets": ("50%",), "tasks": given.tasks[1:], "plot": None}
     settings = dataclasses.replace(given, json=tmp_path / "out.json", **changes)
