@@ -168,13 +168,14 @@ def test_a_tree_that_grows_has_the_nodes_of_the_highest_products(siblings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["tree-6", "auto"])
-def test_text_is_plain_decodings_and_takes_fewer_forwards(tree):
+def test_text_is_plain_decodings_and_a_tree_takes_fewer_forwards(tree):
     request = {"sampling": CHOICES, "seed": [1, 2, 3], "max_new_tokens": 24, "slots": 64}
     plain = generate(target(), prompts_of((4, 1, 9)), **request)
     draft = DraftOptions(tree=tree, drafter=drafter())
     drafted = generate(target(), prompts_of((4, 1, 9)), method="dflash", draft=draft, **request)
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
-    assert sum(c.target_forwards for c in drafted) < sum(c.target_forwards for c in plain)
+    if tree != "auto":  # How much that drafts is up to the machine.
+        assert sum(c.target_forwards for c in drafted) < sum(c.target_forwards for c in plain)
 
 
 @pytest.mark.slow
