@@ -2,7 +2,7 @@
 
     python -m train.recipe train/recipes/tiny.json --input data=DATA --output OUT
 
-A recipe (`train/stages/recipe_file.py`) lists programs of this folder with their options. Each is a stage with a
+A recipe (`train/stages/recipe_file.py`) lists programs of `train` and `eval` with their options. Each is a stage with a
 folder, `OUT/STAGE`, and a log, `OUT/STAGE.log`. `OUT/recipe.lock.json` holds the hashes of the inputs, of each stage's
 command and of each file that was made, with commits and versions. The same command goes on with what was cut off:
 stages that are made are passed over, and one that was begun resumes where its program can. If an input, the recipe or
