@@ -18,7 +18,7 @@ from jax_smash.checkpoints.directory import check_new
 from jax_smash.models.transformer import abstract_params
 from jax_smash.sharding import MeshShape, make_mesh, param_shardings
 from train.data.rows import Packed
-from train.parts.language_model.model_folder import check_tokenizer
+from train.parts.language_model.model_folder import TOKENIZER_FILES, check_tokenizer
 from train.parts.language_model.part import LanguageModel
 from train.run.checkpoint import load_newest
 from train.run.choice import Chosen
@@ -49,7 +49,7 @@ def export_run(run: Path, packed: Path, tokenizer: Path, output: Path, *, source
     """
     check_new(output)
     check_sources(sources)
-    check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer, TOKENIZER_FILES)
     settings = load_settings(run / FILE)
     part = LanguageModel(settings, Packed(packed, tokenizer), tokenizer)
     mesh = _mesh(settings)

@@ -52,18 +52,20 @@ def file_sha256(path: Path) -> str:
 
 
 def encode(documents: Sequence[Document], tokenizer: Any) -> list[Encoded]:
-    """Returns each document's tokens between begin and end, chats by the Hugging Face tokenizer's template.
+    """Returns each document's tokens as the model reads them when it decodes, and the token that ends a text.
 
-    An incomplete one has no end, nor does its template close a reply that was cut off.
+    A text begins with what the tokenizer itself puts there; a chat is what its template writes. An end that is there
+    already is not repeated. An incomplete document has no end, nor does its template close a reply that was cut off.
     """
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
+    start = [token for token in tokenizer("a")["input_ids"][:1] if token == tokenizer.bos_token_id]
     texts = [_written(document, tokenizer) for document in documents]
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     encoded = []
     for document, text, encoding in zip(documents, texts, encodings, strict=True):
-        begin = [] if encoding.ids[:1] == bos else bos
-        ids = np.array(begin + encoding.ids + eos * document.complete, dtype)
+        begin = [] if document.messages or encoding.ids[: len(start)] == start else start
+        end = [tokenizer.eos_token_id] * (document.complete and not text.rstrip().endswith(tokenizer.eos_token))
+        ids = np.array(begin + encoding.ids + end, dtype)
         marks = np.zeros(len(ids), np.int8)
         for mark, parts in ((ANSWER, document.answers), (CIRCLE, (document.circle,))):
             if any(parts):

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from tests.train.corpus_files import make_packed, make_tokenizer, write_corpus, write_lines
 from train.data.corpus import Corpus, Source, split_documents
@@ -80,6 +81,18 @@ def test_a_models_own_answers_are_packed_to_the_letter_and_one_that_was_cut_has_
     assert text == f"<|bos|>Foxes {said}"
     with pytest.raises(ValueError, match="the last message must be the assistant's"):
         list(read_documents(write_lines(path, {"messages": messages[:1], "finish_reason": "length"}), passage=9))
+
+
+def test_documents_are_packed_as_the_model_reads_them_and_end_once(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + '<|eos|>\n' }}{% endfor %}"
+    messages = tuple({"role": role, "content": "foxes"} for role in ("user", "assistant"))
+    text, chat = (
+        tokenizer.decode(e.tokens) for e in encode([Document("foxes"), Document(messages=messages)], tokenizer)
+    )
+    assert tokenizer.bos_token_id == BOS
+    assert (text, chat) == ("foxes<|eos|>", "foxes<|eos|>\nfoxes<|eos|>\n")
 
 
 def test_an_index_says_which_prompts_were_left_out_of_answers(tmp_path):

@@ -10,8 +10,11 @@ import jax
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
-MATRICES = ("embedding", "head")
+MATRICES = ("embedding", "head", "heads", "w")
 """Matrices whose names do not begin with `w_`."""
+
+FACTORS = ("a", "b")
+"""Of a low-rank change, under the dotted name of its matrix."""
 
 ORTHOGONAL = {
     "w_qkv": MuonDimensionNumbers(0, 1),
@@ -142,8 +145,12 @@ class Optimiser:
 def decayed(params: Any) -> Any:
     """Marks the parameters that weight decay pulls towards 0: the matrices, known by their names."""
 
+    def names_matrix(name: str) -> bool:
+        return name in MATRICES or name.startswith("w_")
+
     def is_matrix(path: tuple[Any, ...], _: Any) -> bool:
-        return any(name in MATRICES or name.startswith("w_") for name in _names(path))
+        *_, outer, name = ("", *_names(path))
+        return names_matrix(name) or (name in FACTORS and names_matrix(outer.split(".")[-1]))
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
@@ -160,4 +167,4 @@ def orthogonal(params: Any) -> Any:
 
 
 def _names(path: tuple[Any, ...]) -> list[str]:
-    return jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    return jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value").split("/")

@@ -119,7 +119,9 @@ def _model(fields: dict[str, Any]) -> ModelConfig:
 
 
 def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:
-    """Returns the settings with the tokenizer's ids; the end of a document and of a turn both end a text.
+    """Returns the settings with the tokenizer's ids.
+
+    The end of a document and of a turn both end a text, and so does what the model's own settings name.
 
     Raises:
       ValueError: the folder holds no tokenizer, or one with more ids than the model's vocabulary or with special tokens
@@ -136,7 +138,8 @@ def with_special_tokens(settings: Settings, tokenizer: Path) -> Settings:
         raise ValueError(f"vocab_size must be at least the tokenizer's {size}; got {config.vocab_size}")
     bos, eos, pad = (None if text is None else vocabulary.token_to_id(text) for text in written.values())
     ends = tuple(token for token in (eos, vocabulary.token_to_id(END)) if token is not None)
-    model = dataclasses.replace(config, bos_token=bos, eos_tokens=ends, pad_token=pad)
+    stops = tuple(dict.fromkeys((*ends, *config.eos_tokens)))
+    model = dataclasses.replace(config, bos_token=bos, eos_tokens=stops, pad_token=pad)
     return dataclasses.replace(settings, model=model)
 
 

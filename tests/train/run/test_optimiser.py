@@ -4,9 +4,11 @@ import numpy as np
 import optax
 import pytest
 
+from jax_smash.models.medusa import MedusaConfig, abstract_medusa
 from jax_smash.models.transformer import abstract_params
 from tests.tiny import tiny_config
-from train.run.optimiser import Optimiser, decayed
+from train.parts.lora import first_lora
+from train.run.optimiser import Optimiser, _names, decayed
 
 
 def test_matrices_decay_and_norms_and_biases_do_not():
@@ -18,6 +20,17 @@ def test_matrices_decay_and_norms_and_biases_do_not():
         "embedding", "head", "w_qkv", "w_o", "w_gate_up", "w_down",
     }  # fmt: skip
     assert len(by_name) > sum(by_name.values()) > 0
+
+
+def test_matrices_of_drafters_and_low_rank_changes_decay_too():
+    heads = abstract_medusa(MedusaConfig(vocab_size=30, d_model=8, num_heads=1))[1]
+    target = abstract_params(tiny_config())[1]
+    lora = jax.eval_shape(lambda: first_lora(target, rank=2, seed=0, targets=("w_o", "head")))
+    params = {"medusa": heads, "chimera": {"heads": 0, "scale": 0}, "lora": lora}
+    marks = jax.tree_util.tree_flatten_with_path(decayed(params))[0]
+    by_name = {"/".join(_names(path)): mark for path, mark in marks}
+    assert {name for name, mark in by_name.items() if not mark} == {"medusa/heads/0/blocks/0/b", "chimera/scale"}
+    assert {"medusa/heads/0/blocks/0/w", "lora/layers.0.attention.w_o/a", "lora/head/b"} < {*by_name}
 
 
 def test_the_learning_rate_rises_to_the_peak_and_falls_to_its_share():

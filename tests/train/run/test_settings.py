@@ -88,6 +88,11 @@ def test_special_tokens_may_be_left_out(tmp_path, tokenizer):
     assert (model.bos_token, model.eos_tokens, model.pad_token) == (None, (1, 5), None)
 
 
+def test_what_ends_a_text_of_the_model_that_a_run_begins_with_still_does(tmp_path, tokenizer):
+    fields = FIELDS | {"model": MODEL | {"eos_tokens": [1, 107]}}
+    assert with_special_tokens(load_settings(write(tmp_path, fields)), tokenizer).model.eos_tokens == (1, 5, 107)
+
+
 @pytest.mark.parametrize("token", [7, {"id": 7}, ["<|bos|>"]])
 def test_a_special_token_that_is_no_text_is_named(tmp_path, tokenizer, token):
     folder = changed(tokenizer, tmp_path / "tokenizer", {"bos_token": token})

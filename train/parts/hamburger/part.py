@@ -235,7 +235,8 @@ class Hamburger(Part):
         """Writes the modules, and a Hugging Face folder of the base where the run changed it."""
         settings = self.settings
         if "base" in stored:
-            write_model(folder, settings.model, stored["base"], self.tokenizer)
+            source = None if self.base is None else self.base.folder
+            write_model(folder, settings.model, stored["base"], self.tokenizer, source=source)
         counts = self.segmented.reply_counts(settings.model.vocab_size, settings.room)
         mark = self._base_fingerprint(stored, frozen)
         save_smasher(folder, settings.smash, stored["smasher"], token_counts=counts, base_fingerprint=mark)

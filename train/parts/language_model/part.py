@@ -14,12 +14,13 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from jax_smash.checkpoints.tokenizer import stop_tokens
 from jax_smash.models.transformer import abstract_params
 from jax_smash.sharding import place
 from train.data.own_texts import own_texts
 from train.data.rows import Batch, Packed, held_out_batches, training_batches
 from train.parts.language_model.card import model_card
-from train.parts.language_model.model_folder import check_tokenizer, write_model
+from train.parts.language_model.model_folder import TOKENIZER_FILES, check_tokenizer, write_model
 from train.parts.language_model.objective import language_model_objective
 from train.parts.language_model.samples import greedy_samples
 from train.parts.part import Ended, Part, Rows, Shapes
@@ -68,10 +69,13 @@ class LanguageModel(Part):
           ValueError, FileNotFoundError: a file is missing or damaged, or does not go with the others.
         """
         init = stored_weights(init_from) if init_from else None
-        model, sha256 = (init.config, init.sha256) if init else (None, None)
+        model = (
+            dataclasses.replace(init.config, eos_tokens=stop_tokens(init.folder, init.config, None)) if init else None
+        )
+        sha256 = init.sha256 if init else None
         settings = load_settings(config, model=model, init_sha256=sha256, **changes)
         settings = with_special_tokens(settings, tokenizer)
-        check_tokenizer(tokenizer)
+        check_tokenizer(tokenizer, TOKENIZER_FILES)
         return cls(settings, Packed(packed, tokenizer), tokenizer, init)
 
     @property
