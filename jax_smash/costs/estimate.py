@@ -1,7 +1,6 @@
 """What a step costs by arithmetic, where nothing was measured."""
 
 import dataclasses
-import os
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 from jax_smash.chips import CHIPS
 from jax_smash.config import ModelConfig
 from jax_smash.costs.curve import CostCurve
+from jax_smash.costs.store import cores
 from jax_smash.plan import step_bytes
 from jax_smash.quantise import activation_dtype
 
@@ -119,5 +119,5 @@ def _attended(config: ModelConfig, slots: int) -> int:
 def known_roofline(kind: str) -> Roofline | None:
     """Returns what a kind of device can do, as JAX names it; None where nothing is known of it."""
     if kind == CPU:
-        return Roofline(CPU_BYTES_PER_SECOND, CPU_OPERATIONS_PER_CORE * (os.cpu_count() or 1))
+        return Roofline(CPU_BYTES_PER_SECOND, CPU_OPERATIONS_PER_CORE * cores())
     return next((found for part, found in ROOFLINES.items() if part in kind), None)

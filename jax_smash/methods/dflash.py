@@ -3,7 +3,7 @@
 from jax_smash.checkpoints.dflash import DFlashModules, load_dflash, random_drafter, read_dflash
 from jax_smash.draft.dflash import DFlashDrafter
 from jax_smash.draft.draft_model import Draws
-from jax_smash.draft.trees.templates import named_tree, sized
+from jax_smash.draft.trees.templates import sized
 from jax_smash.draft.trees.tree import check_ranks
 from jax_smash.ladder import Ladder, Reach
 from jax_smash.methods.method import Setup
@@ -14,6 +14,7 @@ from jax_smash.methods.trained import (
     ladder_of,
     said_rows,
     share_of_step,
+    topology_of,
     width_of,
 )
 from jax_smash.models.dflash_config import DFlashConfig
@@ -55,7 +56,7 @@ def dflash(setup: Setup) -> Trained:
         # A target that reads blocks in order gets one chain.
         grows = ladder.sizing is not None
     else:
-        topology = named_tree(tree) if nodes is None else reach.tree(nodes)
+        topology = topology_of(tree, reach) if nodes is None else reach.tree(nodes)
         ladder = Ladder(trees=(topology,), source=f"the tree {tree}")
     if drawn and draws is Draws.DIFFERENT:
         check_ranks(ladder.trees[0])

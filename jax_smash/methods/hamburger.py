@@ -137,6 +137,6 @@ def _micro_head(setup: Setup, modules: SmashModules) -> MicroHead | None:
     counts = modules.token_counts
     if counts is None:
         raise ValueError(f"micro_head {size} needs the modules' token_counts; those of {model.name} have none")
-    if setup.log_probs is not None and setup.log_probs > size:
+    if smash.mode == "blind" and setup.log_probs is not None and setup.log_probs > size:
         raise ValueError(f"micro_head {size} can tell at most {size} likeliest tokens; got {setup.log_probs}")
     return reduced_head(base, counts, size, always=model.stop_tokens)

@@ -235,7 +235,7 @@ def ladder_of(setup: Setup, method: str, reach: Reach, *, drafting: float = 0.0,
     """
     tree = setup.draft.tree
     if tree != "auto":
-        return Ladder(trees=(_topology(tree, reach),), source=f"the tree {tree}")
+        return Ladder(trees=(topology_of(tree, reach),), source=f"the tree {tree}")
     return make_ladder(
         setup.model,
         "auto",
@@ -247,11 +247,11 @@ def ladder_of(setup: Setup, method: str, reach: Reach, *, drafting: float = 0.0,
         costs=setup.draft.costs,
         drafting=drafting,
         once=once,
-        steps=f"{setup.within} {setup.draft.gram_slots} {setup.log_probs}",
+        steps=f"{setup.within} {setup.draft.gram_slots} {setup.log_probs} {_named(setup.draft.drafter)}",
     )
 
 
-def _topology(tree: str, reach: Reach) -> Topology:
+def topology_of(tree: str, reach: Reach) -> Topology:
     """Returns the tree of a name; one that gives a size alone has nodes where something can be drafted."""
     sizes, nodes = confident(tree), sized(tree)
     if sizes is not None:
@@ -260,6 +260,11 @@ def _topology(tree: str, reach: Reach) -> Topology:
         return named_tree(tree)
     # On a CPU too, where automatic trees are chains: a tree is asked for.
     return Reach(ranks=RANKS, levels=min(LEVELS, reach.levels)).tree(nodes)
+
+
+def _named(drafter: Any) -> str:
+    """Returns what tells drafters apart: what is kept of one's drafts says nothing of another's."""
+    return str(drafter) if isinstance(drafter, str | Path) else str(id(drafter))
 
 
 def branching(ranks: int, *, levels: int) -> Reach:

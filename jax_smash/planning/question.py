@@ -159,7 +159,8 @@ class Question:
         budget = max(self.topology.device.memory - held, 0) // 4
         dtype = jnp.dtype(self.dtype)
         chunk = prefill_chunk(self.held, batch=batch, slots=self.context, dtype=dtype, budget=budget)
-        return min(chunk, bucket(self.context))
+        longest = None if self.policy is None or self.method == OWN else self.policy.longest_block
+        return min(chunk, bucket(self.context), longest or chunk)
 
     def arguments(
         self, where: Any = None, *, batch: int | None = None, tree: str | None = None, chunk: int | None = None

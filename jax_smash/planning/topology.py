@@ -12,6 +12,7 @@ from jax.experimental import topologies
 
 from jax_smash.chips import CHIPS, GPUS, TPUS, Chip
 from jax_smash.costs.estimate import CPU_BYTES_PER_SECOND, CPU_OPERATIONS_PER_CORE
+from jax_smash.costs.store import cores
 
 HOST = "cpu"
 """In place of a chip: this machine's processor."""
@@ -85,9 +86,8 @@ def host_chip() -> Chip:
     """Returns what is taken of this machine's processor where nobody has measured it: one of several virtual devices
     has all of it, as each computes alone.
     """
-    cores = os.cpu_count() or 1
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    peak = CPU_OPERATIONS_PER_CORE * cores
+    peak = CPU_OPERATIONS_PER_CORE * cores()
     bandwidth = CPU_BYTES_PER_SECOND
     return Chip(bandwidth, peak, peak, 1, bandwidth, memory=memory, kind=HOST, f32_share=1.0, overlaps=False)
 

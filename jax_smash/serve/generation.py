@@ -14,7 +14,7 @@ from jax_smash.methods import (
     save_memory,
 )
 from jax_smash.sampling import SamplingOptions
-from jax_smash.serve.request import Prompts, Seeds, check_counts, make_request
+from jax_smash.serve.request import Prompts, Seeds, check_counts, check_told, make_request
 from jax_smash.serve.session import Session
 from jax_smash.serve.turn import Completion, Turn
 from jax_smash.shapes import rows_for
@@ -56,7 +56,8 @@ def generate(
     The text of a row depends only on its prompt, its options and its seed. It does not depend on the batch or on
     streaming. For HAMburger's `blind` and `checked` modes this holds where `least_rows` is 1. Otherwise the length of a
     row's groups depends on the other rows of the batch. Sampled drafts that are verified otherwise than by `coupling`
-    decide on the text too, and so may other rows and earlier batches, which a drafter learned from.
+    decide on the text too, and so may other rows and earlier batches, which a drafter learned from. A policy of sparse
+    reading that `pays_from` some length goes by the longest row of a batch.
 
     Args:
       model: from `load`.
@@ -98,6 +99,7 @@ def generate(
     check_smash(method, smash)
     check_counts(max_new_tokens=max_new_tokens, num_samples=num_samples, batch_size=batch_size, steps=steps)
     check_counts(0, log_probs=log_probs, prompt_log_probs=prompt_log_probs)
+    check_told(model.vocab_size, log_probs=log_probs, prompt_log_probs=prompt_log_probs)
     request = make_request(
         model,
         prompts,

@@ -191,6 +191,13 @@ def check_counts(least: int = 1, /, **counts: int | None) -> None:
             raise ValueError(f"{name} must be at least {least}; got {value}")
 
 
+def check_told(vocab_size: int, **tops: int | None) -> None:
+    """Raises a `ValueError` that names the first number of likeliest tokens that a vocabulary does not have."""
+    for name, value in tops.items():
+        if value is not None and value > vocab_size:
+            raise ValueError(f"{name} must be at most the {vocab_size} tokens of the vocabulary; got {value}")
+
+
 def make_request(
     model: Model,
     prompts: Any,

@@ -99,7 +99,7 @@ class Session:
         self._stops, self._grammar, self._prompt_top = stops, grammar, prompt_log_probs
         batch = len(self._sampling)
         dtype = activation_dtype(model.params["target"])
-        held = shard_bytes(model.params)
+        held = shard_bytes(method.params)
         # By the first host's memory: programs of another width would wait for each other in vain.
         chunk = decided(
             lambda: prefill_chunk(model.config, batch=batch, slots=slots, dtype=dtype, held=held),

@@ -69,3 +69,8 @@ def test_weights_are_counted_where_they_lie():
     divided = jax.device_put(whole, NamedSharding(make_mesh("tp=4"), PartitionSpec("tp")))
     assert shard_bytes({"a": whole, "b": jnp.zeros((3,), jnp.int8)}) == 512 + 3
     assert shard_bytes({"a": divided}) == 128
+
+
+def test_an_array_that_comes_twice_is_held_once():
+    one, other = jnp.zeros(8), jnp.zeros(4)
+    assert shard_bytes({"target": one, "drafter": {"rows": one, "w": other}}) == 4 * (8 + 4)

@@ -1,10 +1,12 @@
 """Costs by arithmetic."""
 
+import os
+
 import jax
 import pytest
 
 from jax_smash.costs.curve import CostCurve
-from jax_smash.costs.estimate import estimate_costs
+from jax_smash.costs.estimate import estimate_costs, known_roofline
 from jax_smash.models.families.presets import preset
 from jax_smash.models.transformer import abstract_params
 from jax_smash.plan import step_bytes
@@ -66,3 +68,12 @@ def test_nothing_is_made_up_for_an_unknown_device():
 def test_without_a_kind_the_first_device_is_meant():
     curve = estimate_costs(CONFIG, PARAMS, batch=1, slots=256, most=64)
     assert curve == estimated(jax.devices()[0].device_kind)
+
+
+def test_a_cpu_has_the_cores_that_the_process_may_run_on(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        found.append(known_roofline("cpu").operations_per_second)
+    assert found[1] == 3 * found[0]

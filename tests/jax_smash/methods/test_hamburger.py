@@ -97,7 +97,9 @@ def test_a_model_with_a_sparse_cache_has_the_same_micro_heads(head):
 def test_a_reduced_head_that_cannot_be_is_refused():
     model = smashed_model()
     with pytest.raises(ValueError, match="micro_head 3 can tell at most 3 likeliest tokens; got 5"):
-        make_method(model, "hamburger", smash=SmashOptions(micro_head="3"), log_probs=5)
+        make_method(model, "hamburger", smash=SmashOptions(micro_head="3", mode="blind"), log_probs=5)
+    # In the other modes log-probabilities are the base's own.
+    make_method(model, "hamburger", smash=SmashOptions(micro_head="3", mode="exact"), log_probs=5)
     with pytest.raises(ValueError, match="micro_head must be at most the vocabulary's 259 tokens; got 300"):
         make_method(model, "hamburger", smash=SmashOptions(micro_head="300"))
     uncounted = dataclasses.replace(model, modules=dataclasses.replace(model.modules, token_counts=None))

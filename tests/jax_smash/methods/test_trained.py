@@ -22,6 +22,7 @@ from jax_smash.methods.trained import held_as, share_of_step
 from jax_smash.models.definition import NnxModel
 from jax_smash.pytree import size
 from tests import medusa
+from tests.dflash import random_drafter as small_dflash
 from tests.tiny import tiny_config, tiny_model
 
 KINDS = {
@@ -150,12 +151,21 @@ def test_a_tree_of_a_size_has_no_node_that_there_is_no_head_for(kind):
     assert method(kind, RANDOM, tree="chain-6").nodes == 7
 
 
+def test_drawn_blocks_have_no_node_that_the_block_does_not_reach():
+    drafter = small_dflash(tiny_model(), block_size=4, taps=(0, 1))
+    draft = DraftOptions(drafter=drafter, tree="tree-32", verify="rejection")
+    (tree,) = make_method(tiny_model(), "dflash", draft=draft, sampled=True).memory["trees"].ladder
+    assert (tree.nodes, int(tree.depth.max())) == (33, 3)
+
+
 def test_steps_of_a_hybrid_and_of_its_drafter_alone_are_measured_apart(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_SMASH_HOME", str(tmp_path))
     drafter = random_modules(tiny_config())
     alone, again, hybrid = (method(name, drafter, tree="auto") for name in ("eagle", "eagle", "hybrid"))
     assert alone.follower is again.follower
     assert alone.follower is not hybrid.follower
+    other = method("eagle", random_modules(tiny_config()), tree="auto")
+    assert other.follower is not alone.follower
 
 
 def test_chains_that_stop_and_other_trees_learn_apart(tmp_path, monkeypatch):

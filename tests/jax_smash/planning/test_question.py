@@ -1,6 +1,6 @@
 import pytest
 
-from jax_smash.sparse import H2O, Quest
+from jax_smash.sparse import H2O, Quest, StreamingLLM
 from tests.jax_smash.planning.plans import plan, question, small
 
 
@@ -42,3 +42,8 @@ def test_without_a_mesh_the_model_is_divided_over_all_devices():
 def test_kv_heads_are_held_as_often_as_a_mesh_needs():
     held = question(device="v5e:2x2").held
     assert (held.num_kv_heads, held.kv_copies) == (2, 2)
+
+
+def test_a_prefill_reads_no_more_at_once_than_the_window_of_a_policy():
+    assert question(context=64).chunk(1) == 64
+    assert question(context=64, policy=StreamingLLM(slots=36)).chunk(1) == 32
