@@ -13,6 +13,7 @@ import numpy as np
 from eval.exact.decoded import Decoded
 from eval.exact.rescoring import Rescored, Text, rescore
 from jax_smash.loading import Model
+from jax_smash.models.rope import reach_of_text
 from jax_smash.protocols import used_by
 from jax_smash.sampling import processors_for, row_keys
 from jax_smash.serve.request import Request
@@ -70,7 +71,7 @@ class Rescorer:
         self.model, self.request = model, request
         self.tolerance = ROUNDING[dtype]
         self.sampled = any(o.sampled for o in request.sampling)
-        self._output = bucket(max_new_tokens)
+        self._new, self._output = max_new_tokens, bucket(max_new_tokens)
         self._width = bucket(max(map(len, request.tokens)) + max_new_tokens)
         self._known: dict[tuple[int, tuple[int, ...]], Rescored] = {}
 
@@ -102,12 +103,14 @@ class Rescorer:
         # The last rows come again where a batch is not full, so that it needs no program of its own.
         rows = [*numbers, *[numbers[-1]] * (RESCORED_ROWS - len(numbers))]
         prompts, outputs = ([texts[i] for i in rows] for texts in (self.request.tokens, [d.tokens for d in decoded]))
+        config, lengths = self.model.config, jnp.asarray([len(p) for p in prompts], jnp.int32)
         text = Text(
             tokens=_padded([p + o for p, o in zip(prompts, outputs, strict=True)], self._width),
-            prompt_length=jnp.asarray([len(p) for p in prompts], jnp.int32),
+            prompt_length=lengths,
             output=_padded(outputs, self._output),
             output_length=jnp.asarray([len(o) for o in outputs], jnp.int32),
             other=_padded([others[i].tokens for i in rows], self._output),
+            reach=None if config is None else reach_of_text(config, prompt=lengths, new=self._new - 1),
         )
         processors = processors_for(
             [self.request.sampling[i] for i in rows],

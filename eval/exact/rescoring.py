@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_smash.cache import Block, reaching
-from jax_smash.models.rope import longest
 from jax_smash.protocols import LogitsProcessor, ModelDef, Params
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import MinP, TopK, TopP, gumbel_noise, log_probabilities, process
@@ -26,6 +25,7 @@ class Text:
       output: the emitted tokens.
       output_length: how many.
       other: what another decoder emitted in their place; anything where it emitted nothing.
+      reach: positions that a rotary embedding reckoned with while it was decoded; None where none follows the length.
     """
 
     tokens: Int[Array, "B T"]
@@ -33,6 +33,7 @@ class Text:
     output: Int[Array, "B O"]
     output_length: Int[Array, "B"]
     other: Int[Array, "B O"]
+    reach: Int[Array, "B"] | None = None
 
 
 @pytree
@@ -87,7 +88,9 @@ def rescore(
     batch, width = text.tokens.shape
     place = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), text.tokens.shape)
     valid = place < (text.prompt_length + text.output_length)[:, None]
-    nothing = reaching(model.init_cache(batch, width, width), longest(place, valid))
+    nothing = model.init_cache(batch, width, width)
+    if text.reach is not None:
+        nothing = reaching(nothing, text.reach)
     hidden = model.forward(model.embed(text.tokens), place, nothing, Block.causal(valid)).hidden
     prompt = place < text.prompt_length[:, None]
     memories = tuple(p.observe_prompt(p.init(batch, model.vocab_size), text.tokens, prompt) for p in processors)

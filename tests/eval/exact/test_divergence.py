@@ -7,6 +7,7 @@ from eval.exact.conditions import Condition, request_for
 from eval.exact.decoded import Decoded, decode_all
 from eval.exact.divergence import Rescorer, divergences, summary
 from eval.exact.rescoring import Rescored
+from jax_smash.config import RopeConfig
 from jax_smash.methods import make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import TokenLogProb
@@ -45,6 +46,20 @@ def test_plain_decoding_is_explained_token_for_token(run):
     counts = ("divergences", "unexplained", "log_probs_differing", "finish_differing")
     assert {name: found[name] for name in counts} == dict.fromkeys(counts, 0)
     assert found["worst_gap"] < TOLERANCE
+    assert 0 < found["worst_log_prob_error"] < TOLERANCE
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_a_rotary_embedding_that_follows_the_length_is_that_of_decoding(scaling):
+    factors = {"short_factors": (1.0,) * 4, "long_factors": (1.0, *(4.0,) * 3)} if scaling == "longrope" else {}
+    rope = RopeConfig(scaling=scaling, factor=4.0, original_positions=8, **factors)
+    model = tiny_model(num_layers=2, rope=rope, stop_tokens=())
+    asked = request_for(Condition(2, "none", "greedy"), model, PROMPTS, max_new_tokens=NEW, seed=3)
+    decoded = decoded_under(model, asked)
+    said = Rescorer(model, asked, dtype="float32", max_new_tokens=NEW).rescore(decoded, decoded)
+    found = summary(decoded, decoded, said, tolerance=TOLERANCE)
+    assert found["tokens"] == 3 * NEW
+    assert found["unexplained"] == found["log_probs_differing"] == 0
     assert 0 < found["worst_log_prob_error"] < TOLERANCE
 
 
