@@ -360,7 +360,11 @@ def test_options_and_stops_of_another_type_are_refused_by_name():
         ("x", {"log_probs": -1}, "log_probs must be at least 0; got -1"),
         ("x", {"prompt_log_probs": -1}, "prompt_log_probs must be at least 0; got -1"),
         ("x", {"log_probs": 9999}, r"^log_probs must be at most the \d+ tokens of the vocabulary; got 9999"),
-        ("x", {"prompt_log_probs": 9999}, r"prompt_log_probs must be at most the \d+ tokens of the vocabulary; got 9999"),
+        (
+            "x",
+            {"prompt_log_probs": 9999},
+            r"prompt_log_probs must be at most the \d+ tokens of the vocabulary; got 9999",
+        ),
         ("x", {"method": "magic"}, "method must be one of .*; got 'magic'"),
         ("x", {"stop": ["a", ""]}, "stop strings must be at least one, and none empty"),
         ("x", {"regex": "a", "json_schema": "{}"}, "exclude each other"),
