@@ -99,7 +99,7 @@ def check_memory(*, rows: int, held: int, batch: int, slots: int, device: jax.De
 
 
 def shard_bytes(params: Any) -> int:
-    """Returns the bytes that parameters take of each device that they lie on; an array that comes twice is there once."""
+    """Returns the bytes that parameters take of each device that they lie on; one that comes twice is there once."""
     arrays = {id(x): x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)}
     return sum(x.addressable_shards[0].data.nbytes for x in arrays.values())
 

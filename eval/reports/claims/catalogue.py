@@ -90,8 +90,9 @@ def _trained() -> tuple[Claim, ...]:
             title=f"{SMOLLM2}: tokens a forward with trained drafters",
             text="Mean accepted tokens of answers to Spec-Bench's questions. Drafters were trained on equally many "
             "tokens of the model's own answers, `eagle1-3m` (EAGLE-1) on other and fewer answers, read six times; "
-            "`hybrid+NAME` is method hybrid with a drafter. `eagle-3m` and `chimera-3m` come with the package. `recycling`, `suffix` and `hybrid` need no training. "
-            "`confident-N` is EAGLE-2's tree of N nodes, another at each step.",
+            "`hybrid+NAME` is method hybrid with a drafter. `eagle-3m` and `chimera-3m` come with the package. "
+            "`recycling`, `suffix` and `hybrid` need no training. `confident-N` is EAGLE-2's tree of N nodes, another "
+            "at each step.",
             **accepted,
             table=layouts.accepted_by_tree,
             picture=_accepted_bars(layouts.greedy_trees, group=cells.tree, bar=cells.method),
