@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_smash.attention.formula import most_slots
 from jax_smash.config import ModelConfig
 from jax_smash.quantise import activation_dtype
 
@@ -59,11 +58,9 @@ def step_bytes(config: ModelConfig, params: Any, *, batch: int, slots: int) -> S
 def forward_bytes(config: ModelConfig, *, batch: int, width: int, slots: int, itemsize: int) -> int:
     """Returns about how many bytes of temporaries a forward over `width` entries a row needs.
 
-    Attention's scores are float32, before and after the exponential: those of the block, and of as many of the cache's
-    slots as `attention.formula` reads at once. A kernel makes none, so there this is more than is needed.
+    Attention scores dominate: float32, over cache and block, before and after the exponential.
     """
-    queries = batch * config.num_heads * width
-    scores = 2 * 4 * queries * (min(slots, most_slots(queries)) + width)
+    scores = 2 * 4 * batch * config.num_heads * width * (slots + width)
     activations = itemsize * batch * width * (2 * config.mlp_width + 4 * config.d_model)
     entries = 2 * itemsize * batch * width * config.num_layers * config.held_kv_heads * config.head_width
     return scores + activations + entries

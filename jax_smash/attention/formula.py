@@ -155,19 +155,10 @@ def _parts_in_tiles(
     return parts
 
 
-def most_slots(queries: int) -> int:
-    """Returns how many slots' scores may be in memory at once.
-
-    Args:
-      queries: of all rows and heads.
-    """
-    return max(SCORES_AT_ONCE // queries, LEAST_TILE)
-
-
 def _tile(query: tuple[int, ...], slots: int) -> int | None:
     """Returns the slots of a tile, a power of two; None where the whole cache's scores may be in memory at once."""
     batch, kv_heads, rows, _ = query
-    most = most_slots(batch * kv_heads * rows)
+    most = max(SCORES_AT_ONCE // (batch * kv_heads * rows), LEAST_TILE)
     return None if slots <= most else 1 << (most.bit_length() - 1)
 
 

@@ -33,15 +33,6 @@ def test_a_chunk_is_the_largest_that_memory_allows(budget, batch, slots):
     assert width == 2048 or needed[1] > budget
 
 
-def test_a_long_cache_is_prefilled_in_pieces_as_large_as_a_shorter_one():
-    """Its scores are made a tile at a time."""
-    config, memory = preset("llama-3.2-1b"), 2**32
-    widths = {
-        prefill_chunk(config, batch=1, slots=slots, budget=memory, dtype=jnp.bfloat16) for slots in (2**13, 2**17)
-    }
-    assert widths == {2048}
-
-
 def test_a_model_that_does_not_tell_its_sizes_is_read_in_pieces_all_the_same():
     assert prefill_chunk(None, batch=8, slots=4096) == 256
 
