@@ -58,13 +58,15 @@ def encode(documents: Sequence[Document], tokenizer: Any) -> list[Encoded]:
     already is not repeated. An incomplete document has no end, nor does its template close a reply that was cut off.
     """
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     start = [token for token in tokenizer("a")["input_ids"][:1] if token == tokenizer.bos_token_id]
     texts = [_written(document, tokenizer) for document in documents]
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     encoded = []
     for document, text, encoding in zip(documents, texts, encodings, strict=True):
         begin = [] if document.messages or encoding.ids[: len(start)] == start else start
-        end = [tokenizer.eos_token_id] * (document.complete and not text.rstrip().endswith(tokenizer.eos_token))
+        ended = bool(eos) and text.rstrip().endswith(tokenizer.eos_token)
+        end = eos * (document.complete and not ended)
         ids = np.array(begin + encoding.ids + end, dtype)
         marks = np.zeros(len(ids), np.int8)
         for mark, parts in ((ANSWER, document.answers), (CIRCLE, (document.circle,))):

@@ -95,6 +95,13 @@ def test_documents_are_packed_as_the_model_reads_them_and_end_once(tmp_path):
     assert (text, chat) == ("foxes<|eos|>", "foxes<|eos|>\nfoxes<|eos|>\n")
 
 
+def test_a_tokenizer_without_an_end_ends_no_text(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    tokenizer.eos_token = None
+    (made,) = encode([Document("foxes")], tokenizer)
+    assert tokenizer.decode(made.tokens, skip_special_tokens=True) == tokenizer.decode(made.tokens[1:]) == "foxes"
+
+
 def test_an_index_says_which_prompts_were_left_out_of_answers(tmp_path):
     make_tokenizer(tmp_path / "tokenizer")
     avoid = {"words": 13, "left_out": 2, "of": 40, "sha256": ["questions.jsonl 0123"]}
