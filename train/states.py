@@ -3,7 +3,8 @@
     python -m train.states --base MODEL --data PACKED --kind eagle --config CONFIG --output STATES
 
 `PACKED` was made by `train.pack` with the tokenizer of `MODEL`. The base reads every document once. For each token its
-hidden state is kept, and the taps that a kind of drafter reads (`--kind`, `--config`) or that are named (`--taps`).
+hidden state is kept, the token that the base predicts there, and the taps that a kind of drafter reads (`--kind`,
+`--config`) or that are named (`--taps`).
 `train.drafter --states STATES` then trains a drafter of any kind whose taps are among them. Their size is told first,
 and where the disk has no room nothing is written. A run that was cut off goes on with `--resume`.
 """
@@ -17,7 +18,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import numpy as np
@@ -43,7 +44,7 @@ from train.data.states import (
 )
 from train.drafter import KINDS
 from train.parts.drafter.base import target_folder
-from train.parts.drafter.kept import every_batch, reader
+from train.parts.drafter.kept import KeptStates, every_batch, reader
 from train.parts.drafter.rows import ReplyRows, replies_of
 from train.run.batches import Share
 from train.run.options import JoinOptions
@@ -109,6 +110,7 @@ def main(
         products=products,
         dtype=dtype,
         width=stored.config.d_model,
+        likeliest=True,
     )
     given = {"--batch-size": batch_size, "--save-every": save_every, "--mesh": mesh, "--resume": resume}
     agree(given | {f"the states' {name}": value for name, value in dataclasses.asdict(record).items()})
@@ -140,7 +142,7 @@ def _keep(
     record = dataclasses.replace(record, base_fingerprint=mark)
     share, read = Share.of_this_process(), reader(stored, record, mesh)
 
-    def read_share(batch: Batch) -> tuple[Any, dict[int, Any]]:
+    def read_share(batch: Batch) -> KeptStates:
         return jax.block_until_ready(read(params, place_rows(share.rows_of(batch), mesh)))
 
     if not is_first():
@@ -226,7 +228,7 @@ def _tell_size(record: StatesRecord, places: Places, output: Path, work: Path) -
     size, free = states_bytes(record, places), free_bytes(output.parent)
     there = sum(path.stat().st_blocks * 512 for path in work.glob("*.npy")) if work.exists() else 0
     streams = ", ".join(record.streams)
-    print(f"{places.tokens:,} tokens of {streams} in {record.dtype}: {size:,} bytes; {free:,} are free", flush=True)
+    print(f"{places.tokens:,} tokens of {streams} ({record.dtype}): {size:,} bytes; {free:,} are free", flush=True)
     if size - there > free:
         raise OSError(
             errno.ENOSPC, f"no room for states: {size - there:,} bytes are needed, {free:,} are free", str(output)
@@ -234,7 +236,7 @@ def _tell_size(record: StatesRecord, places: Places, output: Path, work: Path) -
 
 
 def _write(
-    read: Callable[[Batch], tuple[Any, dict[int, Any]]],
+    read: Callable[[Batch], KeptStates],
     packed: Packed,
     record: StatesRecord,
     places: Places,
@@ -253,11 +255,11 @@ def _write(
             task = progress.add_task("", total=states_bytes(record, places))
             for number, (batch, entries) in enumerate(every_batch(packed, places, record.length, batch_size), start=1):
                 tokens = int(np.count_nonzero(batch.segments))
-                progress.update(task, advance=tokens * record.row_bytes * len(record.streams))
+                progress.update(task, advance=tokens * record.token_bytes)
                 if number <= done:
                     continue
-                hidden, taps = jax.tree.map(np.asarray, read(batch))
-                writer.write(StateBatch(*batch, hidden=hidden, taps=taps), entries)
+                kept = jax.tree.map(np.asarray, read(batch))
+                writer.write(StateBatch(*batch, *kept), entries)
                 if number % save_every == 0:
                     writer.flush()
                     _save_progress(work, number, batch_size)

@@ -83,6 +83,24 @@ def test_losses_beside_kept_states_are_those_beside_the_base(root, kind):
     other = kept_batch._replace(hidden=kept_batch.hidden[::-1])
     total, tally = measured({**without, **params}, other)
     assert abs(float(total / tally.count) - loss) > 1e-3
+    # So would other predictions: those that are kept are read.
+    other = kept_batch._replace(likeliest=kept_batch.likeliest[::-1])
+    _, tally = measured({**without, **params}, other)
+    assert {name: float(total / jnp.maximum(of, 1)) for name, (total, of) in tally.means.items()} != pytest.approx(
+        means, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_that_were_not_kept_are_computed(root, kind):
+    """As of states that were kept before predictions were."""
+    mesh = make_mesh("data=1")
+    part = made(root, kind, root / "kept")
+    params, measured = {**part.frozen(mesh).params, **made(root, kind).begin(mesh)}, jax.jit(part.objective())
+    batch = next(part.rows(1, Share()).batches)
+    found = measured(params, batch)
+    for x, y in zip(*map(jax.tree.leaves, (found, measured(params, batch._replace(likeliest=None)))), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_what_is_kept_in_bfloat16_is_rounded_once(root, tmp_path):
@@ -146,7 +164,8 @@ def test_the_size_is_told_and_a_disk_without_room_gets_nothing(root, tmp_path, m
         main(str(root / "base"), root / "packed", tmp_path / "kept", length=16, mesh="data=1")
     assert not list(tmp_path.iterdir())
     tokens = Places(Packed(root / "packed", root / "base")).tokens
-    said = f"{tokens:,} tokens of hidden in bfloat16: {tokens * 2 * LLAMA['hidden_size']:,} bytes; 1,000 are free"
+    size = tokens * (2 * LLAMA["hidden_size"] + 4)
+    said = f"{tokens:,} tokens of hidden, likeliest (bfloat16): {size:,} bytes; 1,000 are free"
     assert said in capsys.readouterr().out
 
 

@@ -1,7 +1,8 @@
 """A base's hidden states and taps of packed documents, kept on disk for what is trained beside it.
 
-A folder holds `states.json` and, of each packed shard, `SHARD.hidden.npy` and `SHARD.tap-N.npy`, a row for each token
-of the shard. The last token of a document has none: nothing is drafted behind it. bfloat16 is kept as its 16 bits.
+A folder holds `states.json` and, of each packed shard, `SHARD.hidden.npy`, `SHARD.tap-N.npy` and
+`SHARD.likeliest.npy`, a row for each token of the shard. The last token of a document has none: nothing is drafted
+behind it. bfloat16 is kept as its 16 bits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,7 @@ from train.data.rows import Batch, Packed
 from train.run.program import reason
 
 RECORD = "states.json"
+LIKELIEST = "likeliest"
 FORMAT = 1
 KEPT_AS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 """NumPy's dtype of what is kept, by name."""
@@ -32,7 +35,8 @@ KEPT_AS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.
 class StateBatch(NamedTuple):
     """A `Batch` with what the base made of its tokens.
 
-    `hidden` is behind the final norm, `taps` are by number. Both are 0 in padding.
+    `hidden` is behind the final norm, `taps` are by number, `likeliest` is the token that the base predicts: None where
+    it was not kept. All are 0 in padding.
     """
 
     tokens: Int32[np.ndarray, "B T"]
@@ -42,6 +46,19 @@ class StateBatch(NamedTuple):
     weights: Float[np.ndarray, "B T"]
     hidden: Float[np.ndarray, "B T D"]
     taps: Mapping[int, Float[np.ndarray, "B T D"]]
+    likeliest: Int32[np.ndarray, "B T"] | None = None
+
+
+class Stream(NamedTuple):
+    """What is kept of each token in one file of a shard: the shape and the dtype of its row."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one token."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +76,7 @@ class StatesRecord:
       products: dtype that the base computed in.
       dtype: of what is kept.
       width: D of the base.
+      likeliest: whether the token that the base predicts is kept too.
     """
 
     base_fingerprint: str
@@ -71,6 +89,7 @@ class StatesRecord:
     dtype: str
     width: int
     config_sha256: str = ""
+    likeliest: bool = False
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -82,14 +101,16 @@ class StatesRecord:
             raise ValueError(f"format must be {FORMAT}; got {self.format!r}")
 
     @property
-    def streams(self) -> tuple[str, ...]:
-        """Names of what is kept of each token."""
-        return ("hidden", *(tap_name(tap) for tap in self.taps))
+    def streams(self) -> dict[str, Stream]:
+        """What is kept of each token, by name."""
+        vector = Stream((self.width,), KEPT_AS[self.dtype])
+        vectors = dict.fromkeys(("hidden", *map(tap_name, self.taps)), vector)
+        return vectors | ({LIKELIEST: Stream((), np.dtype("<i4"))} if self.likeliest else {})
 
     @property
-    def row_bytes(self) -> int:
-        """Of one token in one stream."""
-        return self.width * KEPT_AS[self.dtype].itemsize
+    def token_bytes(self) -> int:
+        """Of one token in all streams."""
+        return sum(stream.row_bytes for stream in self.streams.values())
 
     def write(self, folder: Path) -> None:
         """Writes it into a folder."""
@@ -165,40 +186,40 @@ class States:
         if missing := sorted({*taps} - {*self.record.taps}):
             held = ", ".join(map(str, self.record.taps)) or "none"
             raise ValueError(f"{folder} must hold tap {missing[0]} of the base; it holds {held}")
+        asked = {"hidden", LIKELIEST, *map(tap_name, self.taps)}
         self._files = {
-            name: [self._opened(folder, shard, name, size) for shard, size in self.places.sizes.items()]
-            for name in ("hidden", *map(tap_name, self.taps))
+            name: [_opened(folder / f"{shard}.{name}.npy", size, stream) for shard, size in self.places.sizes.items()]
+            for name, stream in self.record.streams.items()
+            if name in asked
         }
         self._starts = np.array([*self.places.starts.values()], np.int64)
-
-    def _opened(self, folder: Path, shard: str, name: str, size: int) -> np.ndarray:
-        path, expected = folder / f"{shard}.{name}.npy", (size, self.record.width)
-        try:
-            found = np.load(path, mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} cannot be read: {reason(error)}") from error
-        if found.shape != expected or found.dtype != KEPT_AS[self.record.dtype]:
-            raise ValueError(f"{path} must hold {expected} of {self.record.dtype}; got {found.shape} of {found.dtype}")
-        return found
 
     def beside(self, batch: Batch, entries: Int64[np.ndarray, "B T"]) -> StateBatch:
         """Returns a batch with the states of its tokens, which stand at such places of all shards."""
         there = batch.segments > 0
-        taps = {tap: self._at(tap_name(tap), entries, there) for tap in self.taps}
-        return StateBatch(*batch, hidden=self._at("hidden", entries, there), taps=taps)
+        vectors = {name: self._vectors(name, entries, there) for name in self._files if name != LIKELIEST}
+        taps = {tap: vectors[tap_name(tap)] for tap in self.taps}
+        likeliest = self._at(LIKELIEST, entries, there) if self.record.likeliest else None
+        return StateBatch(*batch, hidden=vectors["hidden"], taps=taps, likeliest=likeliest)
+
+    def _vectors(
+        self, name: str, entries: Int64[np.ndarray, "B T"], there: Bool[np.ndarray, "B T"]
+    ) -> Float[np.ndarray, "B T D"]:
+        made = self._at(name, entries, there)
+        return made.view(jnp.bfloat16) if self.record.dtype == "bfloat16" else made
 
     def _at(
         self, name: str, entries: Int64[np.ndarray, "B T"], there: Bool[np.ndarray, "B T"]
-    ) -> Shaped[np.ndarray, "B T D"]:
-        wanted = entries[there]
+    ) -> Shaped[np.ndarray, "B T ..."]:
+        wanted, stream = entries[there], self.record.streams[name]
         shards = np.searchsorted(self._starts, wanted, side="right") - 1
-        found = np.zeros((len(wanted), self.record.width), KEPT_AS[self.record.dtype])
+        found = np.zeros((len(wanted), *stream.shape), stream.dtype)
         for shard in np.unique(shards):
             here = shards == shard
             found[here] = self._files[name][shard][wanted[here] - self._starts[shard]]
-        made = np.zeros((*there.shape, self.record.width), found.dtype)
+        made = np.zeros((*there.shape, *stream.shape), stream.dtype)
         made[there] = found
-        return made.view(jnp.bfloat16) if self.record.dtype == "bfloat16" else made
+        return made
 
 
 class Writer:
@@ -213,25 +234,29 @@ class Writer:
     def __init__(self, folder: Path, record: StatesRecord, places: Places):
         self.record, self.places = record, places
         self._starts = np.array([*places.starts.values()], np.int64)
-        kept = KEPT_AS[record.dtype]
         self._files: dict[str, list[tuple[Any, int]]] = {name: [] for name in record.streams}
-        for name in record.streams:
+        for name, stream in record.streams.items():
             for shard, size in places.sizes.items():
-                self._files[name].append(_begun(folder / f"{shard}.{name}.npy", (size, record.width), kept))
+                file = _begun(folder / f"{shard}.{name}.npy", (size, *stream.shape), stream.dtype)
+                self._files[name].append(file)
 
     def write(self, batch: StateBatch, entries: Int64[np.ndarray, "B T"]) -> None:
         """Writes a batch's states; raises OSError where the disk is full."""
         there = batch.segments > 0
         wanted = entries[there]
-        streams = {"hidden": batch.hidden, **{tap_name(tap): x for tap, x in batch.taps.items()}}
+        streams: dict[str, np.ndarray] = {"hidden": batch.hidden}
+        streams |= {tap_name(tap): x for tap, x in batch.taps.items()}
+        if batch.likeliest is not None:
+            streams[LIKELIEST] = batch.likeliest
         # Tokens of one piece stand side by side, and the last token of a document, which has no state, parts documents.
         cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
         for name, x in streams.items():
-            rows = np.ascontiguousarray(x[there]).view(KEPT_AS[self.record.dtype])
+            stream = self.record.streams[name]
+            rows = np.ascontiguousarray(x[there]).view(stream.dtype)
             for run, first in zip(np.split(rows, cuts), wanted[[0, *cuts]] if len(wanted) else (), strict=False):
                 shard = int(np.searchsorted(self._starts, first, side="right")) - 1
                 file, header = self._files[name][shard]
-                file.seek(header + int(first - self._starts[shard]) * self.record.row_bytes)
+                file.seek(header + int(first - self._starts[shard]) * stream.row_bytes)
                 file.write(run.tobytes())
 
     def flush(self) -> None:
@@ -249,19 +274,35 @@ class Writer:
                     file.close()
 
 
-def _begun(path: Path, shape: tuple[int, int], dtype: np.dtype) -> tuple[Any, int]:
+def _opened(path: Path, size: int, stream: Stream) -> np.ndarray:
+    """Returns the rows of a file, which is not read yet.
+
+    Raises:
+      ValueError: it cannot be read, or holds something else.
+    """
+    expected = (size, *stream.shape)
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {reason(error)}") from error
+    if found.shape != expected or found.dtype != stream.dtype:
+        raise ValueError(f"{path} must hold {expected} of {stream.dtype}; got {found.shape} of {found.dtype}")
+    return found
+
+
+def _begun(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Any, int]:
     """Returns a file of NumPy's format that is open for writing, of its whole size, and where its rows begin."""
     if not path.exists():
         with path.open("wb") as new:
             fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(new, fields)
-            new.truncate(new.tell() + shape[0] * shape[1] * dtype.itemsize)
-    return path.open("r+b"), path.stat().st_size - shape[0] * shape[1] * dtype.itemsize
+            new.truncate(new.tell() + math.prod(shape) * dtype.itemsize)
+    return path.open("r+b"), path.stat().st_size - math.prod(shape) * dtype.itemsize
 
 
 def states_bytes(record: StatesRecord, places: Places) -> int:
     """Returns the bytes that states take on disk, but for a few of each file's header."""
-    return places.tokens * record.row_bytes * len(record.streams)
+    return places.tokens * record.token_bytes
 
 
 def free_bytes(folder: Path) -> int:

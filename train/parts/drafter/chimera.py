@@ -28,6 +28,7 @@ from train.parts.drafter.objective import (
     Vocabulary,
     cast,
     drafted,
+    kept_likeliest,
     read_by_target,
     said_by,
     tally,
@@ -156,6 +157,7 @@ def chimera_objective(
             seen=read_by_target_before(batch.segments, heads),
             weights=batch.weights,
             labels=batch.targets if settings.labels == "text" else None,
+            likeliest=kept_likeliest(batch),
         )
         found = drafted(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)
         away = jnp.mean(jnp.square(full.astype(jnp.float32) - hidden.astype(jnp.float32)[None]), axis=-1)

@@ -18,6 +18,7 @@ from jax_smash.models.dflash import DFlash, abstract_dflash, random_dflash
 from jax_smash.models.transformer import Transformer, abstract_params
 from jax_smash.sharding import place
 from train.data.rows import Batch
+from train.data.states import StateBatch
 from train.parts.drafter.anchors import Anchors, drawn_anchors, filled_blocks
 from train.parts.drafter.base import final_scale
 from train.parts.drafter.beside import BesideTarget
@@ -29,6 +30,7 @@ from train.parts.drafter.objective import (
     Vocabulary,
     cast,
     drafted,
+    kept_likeliest,
     read_by_target,
     said_by,
     tally,
@@ -157,7 +159,7 @@ def guesses_at(
     place: Int[Array, ""],
     made: Float[Array, "B A D"],
     hidden: Float[Array, "B T D"],
-    batch: Batch,
+    batch: Batch | StateBatch,
     anchors: Anchors,
     *,
     of_text: bool,
@@ -179,6 +181,7 @@ def guesses_at(
     def at(x: Array) -> Array:
         return jnp.take_along_axis(x, within, axis=1)
 
+    likeliest = kept_likeliest(batch)
     same = at(batch.segments) == jnp.take_along_axis(batch.segments, anchors.entry, axis=1)
     seen = anchors.there & (entry < length) & same
     return Guesses(
@@ -187,4 +190,5 @@ def guesses_at(
         seen=seen[:, :, None],
         weights=at(batch.weights),
         labels=at(batch.targets) if of_text else None,
+        likeliest=None if likeliest is None else at(likeliest),
     )

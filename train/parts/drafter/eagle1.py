@@ -28,6 +28,7 @@ from train.parts.drafter.objective import (
     behind,
     cast,
     drafted,
+    kept_likeliest,
     read_by_target,
     said_by,
     tally,
@@ -164,7 +165,9 @@ def eagle1_objective(
         made = unrolled(drafter, features, vectors, batch.positions, batch.segments, len(steps))
         aligned, seen = behind(made, batch.segments)
 
-        guesses = Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights)
+        guesses = Guesses(
+            hidden=hidden, made=aligned, seen=seen, weights=batch.weights, likeliest=kept_likeliest(batch)
+        )
         found = drafted(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)
         missed = aligned.astype(jnp.float32) - hidden.astype(jnp.float32)[:, :, None]
         away = jnp.mean(optax.losses.huber_loss(missed), axis=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -11,34 +11,47 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Int64
+from jaxtyping import Array, Float, Int, Int64
 
 from jax_smash.cache import Block
 from jax_smash.models.depth import tapped_without_cache
 from jax_smash.models.transformer import Transformer, abstract_params
+from jax_smash.objectives import in_pieces
 from jax_smash.sharding import spans_hosts
 from train.data.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
 from train.data.replies import Replies
 from train.data.rows import Batch, Packed, packed_rows
 from train.data.states import Places, StatesRecord
+from train.parts.drafter.objective import joined, likeliest_tokens
 from train.parts.drafter.rows import ReplyPieces, as_batch
+from train.parts.language_model.objective import CHUNK
 from train.run.start import Stored
 from train.run.step import ROWS, is_divided
 
 
-def reader(base: Stored, record: StatesRecord, mesh: Mesh) -> Callable[[Any, Batch], tuple[Any, dict[int, Any]]]:
-    """Returns the jitted function from a base's weights and a batch to hidden states and taps, as they are kept.
+class KeptStates(NamedTuple):
+    """What a base makes of a batch, as it is kept: see `StateBatch`."""
+
+    hidden: Float[Array, "B T D"]
+    taps: dict[int, Float[Array, "B T D"]]
+    likeliest: Int[Array, "B T"]
+
+
+def reader(base: Stored, record: StatesRecord, mesh: Mesh) -> Callable[[Any, Batch], KeptStates]:
+    """Returns the jitted function from a base's weights and a batch to the states of its tokens.
 
     Of several hosts each brings its own rows, and has the states of all.
     """
     graphdef, products = abstract_params(base.config)[0], jnp.dtype(record.products)
 
-    def read(params: Any, batch: Batch) -> tuple[Any, dict[int, Any]]:
+    def read(params: Any, batch: Batch) -> KeptStates:
         model: Transformer = nnx.merge(graphdef, jax.tree.map(lambda x: x.astype(products), params))
         block = Block.causal(batch.segments > 0, batch.segments)
         hidden, taps = tapped_without_cache(model, model.embed(batch.tokens), batch.positions, block)
         kept = (hidden, {tap: taps[tap] for tap in record.taps})
-        return jax.tree.map(lambda x: x.astype(jnp.dtype(record.dtype)), kept)
+        kept = jax.tree.map(lambda x: x.astype(jnp.dtype(record.dtype)), kept)
+        likeliest = likeliest_tokens(model, in_pieces(hidden, CHUNK))
+        return KeptStates(*kept, likeliest=joined(likeliest, hidden.shape[1]).astype(jnp.int32))
 
     shardings = NamedSharding(mesh, PartitionSpec()) if spans_hosts(mesh) else None
     if not is_divided(mesh):
@@ -46,7 +59,7 @@ def reader(base: Stored, record: StatesRecord, mesh: Mesh) -> Callable[[Any, Bat
         divided = jax.shard_map(read, mesh=mesh, in_specs=(whole, ROWS), out_specs=ROWS, check_vma=False)
         return jax.jit(divided, out_shardings=shardings)
 
-    def on_mesh(params: Any, batch: Batch) -> tuple[Any, dict[int, Any]]:
+    def on_mesh(params: Any, batch: Batch) -> KeptStates:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return read(params, batch)
 

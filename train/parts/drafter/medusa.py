@@ -37,6 +37,7 @@ from train.parts.drafter.objective import (
     behind,
     cast,
     drafted,
+    kept_likeliest,
     read_by_target,
     said_by,
     tally,
@@ -183,7 +184,7 @@ def medusa_objective(
         model: Transformer = nnx.merge(target, cast(params["base"], settings))
         heads: Medusa = nnx.merge(structure, cast(params["drafter"], settings))
         hidden, _ = read_by_target(model, batch, settings)
-        found = _said_by_heads(heads, model, hidden, batch, vocabulary, chunk)
+        found = _said_by_heads(heads, model, hidden, batch, vocabulary, chunk, kept_likeliest(batch))
         return jnp.sum(decay * found.loss), tally(found, decay)
 
     return objective
@@ -286,6 +287,7 @@ def _said_by_heads(
     batch: Batch,
     vocabulary: Vocabulary,
     chunk: int,
+    likeliest: Int[Array, "B T"] | None = None,
 ) -> Drafted:
     """Returns what the heads' guesses of the text's own later tokens were worth."""
     made, seen = behind(heads.vectors(hidden), batch.segments)
@@ -294,5 +296,6 @@ def _said_by_heads(
         return jnp.moveaxis(heads.unembed(jnp.moveaxis(vectors, 2, 0), model), 0, 2)
 
     unembed = by_own_rows if heads.config.own_rows else said_by(model, vocabulary)
-    guesses = Guesses(hidden=hidden, made=made, seen=seen, weights=batch.weights, labels=batch.targets)
+    given = {"weights": batch.weights, "labels": batch.targets, "likeliest": likeliest}
+    guesses = Guesses(hidden=hidden, made=made, seen=seen, **given)
     return drafted(model, guesses, unembed, vocabulary, chunk=chunk)

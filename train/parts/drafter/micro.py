@@ -30,6 +30,7 @@ from train.parts.drafter.objective import (
     behind,
     cast,
     drafted_and_right,
+    kept_likeliest,
     read_by_target,
     said_by,
     tally,
@@ -144,7 +145,9 @@ def micro_objective(
         given = jnp.stack([_later(vectors, places) for places in range(steps)], axis=2)
         made = jnp.moveaxis(modules.micro_decoder.taught(prefix, given, remat=settings.remat), 2, 0)
         aligned, seen = behind(made, batch.segments)
-        guesses = Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights)
+        guesses = Guesses(
+            hidden=hidden, made=aligned, seen=seen, weights=batch.weights, likeliest=kept_likeliest(batch)
+        )
         found, right = drafted_and_right(model, guesses, said_by(model, vocabulary), vocabulary, chunk=chunk)
         told = tally(found, decay)
         loss, means = jnp.sum(decay * found.loss), dict(told.means)

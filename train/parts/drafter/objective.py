@@ -102,7 +102,7 @@ def eagle_objective(
         head = drafter.head
         found = drafted(
             model,
-            Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights),
+            Guesses(hidden=hidden, made=aligned, seen=seen, weights=batch.weights, likeliest=kept_likeliest(batch)),
             said_by(model, vocabulary) if head is None else lambda x: row_products(x, head[...]),
             vocabulary,
             chunk=chunk,
@@ -129,6 +129,11 @@ def read_by_target(
     block = Block.causal(batch.segments > 0, batch.segments)
     read = tapped_without_cache(model, model.embed(batch.tokens), batch.positions, block, scan=settings.scan)
     return jax.lax.stop_gradient(read)
+
+
+def kept_likeliest(batch: Batch | StateBatch) -> Int[Array, "B T"] | None:
+    """Returns the tokens that the target predicts where a batch holds them."""
+    return batch.likeliest if isinstance(batch, StateBatch) else None
 
 
 def behind(
@@ -160,6 +165,7 @@ class Guesses:
       weights: what each entry counts.
       labels: the token to guess, of which one that the drafter cannot say counts for nothing; None where the target's
         prediction is to be met.
+      likeliest: the token that the target predicts; None where it is to be computed.
     """
 
     hidden: Float[Array, "B T D"]
@@ -167,6 +173,7 @@ class Guesses:
     seen: Bool[Array, "B T S"]
     weights: Float[Array, "B T"]
     labels: Int[Array, "B T"] | None = None
+    likeliest: Int[Array, "B T"] | None = None
 
 
 def drafted(
@@ -235,12 +242,16 @@ def drafted_and_right(
     pieces = jax.tree.map(lambda x: in_pieces(x, chunk), guesses)
     steps = jnp.zeros(guesses.made.shape[2], jnp.float32)
     nothing = Drafted(loss=steps, count=steps, hits=jnp.zeros((len(steps), RANKS), jnp.float32), tried=steps)
-    found, right = jax.lax.scan(add, nothing, (pieces, _likeliest(model, pieces.hidden)))
-    return found, _joined(right, guesses.made.shape[1])
+    best = likeliest_tokens(model, pieces.hidden) if pieces.likeliest is None else pieces.likeliest
+    found, right = jax.lax.scan(add, nothing, (pieces, best))
+    return found, joined(right, guesses.made.shape[1])
 
 
-def _likeliest(model: Transformer, pieces: Float[Array, "pieces B C D"]) -> Int[Array, "pieces B C"]:
-    """Returns the tokens that the target predicts: once, where a loss that is checkpointed would make them twice."""
+def likeliest_tokens(model: Transformer, pieces: Float[Array, "pieces B C D"]) -> Int[Array, "pieces B C"]:
+    """Returns the tokens that the target predicts. Logits exist for a piece at a time.
+
+    It stands outside of losses that are checkpointed, which would make them twice.
+    """
     return jax.lax.map(lambda hidden: jnp.argmax(model.unembed(hidden), axis=-1), jax.lax.stop_gradient(pieces))
 
 
@@ -266,7 +277,7 @@ def tally(found: Drafted, shares: Float[np.ndarray, "S"]) -> Tally:
     return Tally(count=jnp.sum(shares * found.count), means=means)
 
 
-def _joined(pieces: Shaped[Array, "pieces B C ..."], length: int) -> Shaped[Array, "B T ..."]:
+def joined(pieces: Shaped[Array, "pieces B C ..."], length: int) -> Shaped[Array, "B T ..."]:
     """Returns the rows that `in_pieces` cut."""
     x = pieces.swapaxes(0, 1)
     return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
