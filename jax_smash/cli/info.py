@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from jax_smash.cli.errors import UsageError
 from jax_smash.cli.options import WeightsName, at_least
 from jax_smash.cli.sparse_options import SparseFlags
 
@@ -52,6 +53,8 @@ class Info:
         from jax_smash.cli.drafter_info import describe_drafter, drafter_rows
 
         drafter = describe_drafter(self.model)
+        if drafter:
+            self._check_alone()
         facts = drafter or describe(self.model, slots=slots, batch=batch, weights=self.weights, sparse=self.sparse)
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -62,6 +65,13 @@ class Info:
         console = Console(soft_wrap=True)
         for name, value in drafter_rows(facts) if drafter else rows(facts):
             console.print(Text.assemble((f"{name:<13}", "bold"), value))
+
+    def _check_alone(self) -> None:
+        """Raises UsageError where an option asks for a decode step, which a drafter's description has none of."""
+        given = {"--slots": self.slots, "--batch-size": self.batch_size, "--sparse": self.sparse.policy()}
+        given["--weights"] = None if self.weights == "plain" else self.weights
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise UsageError(f"{wrong[0]} goes with a model; {self.model} is a drafter")
 
 
 def describe(

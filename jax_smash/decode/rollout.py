@@ -31,7 +31,7 @@ class Rollout:
       tokens: of each row, in order; 0 from `length` on.
       log_probs: of each token, in nats, under the distribution that it was drawn from, processors included; 0 from
         `length` on.
-      length: tokens of each row, a stop token included.
+      length: tokens of each row, a stop token included: fewer than asked for also where the model's context is full.
       stopped: the row ended with a stop token.
     """
 
@@ -81,10 +81,16 @@ def rollout(
 
     Raises:
       TypeError: tokens, lengths or the key have another type than they must.
-      ValueError: shapes do not belong together, or `max_new_tokens` is less than 1.
+      ValueError: shapes do not belong together, `max_new_tokens` is less than 1, or T leaves no room in the model's
+        context.
     """
     check(tokens, lengths, max_new_tokens, key)
     batch, width = tokens.shape
+    bound = model_def.bind(jax.lax.stop_gradient(params))
+    config = getattr(bound, "config", None)
+    longest = getattr(model_def, "max_positions", None if config is None else config.max_positions)
+    if longest is not None and width >= longest:
+        raise ValueError(f"prompts of {width} tokens leave no room in the model's context of {longest}")
     keys = _row_keys(key, batch)
     lengths = jnp.full((batch,), width, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
     warmth = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,))
@@ -94,7 +100,6 @@ def rollout(
         processors=_with_temperature(processors, warmth),
         stop_tokens=jnp.asarray(tuple(stop_tokens) or (-1,), jnp.int32),
     )
-    bound = model_def.bind(roles["target"])
     chunk = min(width, PROMPT_CHUNK, longest_block(bound) or PROMPT_CHUNK)
     rows = init_rows(
         strategy,
@@ -106,10 +111,10 @@ def rollout(
         block=chunk,
         log_probs=0,
     )
-    config = getattr(bound, "config", None)
     reach = None if config is None else reach_of_text(config, prompt=lengths, new=max_new_tokens - 1)
     none = jnp.zeros_like(lengths)
-    state = DecodeState(rows=open_turn(rows, limit=none + max_new_tokens, stop=none, reach=reach), shared=shared)
+    limit = none + max_new_tokens if longest is None else jnp.minimum(max_new_tokens, longest - lengths)
+    state = DecodeState(rows=open_turn(rows, limit=limit, stop=none, reach=reach), shared=shared)
 
     def read(state: DecodeState, piece: tuple[Array, Array]) -> tuple[DecodeState, None]:
         return prefill(strategy, roles, state, Chunk(tokens=piece[0], valid=piece[1]))[0], None

@@ -79,6 +79,18 @@ class Optimiser:
                 f"expected learning_rate, vector_share, clip > 0, warmup, clip_value >= 0, 0 <= final <= 1; got {self}"
             )
 
+    def described(self, of: str = "") -> str:
+        """Returns what a card says of it.
+
+        Args:
+          of: what learns at that rate, with a space behind it.
+        """
+        name = {"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[self.name]
+        clip = f"each number of the gradient clipped to {self.clip_value}" if self.clip_value else f"clip {self.clip}"
+        update = f"{name}, b1 {self.b1}, b2 {self.b2}, weight decay {self.weight_decay} on matrices, {clip}"
+        rate = f"peak learning rate {of}{self.learning_rate:g}, {self.warmup} steps of warm-up"
+        return f"{update}; {rate}, {self.decay} to {self.final:g} of the peak"
+
     def schedule(self, steps: int) -> optax.Schedule:
         """Returns the learning rate of each step of a run of `steps`.
 

@@ -114,3 +114,7 @@ def test_a_drafters_folder_is_described(call, two_layers, tmp_path):
         assert facts["parameters"] == sum(x.size for x in jax.tree.leaves(made.params))
         assert facts["configuration"]["d_model"] == config.d_model
         assert facts["trained_length"] == 64
+    for flags in (("--slots", "64"), ("--weights", "int8"), ("--sparse", "quest")):
+        status, _, errors = call("info", folder, *flags)
+        assert status == 2
+        assert f"{flags[0]} goes with a model; {folder} is a drafter" in errors

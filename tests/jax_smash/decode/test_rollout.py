@@ -221,3 +221,13 @@ def test_a_model_that_reads_few_tokens_at_once_gets_prompts_in_pieces():
     plain = jax_smash.generate(model, prompt, max_new_tokens=NEW)
     made = rolled(model, padded(prompt), jax.random.key(0), temperature=0.0)
     assert texts(made) == [c.token_ids for c in plain]
+
+
+def test_a_row_ends_where_the_context_is_full():
+    model = tiny_model(max_positions=12)
+    prompts = [[1, 2, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    made = rolled(model, padded(prompts), jax.random.key(0), lengths=jnp.asarray([3, 9]), temperature=0.0)
+    assert made.length.tolist() == [min(NEW, 9), 3]
+    assert not made.stopped.any()
+    with pytest.raises(ValueError, match="prompts of 12 tokens leave no room in the model's context of 12"):
+        rolled(model, jnp.ones((1, 12), jnp.int32), jax.random.key(0))

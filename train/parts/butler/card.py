@@ -40,8 +40,7 @@ folder.
 | Held-out loss of all predictors | {loss:.4f} |
 | By source | {by_source} |
 | Held-out queries | one in {measured} of a row |
-| Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-{learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
+| Optimiser | {optimiser} |
 | Precision | {precision} products, float32 weights, stored in bfloat16 |
 | Seed | {seed} |
 | Code | {code} |
@@ -83,7 +82,7 @@ def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: Mapping[s
       parameters: how many each predictor has.
       base_fingerprint: of the base's weights.
     """
-    model, optimiser = settings.model, settings.optimiser
+    model = settings.model
     sections = (_section(name, config, parameters[name], settings, ended) for name, config in settings.configs.items())
     return TEMPLATE.format(
         family=model.family.capitalize(),
@@ -104,13 +103,11 @@ def butler_card(settings: ButlerSettings, ended: Ended, *, parameters: Mapping[s
         loss_of=LOSSES[settings.loss],
         loss=ended.losses[0],
         by_source=", ".join(f"{name} {loss:.3f}" for name, loss in ended.losses[1].items()),
-        optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
+        optimiser=settings.optimiser.described(),
         precision=settings.dtype,
         seed=settings.seed,
         code=made_by(),
         sources=f"\n## Text\n\n{ended.sources.strip()}\n" if ended.sources else "",
-        **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
 
 

@@ -40,8 +40,7 @@ fingerprint. Drafted text is the target's own: a drafter decides how fast it com
 | Chosen | {chosen} |
 | Held-out loss of these weights | {loss:.4f} nats a token |
 | By source | {by_source} |
-| Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-{learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
+| Optimiser | {optimiser} |
 | Precision | {precision} products, float32 weights, stored in bfloat16{states} |
 | Seed | {seed} |
 | Code | {code} |
@@ -84,7 +83,7 @@ def drafter_card(
       left_out: records of prompts that an evaluation asks too, as `data.overlap.left_out_of` returns them, each with
         the `file` of answers; nothing is told without.
     """
-    model, optimiser = settings.model, settings.optimiser
+    model = settings.model
     rows = [
         f"| {depth} | " + " | ".join(f"{ended.means[f'top{rank}_{depth}']:.3f}" for rank in range(1, RANKS + 1)) + " |"
         for depth in range(1, depths + 1)
@@ -108,7 +107,7 @@ def drafter_card(
         chosen="the last step" if ended.score is None else CHOSEN.format(step=ended.step, score=ended.score),
         loss=ended.losses[0],
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in ended.losses[1].items()),
-        optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
+        optimiser=settings.optimiser.described(),
         precision=settings.dtype,
         states=f"; the target's states kept in {settings.states}" if settings.states else "",
         seed=settings.seed,
@@ -117,8 +116,6 @@ def drafter_card(
         rules="---|" * RANKS,
         accuracies="\n".join(rows),
         sources=f"\n## Text\n\n{ended.sources.strip()}\n" if ended.sources else "",
-        **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
 
 

@@ -43,8 +43,7 @@ For a base of the {family} family with {layers} layers and width {width}. {holds
 | Weights of answers | {answer_weight:g} |
 | The base | {base} |
 | Divergence from {teacher} | counts {kl_weight:g} |
-| Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-of the modules {learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
+| Optimiser | {optimiser} |
 | Precision | {precision} products, float32 weights, stored in bfloat16 |
 | Seed | {seed} |
 | Code | {code} |
@@ -89,7 +88,7 @@ def hamburger_card(
       base_fingerprint: of the weights of the base that goes with the modules.
       sources: Markdown on the text and its licences.
     """
-    model, smash, optimiser = settings.model, settings.smash, settings.optimiser
+    model, smash = settings.model, settings.smash
     counts = [count for name, count in segmentation["statistics"].items() if name.startswith("train-")]
     groups = sum(sum(count["group_lengths"]) for count in counts)
     return TEMPLATE.format(
@@ -127,13 +126,11 @@ def hamburger_card(
         if settings.teacher_sha256
         else "the base that the run began with",
         kl_weight=settings.kl_weight,
-        optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
+        optimiser=settings.optimiser.described(of="of the modules "),
         precision=settings.dtype,
         seed=settings.seed,
         code=made_by(),
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
-        **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
 
 

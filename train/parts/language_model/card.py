@@ -33,8 +33,7 @@ were {length} tokens long.
 | By source | {by_source} |
 | Answers of recall tasks | count {answer_weight:g} times |
 | What the model's own texts say again | {own} |
-| Optimiser | {optimiser}, b1 {b1}, b2 {b2}, weight decay {weight_decay} on matrices, clip {clip}; peak learning rate \
-{learning_rate:g}, {warmup} steps of warm-up, {decay} to {final:g} of the peak |
+| Optimiser | {optimiser} |
 | Precision | {precision} products, float32 weights |
 | Seed | {seed} |
 | Code | {code} |
@@ -68,7 +67,7 @@ def model_card(
       losses: held-out losses of the stored weights in nats a token, over all and of each source.
       sources: Markdown on the text and its licences.
     """
-    model, optimiser, length = settings.model, settings.optimiser, settings.length
+    model, length = settings.model, settings.length
     head = TEMPLATE.format(
         family=model.family.capitalize(),
         layers=model.num_layers,
@@ -90,7 +89,7 @@ def model_card(
         loss=losses[0],
         perplexity=math.exp(losses[0]),
         by_source=", ".join(f"{name} {loss:.2f}" for name, loss in losses[1].items()),
-        optimiser={"adamw": "AdamW", "muon": "Muon for the layers' matrices, AdamW for the rest"}[optimiser.name],
+        optimiser=settings.optimiser.described(),
         precision=settings.dtype,
         answer_weight=settings.answer_weight,
         own=_own(settings),
@@ -98,8 +97,6 @@ def model_card(
         code=made_by(),
         tokenizer_sha256=index["tokenizer_sha256"],
         sources=f"\n## Text\n\n{sources.strip()}\n" if sources else "",
-        **{name: getattr(optimiser, name) for name in ("b1", "b2", "weight_decay", "clip", "learning_rate")},
-        **{name: getattr(optimiser, name) for name in ("warmup", "decay", "final")},
     )
     return head + "".join(f"\n> **{prompt}** {_quoted(text)}\n" for prompt, text in samples)
 
