@@ -45,6 +45,7 @@ class Convert:
         from rich.progress import Progress
 
         from jax_smash.checkpoints.convert import convert
+        from jax_smash.checkpoints.directory import check_new
         from jax_smash.loading import find
         from jax_smash.platform import skip_absent_tpu
 
@@ -56,6 +57,8 @@ class Convert:
             raise UsageError(f"--layer-ids goes with --to eagle; got --to {self.to}")
         if self.to in ("medusa", "authors") and self.base is None:
             raise UsageError(f"--to {self.to} needs --base MODEL, the model that the heads are for")
+        if self.to not in ("huggingface", "orbax"):
+            check_new(self.target)  # Before a large model is read.
         if self.to in ("vllm", "sglang") and self._of_eagle1():
             console.print(f"wrote {self._published_eagle1()}")
             return

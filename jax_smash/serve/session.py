@@ -126,7 +126,9 @@ class Session:
         arrays = (method.params, shared, put(row_keys(self._seeds), self.mesh, "batch"))
         with on_mesh(self.mesh):
             shares = lay_out(jax.eval_shape(made, *arrays), lambda x, *axes: share_of(x, self.mesh, *axes))
-            check_memory(rows=tree_bytes(shares) * samples, held=held, batch=batch * samples, slots=slots)
+            # Where samples share a prompt, its rows are still there while they are copied.
+            copies = samples + (samples > 1)
+            check_memory(rows=tree_bytes(shares) * copies, held=held, batch=batch * copies, slots=slots)
             rows = made(*arrays)
         self.state = self._placed(DecodeState(rows=rows, shared=shared))
         self.sized = SizedCalls(method.follower, self.mesh) if is_sized(shared.memory) else None

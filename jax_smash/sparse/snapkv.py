@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_smash.attention import slot_probabilities
+from jax_smash.attention.selected import summed_probabilities
 from jax_smash.cache import SelectedLayer, Selection, Step
 from jax_smash.config import ModelConfig
 from jax_smash.pytree import pytree
@@ -115,7 +115,8 @@ class SnapKV(Selecting):
         query = jnp.take_along_axis(query, latest[:, :, None, None], axis=1)
         position = jnp.take_along_axis(position, latest, axis=1)
         kept = view.filled if self.rolling else jnp.maximum(view.filled - self.observers, 0)
-        vote = slot_probabilities(query, position, view).mean((2, 3))
+        share = 1 / (self.observers * (query.shape[2] // view.layer.keys.shape[1]))
+        vote = summed_probabilities(query, position, jnp.full(position.shape, share, jnp.float32), view)
         vote = self._pooled(jnp.where(_before(kept, vote), vote, 0.0))
         changed = count > 0
         return Votes(

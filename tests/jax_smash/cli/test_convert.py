@@ -50,6 +50,10 @@ def test_a_drafter_goes_to_the_published_layout_and_back_bit_for_bit(call, two_l
     )
     status, _, told = call("convert", "ours", "published", "--to", "vllm")
     assert (status, told.splitlines()[-1]) == (0, "wrote published")
+    # A target that is occupied is told of before anything is read.
+    status, _, told = call("convert", "nowhere", "published", "--to", "sglang")
+    assert status == 1
+    assert "published must be a new or empty directory" in told
     again = ("convert", "published", "again", "--to", "eagle", "--base", two_layers)
     assert "may mean what enters" in call(*again)[2]
     assert call(*again, "--layer-ids", "inputs")[0] == 0

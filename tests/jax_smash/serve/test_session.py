@@ -90,6 +90,17 @@ def test_rows_that_a_device_cannot_hold_are_refused_with_the_numbers(monkeypatch
         session(slots=65536)
 
 
+def test_while_samples_of_a_prompt_are_made_its_own_rows_are_there_too(monkeypatch):
+    model = tiny_model(layer_kinds=("full", "full"))
+    method = make_method(model, "ar", batch=4)
+    row = 65536 * 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_width * 4
+    given = {"slots": 65536, "max_new_tokens": 8, "sampling": [SamplingOptions()], "seeds": [0]}
+    monkeypatch.setattr("jax_smash.plan.device_bytes", lambda device=None: int(row * 4.7))
+    Session(model, method, samples=3, **given)
+    with pytest.raises(MemoryError, match="5 rows of 65536 slots take"):
+        Session(model, method, samples=4, **given)
+
+
 def on(mesh):
     """Returns a model whose weights lie on a mesh."""
     model = tiny_model(num_kv_heads=2, num_heads=4)
