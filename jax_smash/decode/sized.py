@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Int
 
 from jax_smash.costs import Follower, StoppingFollower
-from jax_smash.costs.follow import Call, Made
+from jax_smash.costs.follow import LEAST_STEPS, Call, Expected, Made
 from jax_smash.decode.budget import ROUND_STEPS
 from jax_smash.decode.state import DecodeState
 from jax_smash.pytree import replace
@@ -20,10 +21,31 @@ Loop = Callable[[DecodeState, int, Callable[[], float]], tuple[DecodeState, floa
 """Takes a state, the steps to make and a clock; returns the state and the seconds that the steps took."""
 
 
+class _Begun:
+    """A follower's call of which steps are left, and what those that were made did."""
+
+    def __init__(self, call: Call, expected: Expected):
+        """Begins one; `expected` is what each tree emits."""
+        self.call, self.left = call, call.steps
+        self._expected, self._used, self._seconds = expected, np.zeros(len(expected), np.int32), 0.0
+        self._tokens, self._forwards = 0.0, 0.0
+
+    def add(self, seconds: float, used: Int[np.ndarray, "rungs"], tokens: float, forwards: float) -> None:
+        """Adds steps: their seconds, how many were made with each tree, and what rows emitted in how many forwards."""
+        self.left -= int(used.sum())
+        self._used, self._seconds = self._used + used, self._seconds + seconds
+        self._tokens, self._forwards = self._tokens + tokens, self._forwards + forwards
+
+    def made(self) -> Made:
+        """Returns what all of them did."""
+        return Made(self._used, self._seconds, self._expected, emitted=self._tokens / max(self._forwards, 1.0))
+
+
 class SizedCalls:
     """Divides the steps of a session into calls.
 
-    With a follower, trees are chosen by what steps take. Without one the cost curve alone decides, a call ends where a
+    With a follower, trees are chosen by what steps take; a call of which the session asks for one step goes on in its
+    next ones, for a step alone tells little. Without one the cost curve alone decides, a call ends where a
     round ends, and what was chosen is recorded: where trees bear on the text, the same curve gives the same text again.
 
     Attributes:
@@ -41,6 +63,7 @@ class SizedCalls:
         if follower is not None:
             follower.begin()
         self.choices: list[tuple[int, int]] = []
+        self._begun: _Begun | None = None
 
     @property
     def costs(self) -> list[float]:
@@ -75,12 +98,20 @@ class SizedCalls:
         follower = self._follower
         assert follower is not None
         expected, *before = _told(state)
-        call = follower.next(expected, steps)
-        state, seconds = loop(self._prepared(state, call, follower.weights), call.steps, follower.clock)
+        if self._begun is None:
+            call = follower.next(expected, max(steps, LEAST_STEPS))
+            self._begun = _Begun(call, expected)
+            state = self._prepared(state, call, follower.weights)
+        begun = self._begun
+        steps = min(steps, begun.left)
+        state, seconds = loop(state, steps, follower.clock)
         _, *after = _told(state)
         used, tokens, forwards = (now - then for now, then in zip(after, before, strict=True))
-        follower.heard(call, Made(used, seconds, expected, emitted=float(tokens.sum() / max(forwards.sum(), 1))))
-        return state, call.steps
+        begun.add(seconds, used, float(tokens.sum()), float(forwards.sum()))
+        if not begun.left or used.sum() < steps:
+            self._begun = None
+            follower.heard(begun.call, begun.made())
+        return state, steps
 
     def _prepared(self, state: DecodeState, call: Call, weights: np.ndarray) -> DecodeState:
         """Sets the tree that a call begins with, and the costs by which it chooses others."""

@@ -127,10 +127,10 @@ def session(costs, curve, *, right=NEW, follows=True):
     return rows, clock
 
 
-def run(rows, clock, *, until=lambda: False):
+def run(rows, clock, *, until=lambda: False, steps=QUIET_STEPS):
     """Decodes until the row has ended or a condition holds; returns the calls that were made in this time."""
     before = len(clock.calls)
-    while not until() and rows.run(QUIET_STEPS):
+    while not until() and rows.run(steps):
         pass
     assert rows.outputs()[0] == list(plain_text()[: len(rows.outputs()[0])])
     return clock.calls[before:]
@@ -140,6 +140,14 @@ def test_a_flat_curve_and_kept_drafts_draft_many_nodes_within_three_calls():
     rows, clock = session((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
     calls = run(rows, clock)
     assert any(used[2] for used in calls[:CALLS])
+    assert sum(used[2] for used in calls) > 0.5 * np.sum(calls)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_who_asks_for_few_steps_at_once_has_drafts_too(steps):
+    rows, clock = session((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
+    calls = run(rows, clock, steps=steps)
+    assert all(used.sum() <= steps for used in calls)
     assert sum(used[2] for used in calls) > 0.5 * np.sum(calls)
 
 
