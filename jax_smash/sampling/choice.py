@@ -101,7 +101,7 @@ def highest(logits: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
 
 
 def likeliest(logits: Float[Array, "*batch V"], n: int) -> tuple[Float[Array, "*batch n"], Int[Array, "*batch n"]]:
-    """Returns the n highest logits, highest first, and their tokens.
+    """Returns the n highest logits, highest first and of equal ones the first, and their tokens.
 
     The n highest lie in the n pieces of the vocabulary whose own highest are highest, so only those are sorted. XLA on
     a CPU sorts all of an array that has more than two axes.
@@ -114,7 +114,7 @@ def likeliest(logits: Float[Array, "*batch V"], n: int) -> tuple[Float[Array, "*
     else:
         width = vocab_size // pieces
         cut = flat.reshape(rows, pieces, width)
-        piece = jax.lax.top_k(cut.max(-1), n)[1]
+        piece = jnp.sort(jax.lax.top_k(cut.max(-1), n)[1])  # In their order, by which equal logits are told apart.
         among = jnp.take_along_axis(cut, piece[:, :, None], axis=1).reshape(rows, n * width)
         values, place = jax.lax.top_k(among, n)
         tokens = jnp.take_along_axis(piece, place // width, axis=1) * width + place % width

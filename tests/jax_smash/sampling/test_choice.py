@@ -183,3 +183,12 @@ def test_the_likeliest_tokens_are_those_of_a_sort(vocab_size, n):
     order = np.argsort(-np.asarray(logits), axis=-1)[..., :n]
     np.testing.assert_array_equal(tokens, order)
     np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(logits), order, axis=-1))
+
+
+@pytest.mark.parametrize("vocab_size", [100, 4096, 49152])
+def test_of_equal_logits_the_first_are_the_likeliest(vocab_size):
+    logits = np.random.default_rng(0).integers(0, 40, (6, vocab_size)).astype(np.float32)
+    logits[:, :: vocab_size // 7] = 41.0  # In several pieces.
+    logits[:, vocab_size // 2 : vocab_size // 2 + 2] = 42.0, 41.0
+    tokens = jax.jit(likeliest, static_argnums=1)(logits, 6)[1]
+    np.testing.assert_array_equal(tokens, np.argsort(-logits, axis=-1, stable=True)[:, :6])
