@@ -103,13 +103,16 @@ def in_use(config: ModelConfig) -> ModelConfig:
 
 
 def with_stretched_context(config: ModelConfig) -> ModelConfig:
-    """Returns a configuration whose context is as long as its `dynamic` rotary embedding makes it.
+    """Returns a configuration whose context is as long as its rotary embedding makes it.
 
-    `max_position_embeddings` of such a model is the context before it is stretched by the factor.
+    `max_position_embeddings` is the context before a `dynamic` rotary embedding stretches it. Beside `yarn` it is that
+    one or the stretched one: the files of Qwen's models, to which a user adds `yarn`, keep the first.
     """
     used = in_use(config)
-    stretched = [int(r.original_positions * r.factor) for r in (used.rope, used.rope_sliding) if r.scaling == "dynamic"]
-    return dataclasses.replace(config, max_positions=max(stretched)) if stretched else config
+    stretched: dict[str, list[int]] = {"dynamic": [], "yarn": [config.max_positions]}
+    for rope in (used.rope, used.rope_sliding):
+        stretched.setdefault(rope.scaling, []).append(int(rope.original_positions * rope.factor))
+    return dataclasses.replace(config, max_positions=max(stretched["dynamic"] or stretched["yarn"]))
 
 
 def _trained_positions(config: ModelConfig) -> int:

@@ -98,6 +98,16 @@ def test_a_dynamic_rope_makes_the_context_longer_by_its_factor():
     assert to_hf(config)["max_position_embeddings"] == 256
 
 
+@pytest.mark.parametrize(("told", "context"), [(256, 1024), (1024, 1024), (2048, 2048)])
+def test_yarn_makes_the_context_longer_where_the_file_tells_the_one_before(told, context):
+    """As in Qwen's models, to whose files a user adds it."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    raw = LLAMA | {"max_position_embeddings": told, "rope_scaling": yarn}
+    config = from_hf(raw)
+    assert config.max_positions == context
+    assert from_hf(to_hf(config)) == config
+
+
 def test_what_a_configuration_was_known_by_stays_when_fields_are_added():
     fields = identity(from_hf(LLAMA))
     assert "unrotated_layers" not in fields
