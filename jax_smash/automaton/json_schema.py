@@ -29,6 +29,7 @@ _DATE = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_OF_URI = "(?:[A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
 # A date's day stops at 28, so that it exists in every month.
 _FORMATS = {
     "date": _DATE,
@@ -36,9 +37,12 @@ _FORMATS = {
     "date-time": f"{_DATE}T{_TIME}",
     "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     "email": rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@{_LABEL}(?:\.{_LABEL})+",
-    "uri": r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._~:/?#@!$&'()*+,;=%-]+",
+    "uri": f"[a-z][a-z0-9+.-]*://{_OF_URI}+(?:#{_OF_URI}*)?",
     "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
 }
+
+_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_"}
+"""Classes of a `pattern`, which are those of ECMA-262: other digits and letters of Unicode are not among them."""
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"}
 _ANNOTATIONS |= {"$schema", "$id", "$comment", "$anchor", "$defs", "definitions"}
@@ -214,12 +218,13 @@ def _string(schema: Mapping[str, Any], where: str) -> str:
 
 
 def _inner_pattern(pattern: Any, where: str) -> str:
-    """Returns a pattern without its outer anchors, once it is known to match nothing that JSON would escape."""
+    """Returns a pattern in Rust's syntax without its outer anchors, once it matches nothing that JSON would escape."""
     if not isinstance(pattern, str):
         raise ValueError(f"JSON schema at {where}/pattern must be a string; got {pattern!r}")
     inner = pattern.removeprefix("^")
     if re.search(r"(?<!\\)(?:\\\\)*\$$", inner):
         inner = inner[:-1]
+    inner = _with_own_classes(inner, where)
     try:
         bytes_matched = np.nonzero(byte_machine(inner).next_state >= 0)[1]
     except ValueError as error:
@@ -230,6 +235,28 @@ def _inner_pattern(pattern: Any, where: str) -> str:
             rf"[^\"\\\x00-\x1f] does not; got {pattern!r}"
         )
     return inner
+
+
+def _with_own_classes(pattern: str, where: str) -> str:
+    """Returns a pattern with `_CLASSES` written out."""
+    inside = False
+
+    def written(found: re.Match[str]) -> str:
+        nonlocal inside
+        part = found[0]
+        if len(part) == 1:
+            inside = part == "[" or (inside and part != "]")
+            return part
+        name = part[1].lower()
+        if name not in _CLASSES:
+            return part
+        if part[1] == name:
+            return _CLASSES[name] if inside else f"[{_CLASSES[name]}]"
+        if inside:
+            raise ValueError(f"JSON schema at {where}/pattern must not have {part} between brackets")
+        return f"[^{_CLASSES[name]}]"
+
+    return re.sub(r"\\.|[\[\]]", written, pattern, flags=re.DOTALL)
 
 
 def _literal(values: list[Any], schema: Mapping[str, Any], where: str) -> str:

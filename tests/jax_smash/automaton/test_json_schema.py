@@ -15,10 +15,16 @@ FITTING = [
     ({"type": "string", "pattern": "^a+$"}, ['"aa"'], ['""', '"b"', "aa"]),
     ({"type": "string", "pattern": r"[ab]\$"}, ['"a$"'], ['"a"']),
     ({"pattern": "x|y"}, ['"x"', '"y"'], ['"xy"', '"x', 'y"']),
+    ({"pattern": r"^\d{2}[\w.]+$"}, ['"07a_."', '"12.3"'], ['"٠٧a"', '"07é"', '"07"', '"d7a"']),
+    ({"pattern": r"[^\d\]\"\\\x00-\x1f]d"}, ['"xd"', '"٤d"'], ['"5d"', '"]d"']),
     ({"type": "string", "format": "date"}, ['"2024-02-28"'], ['"2024-02-30"', '"24-2-2"']),
     ({"type": "string", "format": "date-time"}, ['"2024-12-01T23:59:59Z"'], ['"2024-12-01"']),
     ({"type": "string", "format": "email"}, ['"a.b@c.org"'], ['"a@b"', '"a b@c.org"']),
-    ({"type": "string", "format": "uri"}, ['"https://a.org/b?c=d#e"'], ['"a.org"', '"https://a b"']),
+    (
+        {"type": "string", "format": "uri"},
+        ['"https://a.org/b?c=d#e"', '"https://a/%2F#"'],
+        ['"a.org"', '"https://a b"', '"https://a/%2"', '"https://a#b#c"'],
+    ),
     ({"type": "string", "format": "ipv4"}, ['"255.0.10.9"'], ['"256.0.0.1"', '"1.2.3"']),
     (
         {"type": "string", "format": "uuid"},
@@ -101,6 +107,7 @@ REFUSED = [
         "matches nothing, or a part of it does; the whole text is matched, so anchors",
     ),
     ({"type": "string", "pattern": 3}, "at #/pattern must be a string; got 3"),
+    ({"type": "string", "pattern": r"[^\D5]"}, r"at #/pattern must not have \\D between brackets"),
     ({"properties": {"a": True}, "required": ["b"]}, "at #/required must name properties; got \\['b'\\]"),
     ({"properties": [], "required": []}, "must have an object as properties and a list as required"),
 ]
