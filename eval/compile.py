@@ -197,13 +197,15 @@ class Settings:
         if self.prefill_chunk is not None:
             return self.prefill_chunk
         memory = memory_bytes(self.chip)
-        return prefill_chunk(
+        chunk = prefill_chunk(
             self.config(),
             batch=self.batch_size,
             slots=self.slots,
             dtype=jnp.dtype(self.dtype),
             budget=None if memory is None else memory // 4,
         )
+        longest = None if self.policy is None else self.policy.longest_block
+        return min(chunk, longest or chunk)
 
     def sheet(self) -> Chip | None:
         """Returns what the data sheet says of one device; None for this machine."""

@@ -119,7 +119,8 @@ class Speculative:
             missed=nothing_missed(self.target.bind(params["target"]), self.drafter.needs, batch),
         )
         # What was missed is read at once, too.
-        return {"drafter": self.drafter.init(params, batch, slots, max(block, ROUND_STEPS)), "drafts": notes}
+        block = max(block, ROUND_STEPS) if isinstance(self.drafter, LateLearner) else block
+        return {"drafter": self.drafter.init(params, batch, slots, block), "drafts": notes}
 
     def prefill(self, params: Params, state: DecodeState, chunk: Any, hidden: Any, taps: Any) -> DecodeState:
         """Lets the drafter learn from a chunk of the prompt, after what it missed in the turn before."""

@@ -91,3 +91,9 @@ def test_figures_of_a_policy_are_continued_from_models_with_a_layer_that_chooses
     (row,) = report["rows"]
     assert row["fits"]
     assert row["traffic"] > 0.9
+
+
+def test_a_policy_that_reads_few_tokens_at_once_decides_the_pieces_of_a_prompt():
+    streaming = Settings("llama-100m", "cpu", slots=4096, sparse="streaming", kv_budget="256")
+    assert streaming.chunk() == streaming.policy.longest_block
+    assert streaming.chunk() < Settings("llama-100m", "cpu", slots=4096).chunk()

@@ -9,6 +9,7 @@ from jax_smash import generate
 from jax_smash.cache import Block
 from jax_smash.methods import DraftOptions
 from jax_smash.sampling import SamplingOptions, TopK
+from jax_smash.sparse import StreamingLLM, sparsified
 from tests.drafting import other_model
 from tests.goodness import FALSE_ALARM, TOKENS, unlikely
 from tests.tiny import tiny_model
@@ -120,3 +121,10 @@ def test_what_does_not_fit_is_refused(method, options, said, tmp_path, monkeypat
     (tmp_path / "gap.json").write_text("[[1]]")
     with pytest.raises(ValueError, match=said):
         generate(tiny_model(), "x", method=method, draft=DraftOptions(**options), max_new_tokens=4)
+
+
+def test_a_draft_model_may_have_a_cache_of_few_slots():
+    draft = DraftOptions(tree="chain-2", draft_model=sparsified(OTHER(), StreamingLLM(12)))
+    (said,) = generate(TARGET(), [PROMPT], method="draft-model", draft=draft, max_new_tokens=24)
+    assert said.token_ids == plain().token_ids
+    assert said.drafted.tried[0] > 0
