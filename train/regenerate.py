@@ -24,7 +24,7 @@ from jax_smash.cli.lists import Paths
 from jax_smash.cli.records import RecordFile, resumed
 from jax_smash.cli.resume import MADE_WITH, made_with
 from jax_smash.hosts import HostOptions, agree, decided, is_first, join_hosts
-from jax_smash.loading import Model, find, load
+from jax_smash.loading import Model, load, sources
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.generation import generate
 from jax_smash.serve.prompts import FilePrompt
@@ -101,7 +101,7 @@ def main(
     options = SamplingOptions(**sampling)
     given = {"max_new_tokens": max_new_tokens, "num_samples": num_samples, "method": method, "batch_size": batch_size}
     decides = given | sampling | {"chat": chat, "seed": seed, "dtype": dtype, "mesh": mesh} | left_out
-    made = made_with(model, options=decides, prompts=asked, paths={"model": find(model)})
+    made = made_with(model, options=decides, prompts=asked, paths={"model": sources(model)})
     agree(told(made))
     total = len(asked) * num_samples
     done, whole = decided(lambda: (0, False) if records is None else (resumed(records, made, total), records.whole))

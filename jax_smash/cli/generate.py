@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,9 +154,9 @@ class Generate:
     def _made_with(self, prompts: list[FilePrompt], schema: str | None, drafter: str | Path | None) -> dict[str, Any]:
         """Returns what decides the completions, as it is written to a file's first line and compared on --resume."""
         from jax_smash.checkpoints.smasher import MODULES
-        from jax_smash.loading import find, find_modules
+        from jax_smash.loading import find, find_modules, sources
 
-        paths: dict[str, Path | None] = {"model": find(self.model)}
+        paths: dict[str, Path | Sequence[Path] | None] = {"model": sources(self.model)}
         if self.smash.modules is not None or self.method == HAMBURGER:
             paths["modules"] = find_modules(self.model, self.smash.modules or "auto")
         if self.draft.draft_model not in (None, "int8") and not str(self.draft.draft_model).startswith("sparse:"):

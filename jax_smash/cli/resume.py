@@ -68,7 +68,7 @@ def made_with(
     *,
     options: Mapping[str, Any],
     prompts: Sequence[Any],
-    paths: Mapping[str, Path | None],
+    paths: Mapping[str, Path | Sequence[Path] | None],
     without: str | None = None,
 ) -> dict[str, Any]:
     """Returns what decides a file's completions, as JSON that can be compared.
@@ -77,12 +77,13 @@ def made_with(
       model: its name, for who reads the file; what it is decides.
       options: given ones, by name.
       prompts: all of them.
-      paths: files and folders that are read, the model's among them; by name. None stands for a file that is not there.
+      paths: files and folders that are read, the model's among them; by name, one or several. None stands for a file
+        that is not there.
       without: a folder in those folders that does not count.
     """
     from jax_smash import __version__
 
-    digests = {name: "absent" if path is None else path_digest(path, without=without) for name, path in paths.items()}
+    digests = {name: _digest_of(path, without) for name, path in paths.items()}
     digests["prompts"] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
     made = {"jax_smash": __version__, "model": model, "options": dict(options), "sha256": digests}
     return json.loads(json.dumps(made))
@@ -132,6 +133,14 @@ def given_options(flags: Any, *, without: Sequence[str]) -> dict[str, Any]:
         elif field.name not in without and value != field.default:
             given[field.name] = str(value) if isinstance(value, Path) else value
     return given
+
+
+def _digest_of(paths: Path | Sequence[Path] | None, without: str | None) -> str:
+    if paths is None:
+        return "absent"
+    if isinstance(paths, Path):
+        return path_digest(paths, without=without)
+    return "+".join(path_digest(path, without=without) for path in paths)
 
 
 def path_digest(path: Path, *, without: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """Loading: from the name of a checkpoint to a model that is ready to decode."""
 
-from jax_smash.loading.checkpoint import load
+from jax_smash.loading.checkpoint import load, sources
 from jax_smash.loading.divided import divisible
 from jax_smash.loading.made import quantised, random_model
 from jax_smash.loading.model import Model
@@ -22,6 +22,7 @@ __all__ = [
     "modules_options",
     "quantised",
     "random_model",
+    "sources",
     "stored_base",
     "stored_vectors",
     "weights_fingerprint",

@@ -30,6 +30,17 @@ from jax_smash.quantise import activation_dtype, check_weights, quantise_params
 from jax_smash.sharding import make_mesh, place, spans_hosts
 
 
+def sources(name: str | Path) -> tuple[Path, ...]:
+    """Returns the directory or file that a model is read from, and of an adapter the base's too.
+
+    Raises:
+      FileNotFoundError: the model does not exist, or an adapter's base does not.
+      ValueError: an adapter is damaged or not supported.
+    """
+    own = find(name)
+    return tuple(dict.fromkeys((own, with_base(own, find)[0])))
+
+
 def load(
     name: str | Path,
     *,

@@ -14,6 +14,9 @@ from safetensors.numpy import save_file
 import jax_smash
 from jax_smash.checkpoints.adapter import read_adapter, with_base
 from jax_smash.checkpoints.huggingface import load_params, resolve
+from jax_smash.cli.errors import UsageError
+from jax_smash.cli.resume import check_same, made_with
+from jax_smash.loading import sources
 from jax_smash.models.families import from_hf, tensor_map, tensor_shapes
 from jax_smash.quantise import quantise_params
 from tests.adapters import write_adapter
@@ -323,3 +326,17 @@ def test_an_adapter_beside_a_whole_model_is_refused(folders, tmp_path):
     shutil.copyfile(tmp_path / "base" / "model.safetensors", folders / "model.safetensors")
     with pytest.raises(ValueError, match=r"holds a model \(model.safetensors\) and an adapter .*; keep them apart"):
         jax_smash.load(folders)
+
+
+def test_a_file_made_with_an_adapter_is_not_continued_with_another_base(folders):
+    def made():
+        return made_with("adapter", options={}, prompts=[], paths={"model": sources(folders)})
+
+    before = made()
+    assert sources(folders)[0] == folders
+    assert made() == before
+    config = folders.parent / "base/config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(UsageError, match="was made with another model"):
+        check_same(before, made(), folders / "out.jsonl")
+    assert made()["sha256"]["model"].split("+")[0] == before["sha256"]["model"].split("+")[0]
