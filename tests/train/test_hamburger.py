@@ -325,6 +325,7 @@ def test_groups_follow_the_trained_modules(root, whole, tmp_path):
         ({"unfused_share": -0.5}, {}, "unfused_share must be from 0 to below 1; got -0.5"),
         ({"rank": 0}, {}, "rank must be at least 1"),
         ({"own_rows": 1}, {}, r"recall and own_rows are settings of train\.base alone"),
+        ({"circle_weight": 2.0}, {}, r"circle_weight says nothing of modules; got 2"),
         ({"micro_stepps": 3}, {}, "unknown field 'micro_stepps'"),
         ({"steps": 1}, {}, "steps must exceed the 1 steps of warm-up; got 1"),
         ({}, {"segmented": Path("packed")}, r"packed must be segmented by train\.segment; it is packed alone"),

@@ -78,6 +78,24 @@ class Settings:
             raise ValueError(f"length must be at most the model's {self.model.max_positions}; got {self.length}")
 
 
+def check_unused(settings: Settings, of: str, *names: str) -> None:
+    """Refuses settings of `train.base` that say nothing of another kind of run.
+
+    Args:
+      settings: of the run.
+      of: what is trained.
+      names: of those of its settings that nothing reads, beside `recall` and `own_rows`.
+
+    Raises:
+      ValueError: one of them is not as usual.
+    """
+    if settings.recall or settings.own_rows:
+        raise ValueError("recall and own_rows are settings of train.base alone")
+    usual = {field.name: field.default for field in dataclasses.fields(Settings)}
+    if given := [name for name in names if getattr(settings, name) != usual[name]]:
+        raise ValueError(f"{given[0]} says nothing of {of}; got {getattr(settings, given[0])}")
+
+
 Kind = TypeVar("Kind", bound=Settings)
 OF_OPTIMISER = "optimiser."
 

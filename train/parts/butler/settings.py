@@ -18,7 +18,7 @@ from jax_smash.models.predictors import (
     int8_keys,
     predictor_for,
 )
-from train.run.settings import Settings
+from train.run.settings import Settings, check_unused
 
 LOSSES = ("divergence", "logits")
 """What is learned: the teacher's distribution over what an entry sees, or its scores before the softmax."""
@@ -65,8 +65,7 @@ class ButlerSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.recall or self.own_rows:
-            raise ValueError("recall and own_rows are settings of train.base alone")
+        check_unused(self, "a predictor", "answer_weight", "circle_weight", "own_every", "remat")
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}")
         if self.recall_from < 0 or not 0 < self.recall_share < 1:

@@ -10,11 +10,8 @@ from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.smash.config import SmashConfig
-from train.run.settings import Settings
+from train.run.settings import Settings, check_unused
 from train.tokenizer import END
-
-IGNORED = ("answer_weight", "circle_weight", "own_every")
-"""Settings of other kinds of training that count nothing here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +35,7 @@ class DrafterSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.recall or self.own_rows:
-            raise ValueError("recall and own_rows are settings of train.base alone")
-        usual = {field.name: field.default for field in dataclasses.fields(Settings)}
-        if ignored := [name for name in IGNORED if getattr(self, name) != usual[name]]:
-            raise ValueError(f"{ignored[0]} says nothing of a drafter; got {getattr(self, ignored[0])}")
+        check_unused(self, "a drafter", "answer_weight", "circle_weight", "own_every")
         if self.remat and not self.rematerialises:
             raise ValueError("remat says nothing of a drafter whose target is frozen; got true")
         check_head_size(self.head_size, self.model.vocab_size)

@@ -9,7 +9,7 @@ import optax
 
 from jax_smash.smash.config import SmashConfig
 from train.data.slot_pieces import Room
-from train.run.settings import Settings
+from train.run.settings import Settings, check_unused
 
 BASES = ("trained", "frozen", "lora")
 """What becomes of the base: its weights learn too, stay as they are, or learn low-rank changes."""
@@ -76,8 +76,7 @@ class SmashSettings(Settings):
             raise ValueError(f"base must be one of {', '.join(BASES)}; got {self.base!r}")
         if self.stop_target not in STOP_TARGETS:
             raise ValueError(f"stop_target must be one of {', '.join(STOP_TARGETS)}; got {self.stop_target!r}")
-        if self.recall or self.own_rows:
-            raise ValueError("recall and own_rows are settings of train.base alone")
+        check_unused(self, "modules", "circle_weight", "own_every")
         if self.rank < 1 or self.alpha <= 0 or self.base_rate <= 0:
             raise ValueError(
                 f"rank must be at least 1, alpha and base_rate above 0; got {self.rank}, {self.alpha}, {self.base_rate}"

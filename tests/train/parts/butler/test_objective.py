@@ -310,6 +310,8 @@ def _temporaries(kind, length):
         ("grouped", {"key_bits": 4, "predictor": {"int8": True}}, "key_bits must be 0 beside a predictor that rounds"),
         ("per_head", {"predictor": {"attach": 3}}, "attach must be from 0 to the base's last layer 2; got 3"),
         ("per_head", {"own_rows": 1}, "own_rows are settings of train.base alone"),
+        ("per_head", {"answer_weight": 2.0}, "answer_weight says nothing of a predictor; got 2"),
+        ("per_head", {"remat": True}, "remat says nothing of a predictor; got True"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(kind, changes, said):
