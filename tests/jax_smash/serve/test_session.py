@@ -1,8 +1,9 @@
 import dataclasses
 
+import jax
 import pytest
 
-from jax_smash.methods import make_method
+from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import SamplingOptions
 from jax_smash.serve.session import Session
 from jax_smash.sharding import make_mesh, place
@@ -99,6 +100,17 @@ def test_while_samples_of_a_prompt_are_made_its_own_rows_are_there_too(monkeypat
     Session(model, method, samples=3, **given)
     with pytest.raises(MemoryError, match="5 rows of 65536 slots take"):
         Session(model, method, samples=4, **given)
+
+
+def test_a_drafters_weights_count_beside_the_targets(monkeypatch):
+    model, held = tiny_model(), {}
+    for name, options in (("ar", DraftOptions()), ("medusa", DraftOptions(drafter="random", tree="chain-2"))):
+        method = make_method(model, name, draft=options)
+        monkeypatch.setattr("jax_smash.serve.session.check_memory", lambda name=name, **told: held.update({name: told}))
+        Session(model, method, slots=64, max_new_tokens=8, sampling=[SamplingOptions()], seeds=[0])
+    weights = sum(x.nbytes for x in jax.tree.leaves(method.params["drafter"]))
+    assert weights > 0
+    assert held["medusa"]["held"] - held["ar"]["held"] == weights
 
 
 def on(mesh):
