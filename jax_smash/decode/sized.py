@@ -98,11 +98,10 @@ class SizedCalls:
         follower = self._follower
         assert follower is not None
         expected, *before = _told(state)
-        if self._begun is None:
-            call = follower.next(expected, max(steps, LEAST_STEPS))
-            self._begun = _Begun(call, expected)
-            state = self._prepared(state, call, follower.weights)
-        begun = self._begun
+        begins = self._begun is None
+        begun = self._begun = self._begun or _Begun(follower.next(expected, max(steps, LEAST_STEPS)), expected)
+        if begins or begun.call.alone:
+            state = self._prepared(state, begun.call, follower.weights)
         steps = min(steps, begun.left)
         state, seconds = loop(state, steps, follower.clock)
         _, *after = _told(state)
