@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from train.data.rows import Packed, held_out_batches, training_batches
 from train.export import export_run
 from train.pack import pack_corpus
 from train.parts.language_model.objective import language_model_objective
+from train.parts.language_model.part import LanguageModel
 from train.run.metrics import read_metrics
 from train.run.step import make_evaluation
 from train.tokenizer import save_tokenizer, train_tokenizer
@@ -92,6 +94,17 @@ def test_training_goes_on_from_exported_weights(trained, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields | {"model": MODEL | {"max_positions": 256}}))
     with pytest.raises(ValueError, match=r"was begun with init_sha256 [0-9a-f]{64}; got"):
         main(*places, tmp_path / "run", resume=True)
+
+
+def test_stop_tokens_of_the_weights_that_a_run_begins_with_are_kept(trained, tmp_path):
+    shutil.copytree(trained / "run/model", tmp_path / "model")
+    settings = tmp_path / "model/generation_config.json"
+    settings.write_text(json.dumps({"eos_token_id": [1, 5, 77]}))
+    fields = {name: value for name, value in FIELDS.items() if name != "model"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    places = [tmp_path / "config.json", trained / "packed", trained / "tokenizer"]
+    assert LanguageModel.from_files(*places, init_from=tmp_path / "model").settings.model.eos_tokens == (1, 5, 77)
+    assert LanguageModel.from_files(*places, init_from=trained / "run/model").settings.model.eos_tokens == (1, 5)
 
 
 @pytest.mark.parametrize(
