@@ -25,7 +25,7 @@ from train.run.choice import Chosen
 from train.run.export import export_part
 from train.run.loop import CHECKPOINTS
 from train.run.program import check_sources, run_program
-from train.run.settings import FILE, Settings, load_settings
+from train.run.settings import FILE, Settings, load_settings, remembered_rows
 from train.run.step import TrainState, first_state
 
 
@@ -43,7 +43,7 @@ def export_run(run: Path, packed: Path, tokenizer: Path, output: Path, *, source
       `output`.
 
     Raises:
-      ValueError: as `newest_state` says, or `sources` is not UTF-8 text.
+      ValueError: as `newest_state` says, `sources` is not UTF-8 text, or `packed` holds other rows than the run's.
       FileExistsError: `output` has something in it.
       FileNotFoundError: the tokenizer's folder lacks a file, or `sources` is not there.
     """
@@ -52,6 +52,8 @@ def export_run(run: Path, packed: Path, tokenizer: Path, output: Path, *, source
     check_tokenizer(tokenizer, TOKENIZER_FILES)
     settings = load_settings(run / FILE)
     part = LanguageModel(settings, Packed(packed, tokenizer), tokenizer)
+    if remembered_rows(run) not in (None, part.data_sha256):
+        raise ValueError(f"{packed} must hold the rows that the run in {run} was trained on; it holds others")
     mesh = _mesh(settings)
     state = newest_state(run, settings, mesh)[1]
     export_part(part, output, state.params, None, mesh, chosen=Chosen(int(state.step)), sources=sources)

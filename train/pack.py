@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,11 @@ def _written(document: Document, tokenizer: Any) -> str:
         return document.text
     text = tokenizer.apply_chat_template(document.messages, tokenize=False)
     reply = document.messages[-1]["content"].strip()  # Templates strip some or all of what surrounds it.
-    return text if document.complete else text[: text.rindex(reply) + len(reply)]
+    if document.complete:
+        return text
+    if (begins := text.rfind(reply)) < 0:
+        raise ValueError(f"the chat template must write a reply as it is; it does not write {reply[:60]!r} …")
+    return text[: begins + len(reply)]
 
 
 def _inside(text: str, parts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> Bool[np.ndarray, "n"]:
@@ -184,7 +189,7 @@ def pack_corpus(
                     "share": source.share,
                     **({"task": source.task, "lessons": source.lessons} if source.task else {}),
                     **{split: writer.counts for split, writer in writers.items()},
-                    "sha256": {str(path.relative_to(root)): file_sha256(path) for path in files[source.name]},
+                    "sha256": {os.path.relpath(path, root): file_sha256(path) for path in files[source.name]},
                 }
             )
         if told := [

@@ -96,7 +96,7 @@ def main(
     make_devices(devices, mesh, processes=join_hosts(HostOptions(**hosts)))
     folder = target_folder(base)
     stored, packed = stored_weights(folder), Packed(data, folder)
-    asked, found_length = _asked(kind, config, taps, length, stored, packed)
+    asked, found_length = _asked(kind, config, taps, length, stored, packed, dtype)
     if min(batch_size, save_every) < 1:
         raise ValueError(f"batch_size and save_every must be at least 1; got {batch_size} and {save_every}")
     record = StatesRecord(
@@ -158,7 +158,13 @@ def _keep(
 
 
 def _asked(
-    kind: str | None, config: Path | None, taps: tuple[int, ...], length: int | None, base: Stored, packed: Packed
+    kind: str | None,
+    config: Path | None,
+    taps: tuple[int, ...],
+    length: int | None,
+    base: Stored,
+    packed: Packed,
+    dtype: str,
 ) -> tuple[tuple[int, ...], int]:
     """Returns the taps to keep and the rows' length.
 
@@ -173,10 +179,10 @@ def _asked(
     if (length is None) == (config is None):
         raise ValueError("the rows' length must be that of config, or be given as length; got both or neither")
     if kind is not None and config is not None:
-        settings = load_kind(KINDS[kind].kind, config, model=base.config, init_sha256=base.sha256)
+        settings = load_kind(KINDS[kind].kind, config, model=base.config, init_sha256=base.sha256, states=dtype)
         taps, length = (*settings.read_taps, *taps), settings.length
-        replies = replies_of(base.folder, settings.reply_begins, settings.reply_ends)
-        ReplyRows(packed, replies, length, settings.batch_size).check_replies(settings.reply_begins)
+        around = (settings.reply_begins, settings.reply_ends)
+        ReplyRows(packed, replies_of(base.folder, *around), length, settings.batch_size).check_replies(*around)
     layers, most = base.config.num_layers, base.config.max_positions
     if wrong := sorted(tap for tap in taps if not 0 <= tap <= layers):
         raise ValueError(f"taps must be from 0 to the base's {layers} layers; got {wrong[0]}")

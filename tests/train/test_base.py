@@ -82,6 +82,15 @@ def test_an_export_is_not_written_over_another(trained):
         export_run(trained / "run", trained / "packed", trained / "tokenizer", trained / "run/model")
 
 
+def test_an_export_is_measured_on_rows_of_the_run_alone(trained, tmp_path):
+    shutil.copytree(trained / "packed", tmp_path / "packed")
+    index = json.loads((tmp_path / "packed/index.json").read_text()) | {"sources_sha256": "0" * 64}
+    (tmp_path / "packed/index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"packed must hold the rows that the run in .*run was trained on; it holds"):
+        export_run(trained / "run", tmp_path / "packed", trained / "tokenizer", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
 def test_training_goes_on_from_exported_weights(trained, tmp_path):
     fields = {name: value for name, value in FIELDS.items() if name != "model"}
     fields |= {"steps": 3, "optimiser": {"warmup": 0, "learning_rate": 1e-9}}

@@ -461,6 +461,7 @@ def test_fields_of_a_training_file_are_changed_by_name():
         (["batch_size=1"], "change must not be of batch_size, which has an option of its own: --batch-size"),
         (["test_steps=0"], "is not a training file: test_steps must be from 1"),
         (["trigram=3"], "is not a training file: unknown field 'trigram'"),
+        (["base=lora", "path=x", "config=y"], "is not a training file: unknown field '(base|path|config)'"),
         (["optimiser.warmpu=3"], "is not a training file: unknown field 'optimiser.warmpu'"),
         (["optimiser.warmup=-3"], "is not a training file: .* warmup, clip_value >= 0, .*warmup=-3"),
     ],

@@ -227,6 +227,25 @@ def test_a_path_that_names_nothing_is_told_before_anything_is_read(tmp_path):
         pack_corpus(corpus, tmp_path / "data", make_tokenizer(tmp_path / "tok"), tmp_path / "out")
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_file_is_found_whatever_the_names_of_its_folders(tmp_path, absolute):
+    path = write_lines(tmp_path / "[x]" / "a.jsonl", *({"text": f"foxes {i}"} for i in range(40)))
+    root, name = (tmp_path / "data", str(path)) if absolute else (path.parent, "a.json*")
+    root.mkdir(exist_ok=True)
+    index = pack_corpus(
+        Corpus(sources=(Source("a", paths=(name,)),)), root, make_tokenizer(tmp_path / "tok"), tmp_path / "o"
+    )
+    assert [*index["sources"][0]["sha256"]] == ["../[x]/a.jsonl" if absolute else "a.jsonl"]
+
+
+def test_a_template_that_changes_a_reply_that_was_cut_off_is_told_of(tmp_path):
+    tokenizer = loaded(make_tokenizer(tmp_path / "tokenizer"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{% endfor %}"
+    messages = tuple({"role": r, "content": "why</think>foxes"} for r in ("user", "assistant"))
+    with pytest.raises(ValueError, match="must write a reply as it is; it does not write 'why</think>foxes'"):
+        encode([Document(messages=messages, complete=False)], tokenizer)
+
+
 def test_a_folder_without_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere must hold tokenizer\.json"):
         pack_corpus(write_corpus(tmp_path / "data"), tmp_path / "data", tmp_path / "nowhere", tmp_path / "out")

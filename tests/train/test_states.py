@@ -229,6 +229,23 @@ def test_what_cannot_be_kept_is_refused(root, tmp_path, given, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_states_of_a_target_that_changes_are_not_kept(root, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["medusa"] | {"base": "lora"}))
+    with pytest.raises(ValueError, match="states can be kept of a target that stays as it is alone; base is 'lora'"):
+        main(str(root / "base"), root / "packed", tmp_path / "kept", "medusa", tmp_path / "config.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_run_does_not_go_on_beside_states_of_another_precision(root, tmp_path):
+    places = ("medusa", root / "medusa.json", root / "packed", str(root / "base"), tmp_path / "run")
+    train_drafter(*places, states=root / "kept", mesh="data=1", until=1)
+    shutil.copytree(root / "kept", tmp_path / "kept")
+    told = json.loads((root / "kept/states.json").read_text()) | {"products": "bfloat16"}
+    (tmp_path / "kept/states.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="was begun with states float32 with predictions; got float32 of bfloat16 pro"):
+        train_drafter(*places, states=tmp_path / "kept", mesh="data=1", resume=True)
+
+
 @pytest.fixture
 def hosts_keep(root, tmp_path):
     """Has two processes keep states in a folder; returns what became of them."""

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import itertools
 import json
+import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -126,8 +127,12 @@ def source_files(source: Source, root: Path) -> list[Path]:
       ValueError: a path names none.
     """
     files: list[Path] = []
-    for path in (root / name for name in source.paths):
-        found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
+    for name in source.paths:
+        path = root / name
+        if path.exists():
+            found = path.iterdir() if path.is_dir() else iter((path,))
+        else:
+            found = map(Path, glob.glob(os.path.join(glob.escape(str(root)), name)))
         matches = sorted(match for match in found if match.suffix in (".jsonl", ".json", ".txt"))
         if not matches:
             raise ValueError(f"source {source.name!r}: expected a .jsonl, .json or .txt file at {path}; got none")

@@ -59,9 +59,13 @@ class Replies:
             inside[start : stops[np.searchsorted(stops, start, side="right")] if start < count else count] = True
         return inside
 
-    def tells(self, tokens: UInt[np.ndarray, "n"]) -> bool:
-        """Returns whether a document has a reply that is told from its prompt by what stands before it."""
-        return len(_ends_of(tokens, self.begins)) > 0
+    def count(self, tokens: UInt[np.ndarray, "n"]) -> int:
+        """Returns how many replies a document has that are told from their prompts by what stands before them."""
+        return len(_ends_of(tokens, self.begins))
+
+    def ended(self, tokens: UInt[np.ndarray, "n"]) -> bool:
+        """Returns whether what replies end with stands in a document."""
+        return len(_ends_of(tokens, self.ends)) > 0
 
 
 def document_seed(number: int, shard: str, document: int) -> tuple[int, ...]:

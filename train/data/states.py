@@ -108,6 +108,12 @@ class StatesRecord:
         return vectors | ({LIKELIEST: Stream((), np.dtype("<i4"))} if self.likeliest else {})
 
     @property
+    def described(self) -> str:
+        """What decides them beside the base and the rows: dtypes, and whether predictions are kept."""
+        products = "" if self.products == "float32" else f" of {self.products} products"
+        return f"{self.dtype}{products}{' with predictions' if self.likeliest else ''}"
+
+    @property
     def token_bytes(self) -> int:
         """Of one token in all streams."""
         return sum(stream.row_bytes for stream in self.streams.values())

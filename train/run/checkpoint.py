@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,6 +142,13 @@ class Checkpoints:
 def newest_step(folder: Path) -> int | None:
     """Returns the step of the newest whole checkpoint in a folder; None where there is none."""
     return max(_steps(folder), default=None)
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Removes the checkpoints of later steps than one from a folder that nobody writes to."""
+    for later in _steps(folder):
+        if later > step:
+            shutil.rmtree(folder / str(later))
 
 
 def newest_notes(folder: Path) -> dict[str, Any]:

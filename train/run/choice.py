@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_smash.hosts import decided
-from train.run.checkpoint import Checkpoints, load_newest, newest_notes, newest_step
+from train.run.checkpoint import Checkpoints, load_newest, newest_notes, newest_step, remove_after
 from train.run.step import Measured
 
 BEST = "best"
@@ -45,10 +45,13 @@ class Best:
     Args:
       output: folder of the run.
       choice: how steps are scored.
+      resumed: step that the run goes on from. Later ones, which a run that died has kept, are made again: they are
+        removed.
     """
 
-    def __init__(self, output: Path, choice: Choice):
+    def __init__(self, output: Path, choice: Choice, resumed: int = 0):
         self.choice = choice
+        decided(lambda: remove_after(output / BEST, resumed))
         self._checkpoints = Checkpoints(output / BEST)
         kept = chosen_step(output)
         self._score = -math.inf if kept is None or kept.score is None else kept.score

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -122,18 +121,20 @@ def train(
         for a run that ends with its last step.
 
     Raises:
-      ValueError: `output` holds a run and `resume` is False, another program trains in it, a checkpoint has other
-        parameters or was made beside other frozen weights, a batch does not divide among the devices, or the loss or
-        the gradient stops being finite; no checkpoint is made of such a step.
+      ValueError: `output` holds a run and `resume` is False, or one behind the step to stop after; another program
+        trains in it, a checkpoint has other parameters or was made beside other frozen weights, a batch does not divide
+        among the devices, or the loss or the gradient stops being finite; no checkpoint is made of such a step.
       OSError: a checkpoint could not be written; the one before is whole. Or one of several hosts was told to end, and
         all have saved the next step that may be saved.
     """
     mesh = make_mesh(MeshShape(data=jax.device_count())) if mesh is None else mesh
-    best_of = contextlib.nullcontext if choice is None else functools.partial(Best, output, choice)
-    with only_run(output), Checkpoints(output / CHECKPOINTS) as checkpoints, best_of() as best:
+    with only_run(output), Checkpoints(output / CHECKPOINTS) as checkpoints, contextlib.ExitStack() as stack:
         newest = decided(lambda: checkpoints.latest)
         if newest is not None and not resume:
             raise ValueError(f"{output} holds a run at step {newest}; resume it or choose another folder")
+        if newest is not None and newest > loop.end:
+            raise ValueError(f"{output} holds a run at step {newest}, which cannot stop after step {loop.end}")
+        best = None if choice is None else stack.enter_context(Best(output, choice, newest or 0))
         abstract = jax.eval_shape(lambda p: first_state(p, optimiser), params)
         shardings = param_shardings(abstract, mesh)
         if newest is None:

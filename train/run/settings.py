@@ -105,7 +105,7 @@ def load_settings(path: Path, **changes: Any) -> Settings:
     return load_kind(Settings, path, **changes)
 
 
-def load_kind(kind: type[Kind], path: Path, **changes: Any) -> Kind:
+def load_kind(kind: type[Kind], path: Path, /, **changes: Any) -> Kind:
     """Returns settings of a kind from a JSON file; changes that are not None replace what it says.
 
     `optimiser.learning_rate` changes a field of the optimiser, and so on. Of the model, fields with a default may be
@@ -194,6 +194,11 @@ def check_remembered(settings: Settings, output: Path, *, resume: bool, packed: 
         name, old, new = differing
         raise ValueError(f"{output} was begun with {name} {old}; got {new}")
     return True
+
+
+def remembered_rows(run: Path) -> str | None:
+    """Returns the hash of what a run's folder says that it trains on; None where it does not say."""
+    return json.loads((run / FILE).read_text(encoding="utf-8")).get(PACKED)
 
 
 def remember(settings: Settings, output: Path, *, resume: bool, packed: str) -> None:

@@ -13,12 +13,12 @@ CHOICE = Choice({"kept": [batch_of(20_000)]}, score=lambda measured: -abs(measur
 """The loss falls past 2, so that the best step is neither the first nor the last."""
 
 
-def run(output, *, cut=None, resume=False):
+def run(output, *, cut=None, resume=False, evaluate_every=2):
     return train(
         squared_error,
         optax.adam(0.5),
         start(),
-        loop=Loop(10, log_every=10, evaluate_every=2, save_every=5),
+        loop=Loop(10, log_every=10, evaluate_every=evaluate_every, save_every=5),
         batches=Numbered(cut=cut),
         held_out=held_out,
         output=output,
@@ -54,6 +54,18 @@ def test_a_run_that_was_cut_off_keeps_the_step_that_it_would_have_kept(tmp_path)
     assert scores(tmp_path / "cut") == scores(tmp_path / "whole")
     assert chosen_step(tmp_path / "cut") == chosen_step(tmp_path / "whole")
     assert leaves_equal(*(chosen_params(tmp_path / name, start()) for name in ("cut", "whole")))
+
+
+def test_steps_that_a_run_kept_behind_its_checkpoint_are_made_again(tmp_path):
+    with pytest.raises(Cut):
+        run(tmp_path, cut=7)
+    assert chosen_step(tmp_path).step == 6
+    # Other evaluations: step 6 is none of them.
+    run(tmp_path, resume=True, evaluate_every=5)
+    found = scores(tmp_path)
+    assert 6 not in found
+    best = max(found, key=found.get)
+    assert chosen_step(tmp_path) == (best, found[best])
 
 
 def test_nothing_is_chosen_where_nothing_was_kept(tmp_path):

@@ -115,6 +115,12 @@ def test_checkpoints_hold_what_is_trained_alone(root, tmp_path):
     assert not any("base" in name for name in names)
 
 
+def test_a_run_cannot_stop_before_the_step_where_it_stands(root, tmp_path):
+    run(part_of(root), tmp_path / "run", mesh="data=1", until=2)
+    with pytest.raises(ValueError, match="holds a run at step 2, which cannot stop after step 1"):
+        run(part_of(root), tmp_path / "run", mesh="data=1", until=1, resume=True)
+
+
 def test_a_run_beside_another_base_is_refused(root, tmp_path):
     run(part_of(root), tmp_path / "run", mesh="data=1", until=1)
     with pytest.raises(ValueError, match=r"was begun with init_sha256 [0-9a-f]{64}; got [0-9a-f]{64}"):

@@ -60,7 +60,7 @@ class BesideTarget(Part):
 
     @classmethod
     def from_files(
-        cls, config: Path, packed: Path, base: str | Path, states: Path | None = None, **changes: Any
+        cls, config: Path, packed: Path, base: str | Path, states: Path | None = None, /, **changes: Any
     ) -> Self:
         """Returns the drafter that a training file describes, beside a target.
 
@@ -76,12 +76,13 @@ class BesideTarget(Part):
         """
         folder = target_folder(base)
         stored = stored_weights(folder)
-        kept = read_record(states).dtype if states else ""
+        kept = read_record(states).described if states else ""
         settings = load_kind(cls.kind, config, model=stored.config, init_sha256=stored.sha256, states=kept, **changes)
         made = cls(settings, Packed(packed, folder), stored, states)
         if states:
             check_states(states, made.packed, stored, settings.length)
-        made.reply_rows.check_replies(settings.reply_begins)  # Making them refuses states of other taps.
+        # Making them refuses states of other taps.
+        made.reply_rows.check_replies(settings.reply_begins, settings.reply_ends)
         return made
 
     @property

@@ -133,7 +133,8 @@ def read_by_target(
 
 def kept_likeliest(batch: Batch | StateBatch) -> Int[Array, "B T"] | None:
     """Returns the tokens that the target predicts where a batch holds them."""
-    return batch.likeliest if isinstance(batch, StateBatch) else None
+    found: Any = batch.likeliest if isinstance(batch, StateBatch) else None
+    return found
 
 
 def behind(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
 import tokenizers
-from jaxtyping import Float32, Int64, Integer
+from jaxtyping import Float32, Int64, Integer, UInt
 
 from train.data.corpus import HELD_OUT_SPLIT, TRAIN_SPLIT
 from train.data.replies import Replies, document_seed
@@ -95,8 +95,19 @@ class ReplyPieces:
 
     def has_replies(self) -> bool:
         """Returns whether a document has a reply, told by what stands before it."""
-        documents = ((shard, document) for shard, ends in enumerate(self.ends) for document in range(len(ends)))
-        return any(self.replies.tells(self._document(*place)) for place in documents)
+        return any(map(self.replies.count, self._documents()))
+
+    def has_endless_replies(self) -> bool:
+        """Returns whether a document goes on behind a reply, and no reply of any document ends."""
+        several = False
+        for tokens in self._documents():
+            if self.replies.ended(tokens):
+                return False
+            several = several or self.replies.count(tokens) > 1
+        return several
+
+    def _documents(self) -> Iterator[UInt[np.ndarray, "n"]]:
+        return (self._document(shard, i) for shard, ends in enumerate(self.ends) for i in range(len(ends)))
 
     @property
     def mean_targets(self) -> float:
@@ -179,19 +190,26 @@ class ReplyRows:
             found[name] = [self._batch(batch) for batch in filled_batches(packed, self.batch_size, rows)]
         return found
 
-    def check_replies(self, begins: str) -> None:
-        """Refuses data in which no document that is trained on has a reply.
+    def check_replies(self, begins: str, ends: str) -> None:
+        """Refuses data in which no document that is trained on has a reply, or in which replies never end.
 
         Args:
           begins: the text that stands before each reply; nothing where whole texts are trained on.
+          ends: the text that replies end with.
 
         Raises:
-          ValueError: there is none.
+          ValueError: there is no such reply, or a source has chats of several and none of them ends.
         """
-        if begins and not any(pieces.has_replies() for pieces in self._pieces(TRAIN_SPLIT).values()):
+        sources = self._pieces(TRAIN_SPLIT).values()
+        if begins and not any(pieces.has_replies() for pieces in sources):
             raise ValueError(
                 f"{self.packed.folder} must hold replies to train on, behind {begins!r}; got none: set reply_begins to "
                 "what stands before them, or to nothing to train on whole texts"
+            )
+        if begins and any(pieces.has_endless_replies() for pieces in sources):
+            raise ValueError(
+                f"{self.packed.folder} must hold {ends!r} behind replies, or what a user says next would be one too; "
+                "got none: set reply_ends to what replies end with"
             )
 
     def counts(self, vocab_size: int) -> Int64[np.ndarray, "V"]:

@@ -23,7 +23,8 @@ class DrafterSettings(Settings):
       reply_ends: text that a reply ends with; it is part of it.
       choice_share: of the documents that are held out, how many choose the step that is exported. What is reported of
         it is measured on the others. With 0 the last step is exported, and all of them are reported on.
-      states: dtype of the target's states where they were kept on disk; empty where the target reads the rows itself.
+      states: how the target's states were kept on disk, as `StatesRecord.described` tells; empty where the target reads
+        the rows itself.
       head_size: tokens that the drafter can say, the commonest of what is learned; 0 for all of the vocabulary.
     """
 

@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 
 from jax_smash.checkpoints.tokenizer import load_tokenizer
-from tests.train.corpus_files import make_packed
+from tests.train.corpus_files import make_packed, write_lines
+from train.data.corpus import Corpus, Source
 from train.data.rows import Packed
+from train.pack import pack_corpus
 from train.parts.drafter.rows import ReplyRows, commonest, random_batch, replies_of
 from train.tokenizer import END
 
@@ -34,6 +36,20 @@ def test_of_chats_only_replies_count_and_of_texts_everything(rows):
     assert chats
     stories = [text for batch in held_out["stories"] for text in texts(batch, tokenizer)]
     assert all(text.startswith("Once there were ") and "They ran away." in text for text in stories)
+
+
+def test_replies_that_never_end_are_refused_where_chats_go_on(rows, tmp_path):
+    made, _ = rows
+    made.check_replies("<|assistant|>", END)
+    tokenizer = made.packed.folder.parent / "tokenizer"
+    chats = [[{"role": r, "content": f"foxes {i}"} for r in ("user", "assistant") * 2] for i in range(40)]
+    write_lines(tmp_path / "a.jsonl", *({"messages": chat} for chat in chats))
+    pack_corpus(Corpus(sources=(Source("a", paths=("a.jsonl",)),)), tmp_path, tokenizer, tmp_path / "packed")
+    packed = Packed(tmp_path / "packed", tokenizer)
+    ReplyRows(packed, replies_of(tokenizer, "<|assistant|>", END), 32, 4).check_replies("<|assistant|>", END)
+    other = ReplyRows(packed, replies_of(tokenizer, "<|assistant|>", "<|eot|>"), 32, 4)
+    with pytest.raises(ValueError, match=r"must hold '<\|eot\|>' behind replies, .* set reply_ends"):
+        other.check_replies("<|assistant|>", "<|eot|>")
 
 
 def test_a_token_that_is_not_in_a_reply_is_not_counted(rows):
