@@ -32,7 +32,14 @@ from jax_smash.checkpoints.eagle_layout import check_embedding, weights_file
 from jax_smash.checkpoints.eagle_tensors import PROJECTIONS, layer_shapes, layer_to_ours, layer_to_published
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.module_files import check_says_all
-from jax_smash.checkpoints.published import check_full_attention, layer_fields, marks_of, read_marks, target_vectors
+from jax_smash.checkpoints.published import (
+    check_activation,
+    check_full_attention,
+    layer_fields,
+    marks_of,
+    read_marks,
+    target_vectors,
+)
 from jax_smash.config import ModelConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.families import from_hf
@@ -201,6 +208,7 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, names: set[str], file: 
         # Biases go by the tensors' names, for the field `bias` is the join's to one program and the layer's to another.
         changes = {"model_type": "llama", "architectures": None, "num_hidden_layers": 1, "attention_bias": False}
         layer = from_hf({**raw, **changes})
+        check_activation(layer.activation)
         if layer.mlp_bias:
             raise ValueError("an MLP with biases is not supported")
         join_bias, qkv_bias = BIAS in names, f"{LAYER}.self_attn.q_proj.bias" in names

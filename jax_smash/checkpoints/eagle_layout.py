@@ -27,6 +27,7 @@ from jax_smash.checkpoints.eagle import EagleModules
 from jax_smash.checkpoints.eagle_tensors import shapes_of, to_ours, to_published
 from jax_smash.checkpoints.fit import check_fit, dotted
 from jax_smash.checkpoints.published import (
+    check_activation,
     check_full_attention,
     layer_fields,
     marks_of,
@@ -189,6 +190,7 @@ def _config(
             raise ValueError(f"num_hidden_layers must be 1; got {raw['num_hidden_layers']}")
         check_full_attention(raw)
         layer = from_hf({**raw, "model_type": "llama", "architectures": None, "num_hidden_layers": 1})
+        check_activation(layer.activation)
         if layer.qkv_bias or layer.mlp_bias:
             raise ValueError("a drafter with biases is not supported")
         for ours, theirs, wanted in (

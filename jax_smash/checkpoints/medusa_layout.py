@@ -202,12 +202,15 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, layout: Layout, names: 
         raise ValueError(
             f"{file}: medusa_fc_bias is {raw.get('medusa_fc_bias')}, but biases are {'' if biased else 'not '}there"
         )
+    # Some of the authors' files tell of fewer heads than they hold; their own loader counts on more.
+    held = [int(found[1]) + 1 for name in names if (found := re.match(r"(\d+)\.\d+\.", name))]
+    heads = max(held, default=raw[keys[0]]) if layout == "authors" else raw[keys[0]]
     own = r"lm_heads\.\d+\.weight" if layout == "vllm" else r"\d+\.\d+\.weight"
     try:
         return MedusaConfig(
             target.vocab_size,
             target.d_model,
-            num_heads=raw[keys[0]],
+            num_heads=heads,
             blocks=raw[keys[1]],
             own_rows=any(re.fullmatch(own, name) for name in names),
         )

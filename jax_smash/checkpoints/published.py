@@ -63,6 +63,12 @@ def check_full_attention(raw: Mapping[str, Any]) -> None:
         raise ValueError(f"is_causal must be true; got {raw['is_causal']!r}")
 
 
+def check_activation(activation: str) -> None:
+    """Refuses a drafter whose MLP has another activation than EAGLE's layers have; raises ValueError."""
+    if activation != "silu":
+        raise ValueError(f"a drafter's hidden_act must be silu; got {activation}")
+
+
 def marks_of(drafter: Any) -> dict[str, Any]:
     """Returns the fields that say which weights a drafter is for and how long its rows were, where it knows."""
     told = {MARK: drafter.base_fingerprint or None, LENGTH: drafter.trained_length}

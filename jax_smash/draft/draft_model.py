@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_smash.cache import Block, Earlier, Write, after
 from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.trees.levels import Levels
-from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow
+from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow, pack, unpack
 from jax_smash.draft.verify.children import Children, draw_independent, draw_without_replacement
-from jax_smash.protocols import CausalLM, Forward, ModelDef, Needs, Params, continues_blocks
+from jax_smash.protocols import CausalLM, Forward, ModelDef, Needs, Params, continues_blocks, honours_trees
 from jax_smash.pytree import pytree, replace
 from jax_smash.sampling import gumbel_noise, likeliest
 from jax_smash.sharding import constrain
@@ -301,12 +301,21 @@ def _read_level(
 def _read_all(
     model: CausalLM, context: Context, past: Past, tree: DraftTree, levels: Levels, depth: Int[Array, ""]
 ) -> tuple[Float[Array, "B room D"], Earlier]:
-    """Does what `_read_level` does for a model that reads every block in order: reads the whole chain again."""
-    tokens = jnp.concatenate([past.token, tree.token[:, levels.order]], axis=1)
-    unread = past.token.shape[1]
-    drafted = jnp.arange(len(levels.order), dtype=jnp.int32) < tree.token.shape[1]
-    valid = jnp.concatenate([past.there, tree.valid[:, levels.order] & drafted[None]], axis=1)
-    position = context.token_length[:, None] - 1 - unread + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), past.cache, Block.causal(valid))
+    """Does what `_read_level` does for a model that cannot be told of earlier entries: reads the whole tree again."""
+    order, unread = levels.order, past.token.shape[1]
+    tokens = jnp.concatenate([past.token, tree.token[:, order]], axis=1)
+    drafted = jnp.arange(len(order), dtype=jnp.int32) < tree.token.shape[1]
+    valid = jnp.concatenate([past.there, tree.valid[:, order] & drafted[None]], axis=1)
+    root = context.token_length[:, None] - 1
+    before = root + jnp.arange(-unread, 0, dtype=jnp.int32)[None]
+    position = jnp.concatenate([before, root + tree.depth[:, order]], axis=1)
+    block = Block.causal(valid)
+    if honours_trees(model):
+        # A node sees what is unread and its own ancestors.
+        seen = unpack(tree.ancestors, tree.token.shape[1])[:, order][:, :, order] & drafted[None, None]
+        seen = jnp.pad(seen, ((0, 0), (unread, 0), (unread, 0)), constant_values=True)
+        in_order = jnp.tril(jnp.ones(seen.shape[1:], bool))
+        block = Block(valid=valid, ancestors=pack(seen & in_order[None]))
+    out = model.forward(model.embed(tokens), jnp.maximum(position, 0), past.cache, block)
     hidden = jax.lax.dynamic_slice_in_dim(out.hidden, unread + levels.first[depth], levels.room, axis=1)
     return hidden, Earlier(block_kv=out.block_kv, position=position)

@@ -37,8 +37,8 @@ def own_policy(config: ModelConfig) -> Quest:
 
 def self_sparse(setup: Setup) -> Method:
     """Makes the method for a model: the policy of its drafts, their weights, and trees that pay."""
-    model, draft = setup.model, setup.draft
-    checks, drafts = self_drafting(model, _policy(setup))
+    model, draft, policy = setup.model, setup.draft, _policy(setup)
+    checks, drafts = self_drafting(model, policy)
     params = checks.params["target"] if draft.draft_model is None else _rounded(model, checks)
     idle = draft.tree == "auto" and draft.draft_model is None and _reads_all(drafts.policy, model, setup.slots)
     ladder = make_ladder(
@@ -49,6 +49,7 @@ def self_sparse(setup: Setup) -> Method:
         batch=setup.batch,
         slots=setup.slots,
         sampled=setup.sampled,
+        steps=f"{policy} {draft.draft_model} {setup.log_probs}",
         drafting=_plain_steps(model, params, drafts.policy, batch=setup.batch, slots=setup.slots),
     )
     if idle:

@@ -177,6 +177,7 @@ def test_fields_inside_model_and_names_behind_model_are_read(folder):
         ({"hidden_act": "relu"}, "activation 'relu'"),
         ({"sliding_window": 8}, "a drafter with a window is not supported"),
         ({"mlp_bias": True}, "an MLP with biases is not supported"),
+        ({"hidden_act": "gelu_new"}, "a drafter's hidden_act must be silu; got gelu_tanh"),
         ({"intermediate_size": 50}, "of another shape: layers.0.mlp.gate_proj.weight"),
     ],
 )

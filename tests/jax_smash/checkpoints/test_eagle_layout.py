@@ -204,6 +204,7 @@ def test_ids_are_what_enters_or_what_leaves_layers(folder, ids, reading, taps):
         ({"target_hidden_size": 64}, "the drafter has a width of the target of 64; the target's is 32"),
         ({"num_hidden_layers": 2}, "num_hidden_layers must be 1; got 2"),
         ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"hidden_act": "gelu_new"}, "a drafter's hidden_act must be silu; got gelu_tanh"),
         ({"attention_bias": True}, "a drafter with biases is not supported"),
         ({"norm_before_fc": True}, "norm_before_fc, one norm over all joined taps, is not supported"),
         ({"norm_output": True}, r"norm_output must be true or false; got \['False', 'True'\]"),

@@ -110,6 +110,12 @@ def test_names_behind_the_training_wrapper_and_blocks_without_biases_are_read(tm
     np.testing.assert_array_equal(found["heads.1.head"], flat(heads())["heads.1.head"])
 
 
+def test_authors_heads_are_counted_where_their_file_tells_of_fewer(tmp_path):
+    folder = written(tmp_path / "published", "authors")
+    change(folder, "authors", {"medusa_num_heads": 2})
+    assert import_medusa(folder, TARGET).config.num_heads == HEADS
+
+
 BAD = {
     "missing": ({"drop": ["blocks.1.layers.0.weight"]}, r"blocks\.1\.layers\.0\.weight"),
     "unexpected": ({"tensors": {"blocks.7.layers.0.weight": np.zeros((D, D), np.float32)}}, r"blocks\.7\.layers"),

@@ -128,3 +128,15 @@ def test_a_draft_model_may_have_a_cache_of_few_slots():
     (said,) = generate(TARGET(), [PROMPT], method="draft-model", draft=draft, max_new_tokens=24)
     assert said.token_ids == plain().token_ids
     assert said.drafted.tried[0] > 0
+
+
+@pytest.mark.parametrize("policy", ["h2o", "dense"])
+def test_a_tree_by_the_target_itself_is_kept_whole(policy):
+    """Also where each level reads the whole tree: beside a policy that notes what its entries attend to."""
+    target = tiny_model(layer_kinds=("full", "full"))
+    budget = "" if policy == "dense" else ":budget=100%"
+    draft = DraftOptions(tree="tree-8", draft_model=f"sparse:{policy}{budget}")
+    prompt = np.random.default_rng(0).integers(97, 110, 20).tolist()
+    (said,) = generate(target, [prompt], method="draft-model", draft=draft, max_new_tokens=40)
+    assert said.token_ids == generate(target, [prompt], max_new_tokens=40)[0].token_ids
+    assert said.drafted.kept == said.drafted.tried
