@@ -165,7 +165,7 @@ class _Compiler:
         required = schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
             raise ValueError(f"JSON schema at {where} must have an object as properties and a list as required")
-        missing = [name for name in required if name not in properties]
+        missing = [name for name in required if not isinstance(name, str) or name not in properties]
         if missing:
             raise ValueError(f"JSON schema at {where}/required must name properties; got {missing}")
         if not properties:
@@ -266,7 +266,11 @@ def _literal(values: list[Any], schema: Mapping[str, Any], where: str) -> str:
     fitting = [v for v in values if kinds is None or any(_has_type(v, kind) for kind in kinds)]
     if not fitting:
         raise ValueError(f"JSON schema at {where} must allow a value; got none of type {kinds}")
-    return _either(re.escape(json.dumps(value, ensure_ascii=False, allow_nan=False)) for value in fitting)
+    try:
+        texts = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in fitting]
+    except ValueError as error:
+        raise ValueError(f"JSON schema at {where}: {error}") from error
+    return _either(map(re.escape, texts))
 
 
 def _has_type(value: Any, kind: Any) -> bool:

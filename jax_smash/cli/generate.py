@@ -124,6 +124,8 @@ class Generate:
                     self._decode(prompts, sampling, options, schema, screen, records, made_with, done)
             if done == total:
                 screen.note(f"{self.output.json} is whole: all {done} texts were there before")
+                if self.draft.save_warm_start is not None:
+                    screen.note(f"{self.draft.save_warm_start} is not written: no text was left to learn from")
 
     def _check(self) -> None:
         if (self.prompt is None) == (self.prompts is None):
@@ -163,6 +165,10 @@ class Generate:
             paths["draft_model"] = find(str(self.draft.draft_model))
         if drafter not in (None, "random"):
             paths["drafter"] = Path(str(drafter)).expanduser()
+        if self.draft.tree.endswith(".json"):
+            paths["tree"] = Path(self.draft.tree)
+        if self.draft.costs is not None:
+            paths["costs"] = self.draft.costs
         paths |= self._policy_files()
         if self.draft.lookup_corpus is not None:
             paths["lookup_corpus"] = self.draft.lookup_corpus
@@ -202,7 +208,7 @@ class Generate:
             return
         screen.waiting(f"loading {self.model}")
         from jax_smash.decode.programs import PROGRAMS
-        from jax_smash.hosts import processes
+        from jax_smash.hosts import is_first, processes
         from jax_smash.loading import load
         from jax_smash.platform import prepare_devices
         from jax_smash.serve.generation import generate
@@ -216,6 +222,8 @@ class Generate:
         draft, smash = options
         modules = self.smash.modules_for(self.model, self.method, smash)
         model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh or mesh_of_hosts(), modules=modules)
+        if model.tokenizer is None and records is None and is_first():
+            raise UsageError(f"{self.model} has no tokenizer to show texts with; --json FILE writes their tokens")
         if self.method != HAMBURGER:  # Of the modules' folder, the base alone is wanted.
             model = dataclasses.replace(model, modules=None, params={"target": model.params["target"]})
         policy, said = self.sparse.policy_for(model, batch=min(self.batch_size, len(prompts)), method=self.method)

@@ -59,10 +59,11 @@ class Info:
         if self.json:
             print(json.dumps(facts, indent=2, ensure_ascii=False))
             return
-        from rich.console import Console
         from rich.text import Text
 
-        console = Console(soft_wrap=True)
+        from jax_smash.cli.screen import Printed
+
+        console = Printed(soft_wrap=True)
         for name, value in drafter_rows(facts) if drafter else rows(facts):
             console.print(Text.assemble((f"{name:<13}", "bold"), value))
 

@@ -17,6 +17,7 @@ from jax_smash.cli.errors import UsageError, debugging, describe, ended, report
 from jax_smash.cli.generate import Generate
 from jax_smash.cli.info import Info
 from jax_smash.cli.plan import Plan
+from jax_smash.cli.screen import abandon_stdout
 from jax_smash.cli.tune import Tune
 
 FAILED = 1
@@ -45,7 +46,26 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     # Tracing makes many objects and little garbage: the collector's default takes a tenth of the time to a first text.
     gc.set_threshold(100_000, 20, 20)
-    arguments = list(sys.argv[1:] if args is None else args)
+    status = 0
+    try:
+        status = _commanded(list(sys.argv[1:] if args is None else args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        abandon_stdout()
+        return BROKEN_PIPE
+    except OSError as error:
+        abandon_stdout()
+        return status or ended(f"standard output: {describe(error)}", FAILED)
+    return status
+
+
+def _commanded(arguments: list[str]) -> int:
+    """Runs the command that the arguments ask for and returns the exit status.
+
+    Raises:
+      OSError: what it has printed cannot be written.
+    """
     if arguments in (["--version"], ["-V"]):
         print(f"jax-smash {jax_smash.__version__}")
         return 0

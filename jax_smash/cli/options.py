@@ -30,12 +30,12 @@ def _flag(metavar: str, hint: str | None = None) -> Any:
 
 
 def _on_terminal() -> bool:
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingFlags:
-    """Without any, the likeliest token is taken each time."""
+    """Without --temperature, the likeliest token is taken each time."""
 
     temperature: Annotated[float, _flag("T")] = 0.0
     """0 takes the likeliest token; higher is more varied."""
@@ -54,7 +54,7 @@ class SamplingFlags:
     logit_bias: Annotated[tuple[str, ...], listed(str, "ID=VALUE")] = ()
     """Added to the logits of these tokens, e.g. 13=-5,262=2.5."""
     min_new_tokens: Annotated[int, _flag("N")] = 0
-    """The text does not end before this many tokens."""
+    """No stop token ends the text before this many tokens; a --stop string may."""
     seed: Annotated[int, _flag("N")] = 0
     """The same seed gives the same text."""
 
@@ -71,10 +71,14 @@ class SamplingFlags:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["seed"]
         fields["logit_bias"] = _bias(self.logit_bias)
+        usual = {f.name: f.default for f in dataclasses.fields(self)}
         try:
-            return SamplingOptions(**fields)
+            made = SamplingOptions(**fields)
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
+        if not made.sampled and (idle := [n for n in ("top_k", "top_p", "min_p") if fields[n] != usual[n]]):
+            raise UsageError(f"--{idle[0].replace('_', '-')} goes with a --temperature above 0")
+        return made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +124,10 @@ class StoppingFlags:
         text, where = self.json_schema, "--json-schema"
         if text.startswith("@") or not text.lstrip().startswith(("{", "true", "false")):
             where = text.removeprefix("@")
-            text = Path(where).read_text(encoding="utf-8")
+            try:
+                text = Path(where).read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{where} must be a JSON schema; it is no UTF-8 text") from error
         try:
             json.loads(text)
         except json.JSONDecodeError as error:
@@ -295,11 +302,14 @@ def check_mesh(text: str | None) -> None:
 
 
 def _bias(pairs: tuple[str, ...]) -> dict[int, float]:
-    bias = {}
+    bias: dict[int, float] = {}
     for pair in pairs:
-        token, _, value = pair.partition("=")
+        name, _, value = pair.partition("=")
         try:
-            bias[int(token)] = float(value)
+            token, added = int(name), float(value)
         except ValueError as error:
             raise UsageError(f"--logit-bias must be ID=VALUE with a token and a number; got {pair!r}") from error
+        if token in bias:
+            raise UsageError(f"--logit-bias must name each token once; got {token} twice")
+        bias[token] = added
     return bias

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+
+from jax_smash.cli.screen import Printed
 
 LEAST_WIDTH = 100
 """Columns that tables are given, also where the output is no terminal."""
@@ -18,7 +19,7 @@ def print_plan(told: Mapping[str, Any]) -> None:
       told: of `planning.report.report`, with the model's name, and what the compiler says under `compiled` if it was
         asked.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Printed(highlight=False, soft_wrap=True)
     console.width = max(console.width, LEAST_WIDTH)
     for line in summary(told):
         console.print(line, markup=False)

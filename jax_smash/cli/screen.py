@@ -127,14 +127,14 @@ class Screen:
             self._bar = None
 
     def _write(self, text: str) -> None:
-        if not self._open:
+        if not self._open or sys.stdout is None:
             return
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
         except OSError as error:
             self._open = False
-            _abandon_stdout()
+            abandon_stdout()
             if isinstance(error, BrokenPipeError):
                 if self._keep_going:
                     return
@@ -144,7 +144,24 @@ class Screen:
             self._ends_line = text.endswith("\n")
 
 
-def _abandon_stdout() -> None:
+class Printed(Console):
+    """A console on stdout whose errors say so. Where nobody reads, rich's own would end the program."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints; raises OSError where that cannot be written."""
+        try:
+            super().print(*objects, **options)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from error
+
+    def on_broken_pipe(self) -> None:
+        """Raises what is being handled."""
+        raise
+
+
+def abandon_stdout() -> None:
     """Points stdout nowhere, since Python would try once more to write what is left, and complain."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)

@@ -112,10 +112,10 @@ def processors_for(
     Raises:
       ValueError: a biased or stop token is not in the vocabulary, or a grammar is over another vocabulary.
     """
-    for token in {t for o in options for t in o.logit_bias}.union(stop_tokens):
+    every = [*options, *among]
+    for token in {t for o in every for t in o.logit_bias}.union(stop_tokens):
         if not 0 <= token < vocab_size:
             raise ValueError(f"a biased or stop token must be below the vocabulary's {vocab_size}; got {token}")
-    every = [*options, *among]
     grammars = [grammar] * len(options) if grammar is None or isinstance(grammar, TokenAutomaton) else list(grammar)
     if len(grammars) != len(options):
         raise ValueError(f"grammar must be one for all or one a row ({len(options)}); got {len(grammars)}")

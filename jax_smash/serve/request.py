@@ -12,7 +12,7 @@ import numpy as np
 from jax_smash.automaton import TokenAutomaton, json_schema_automaton, regex_automaton, stop_automaton
 from jax_smash.loading import Model
 from jax_smash.sampling import SamplingOptions, check_seeds
-from jax_smash.serve.prompts import check_messages
+from jax_smash.serve.prompts import check_messages, checked_text
 from jax_smash.shapes import bucket
 
 Tokens = Sequence[int | np.integer | jax.Array] | np.ndarray | jax.Array
@@ -62,7 +62,8 @@ def as_prompts(prompts: Any) -> list[Any]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, Mapping) or (not _is_array(prompts) and not isinstance(prompts, Iterable)):
+    none = isinstance(prompts, Mapping | bytes | bytearray) or not isinstance(prompts, Iterable)
+    if none and not _is_array(prompts):
         raise TypeError(f"prompts must be texts, tokens or lists of chat messages; got {_kind(prompts)}")
     if _is_array(prompts):
         array = np.asarray(prompts)
@@ -90,7 +91,7 @@ def as_tokens(prompt: Any, what: str = "prompt") -> list[int]:
         if array.size and not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"{what} must be tokens (integers); got an array of {array.dtype}")
         return array.tolist()
-    if not isinstance(prompt, Sequence):
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         raise TypeError(f"{what} must be text, tokens or chat messages; got {_kind(prompt)}")
     return [whole_number(token, f"{what}, entry {i}: a token") for i, token in enumerate(prompt)]
 
@@ -148,7 +149,10 @@ def _encode(model: Model, prompt: Any, chat: bool, what: str) -> list[int]:
         if not prompt:
             return []
         if not chat:
-            return model.encode(prompt)
+            try:
+                return model.encode(checked_text(prompt))
+            except ValueError as error:
+                raise ValueError(f"{what}: {error}") from error
         messages = [{"role": "user", "content": prompt}]
     elif not _is_array(prompt) and isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
         messages = prompt
@@ -177,11 +181,16 @@ def as_options(sampling: Any, count: int) -> list[SamplingOptions]:
 
 
 def as_stops(stop: Any) -> tuple[str, ...]:
-    """Returns stop strings, of which one may stand alone; raises TypeError for what is none."""
+    """Returns stop strings, of which one may stand alone.
+
+    Raises:
+      TypeError: something else is given.
+      ValueError: one is no Unicode text.
+    """
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if other := [text for text in stops if not isinstance(text, str)]:
         raise TypeError(f"stop must be strings; got {other[0]!r}")
-    return stops
+    return tuple(map(checked_text, stops))
 
 
 def check_counts(least: int = 1, /, **counts: int | None) -> None:

@@ -110,6 +110,8 @@ REFUSED = [
     ({"type": "string", "pattern": r"[^\D5]"}, r"at #/pattern must not have \\D between brackets"),
     ({"properties": {"a": True}, "required": ["b"]}, "at #/required must name properties; got \\['b'\\]"),
     ({"properties": [], "required": []}, "must have an object as properties and a list as required"),
+    ({"properties": {"a": True}, "required": [["a"]]}, r"at #/required must name properties; got \[\['a'\]\]"),
+    ({"const": float("inf")}, "JSON schema at #: Out of range float values are not JSON compliant"),
 ]
 
 

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -211,7 +213,7 @@ OPTIONS = {
     "--repetition-penalty": (["0", "-2"], "repetition_penalty must be over 0"),
     "--presence-penalty": (["3", "-3"], "presence_penalty must be from -2 to 2"),
     "--frequency-penalty": (["2.5", "nan"], "frequency_penalty must be"),
-    "--logit-bias": (["3", "3=x", "x=3", "-4=1", "3=1e9", "3=nan"], "logit"),
+    "--logit-bias": (["3", "3=x", "x=3", "-4=1", "3=1e9", "3=nan", "3=1,3=2"], "logit"),
     "--min-new-tokens": (["-1"], "min_new_tokens must be from 0"),
     "--max-new-tokens": (["0", "-5"], "--max-new-tokens must be at least 1"),
     "--num-samples": (["0"], "--num-samples must be at least 1"),
@@ -236,11 +238,20 @@ def test_an_option_out_of_range_is_refused_before_anything_is_loaded(call, tmp_p
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("option", ["--top-k", "--top-p", "--min-p"])
+def test_what_bears_on_sampling_alone_goes_with_a_temperature(call, option):
+    value = "4" if option == "--top-k" else "0.5"
+    status, _, err = call("generate", "--model", "absent", "--prompt", "a", option, value)
+    assert status == 2
+    assert f"{option} goes with a --temperature above 0" in err
+
+
 @pytest.mark.parametrize(
     ("value", "status", "said"),
     [
         ("{'type': 'object'}", 2, "--json-schema must be a JSON schema; at line 1: "),
         ("@cut.json", 2, "cut.json must be a JSON schema; at line 2: "),
+        ("@/bin/sh", 2, "/bin/sh must be a JSON schema; it is no UTF-8 text"),
         ("absent.json", 1, "absent.json: No such file or directory"),
     ],
 )
@@ -325,11 +336,37 @@ def test_a_full_disk_leaves_the_file_that_was_to_be_replaced(call, model, tmp_pa
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_behind_stdout_is_reported(run, model):
+@pytest.mark.parametrize("command", ["generate", "info", "--version", "--help"])
+def test_a_full_disk_behind_stdout_is_reported(run, model, command):
+    generate = ("generate", "--model", model, "--prompt", "a", "--max-new-tokens", "4")
     with open("/dev/full", "w") as full:
-        result = run("generate", "--model", model, "--prompt", "a", "--max-new-tokens", "4", stdout=full)
+        result = run(*{"generate": generate, "info": ("info", model)}.get(command, (command,)), stdout=full)
     assert result.returncode == 1
     assert result.stderr.splitlines() == ["jax-smash: error: standard output: No space left on device"]
+
+
+@pytest.mark.parametrize("command", ["info", "--version", "--help"])
+def test_a_pipe_that_nobody_reads_ends_the_program_without_a_word(run, model, command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        result = run(*{"info": ("info", model)}.get(command, (command,)), stdout=closed)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_without_stdout_a_command_does_its_work(environment, model, tmp_path):
+    words = ["-m", "jax_smash", "generate", "--model", str(model), "--prompt", "a", "--max-new-tokens", "2"]
+    words += ["--json", "out.jsonl"]
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, *words],
+        env=environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert closed.returncode == 0, closed.stderr
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("to", ["huggingface", "orbax"])

@@ -107,6 +107,25 @@ def test_a_run_that_ended_well_is_told_to_be_whole(generate, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["out.jsonl", "prompts.jsonl"]
 
 
+def test_who_waits_for_a_warm_start_is_told_that_none_is_written(generate, tmp_path):
+    assert generate("out.jsonl", "--method", "recycling")[0] == 0
+    status, _, err = generate("out.jsonl", "--method", "recycling", "--resume", "--save-warm-start", "warm.st")
+    assert status == 0
+    assert "warm.st is not written: no text was left to learn from" in err
+
+
+@pytest.mark.parametrize("option", ["--tree", "--costs"])
+def test_another_tree_in_the_same_file_is_another_run(generate, tmp_path, option):
+    curve = {"entries": [1, 4], "seconds": [1.0, 1.0], "batch": 2, "slots": 64, "source": "written"}
+    (tmp_path / "file.json").write_text("[[0], [0, 0]]" if option == "--tree" else json.dumps(curve))
+    given = ("--method", "lookup", option, "file.json")
+    assert generate("out.jsonl", *given)[0] == 0
+    (tmp_path / "file.json").write_text((tmp_path / "file.json").read_text() + "\n")
+    status, _, err = generate("out.jsonl", *given, "--resume")
+    assert status == 2
+    assert f"was made with {option}: another file or folder; nothing was changed" in err
+
+
 @pytest.fixture
 def partial(generate, tmp_path) -> Path:
     assert generate("out.jsonl", "--temperature", "0.5")[0] == 0

@@ -289,6 +289,13 @@ def test_a_flat_array_is_one_prompt():
         assert len(as_prompts(prompt)) == 1
 
 
+def test_a_bias_outside_the_vocabulary_is_refused_before_anything_is_decoded():
+    sampling, made = [SamplingOptions(), SamplingOptions(logit_bias={99_999: 1.0})], []
+    with pytest.raises(ValueError, match="must be below the vocabulary's 259; got 99999"):
+        generate(tiny_model(), ["a", "b"], sampling=sampling, batch_size=1, on_completion=made.append, max_new_tokens=2)
+    assert not made
+
+
 @pytest.mark.parametrize("seed", [3, np.int64(3), np.uint8(3), jnp.int32(3), np.asarray(3), [3, 3], np.asarray([3, 3])])
 def test_integers_of_every_kind_are_seeds(seed):
     assert as_seeds(seed, 2) == [3, 3]
@@ -308,6 +315,9 @@ def test_integers_of_every_kind_are_seeds(seed):
         ([np.zeros((2, 2), int)], {}, TypeError, r"prompt 0 must be tokens \[T\]; got an array of shape \[2, 2\]"),
         (np.asarray(5), {}, TypeError, r"tokens \[T\] or \[B, T\]; got shape \[\]"),
         (5, {}, TypeError, "prompts must be texts, tokens or lists of chat messages; got 5"),
+        (b"Once", {}, TypeError, "prompts must be texts, tokens or lists of chat messages; got b'Once'"),
+        ([b"Once"], {}, TypeError, "prompt 0 must be text, tokens or chat messages; got b'Once'"),
+        (["a", "b\ud800"], {}, ValueError, "prompt 1: text is not Unicode: '.ud800' at 1 stands alone"),
         ({"role": "user"}, {}, TypeError, "prompts must be texts, tokens or lists of chat messages; got"),
         ([None], {}, TypeError, "prompt 0 must be text, tokens or chat messages; got None"),
         (np.asarray([1, -2]), {}, ValueError, r"prompt 0 has tokens outside 0 … \d+: -2"),
