@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.studies import TEMPLATE, Plan, Row, cold_start, official, rounds, trees_and_chains, width_and_depth
 from eval.drafting.trained import Named, check_rows, modules_of, named_method, read_trained, trained_for
-from eval.exact.exactness_report import earlier_rows
+from eval.exact.exactness_report import earlier_rows, inputs_of
 from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
 from eval.reports.options import Decimals, Names, Numbers, Paths, check_least
 from eval.reports.report import check_outputs, heading, print_table, progress, run_program, write_json, write_whole
@@ -270,9 +270,11 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     """Measures, prints tables, writes report and picture; returns 1 where the official algorithm is the better one."""
     shown = dataclasses.asdict(settings) | {"prompts": [str(path) for path in settings.prompts]}
     headed = heading("eval.acceptance", arguments, shown)
+    files = (*settings.prompts, settings.spec_bench, settings.warm_start, settings.lookup_corpus)
+    headed |= {"inputs": inputs_of(settings.model, files)}
     done: list[Row] = []
     if settings.resume and settings.json is not None:
-        done = earlier_rows(settings.json, headed["settings"], free=FREE_TO_CHANGE)
+        done = earlier_rows(settings.json, headed["settings"], inputs=headed["inputs"], free=FREE_TO_CHANGE)
         check_rows(done, [named.drafter for named in settings.named() if named.drafter])
 
     def write(found: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from eval.drafting.acceptance_runs import Asking
 from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
 from eval.drafting.task_rows import below_chains, rows_of
 from eval.drafting.trained import Named, Trained, check_rows, modules_of, named_method, read_trained, trained_for
-from eval.exact.exactness_report import earlier_rows, say
+from eval.exact.exactness_report import earlier_rows, inputs_of, say
 from eval.exact.reference import require_torch
 from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
 from eval.prompts.task_prompts import Task, task_prompts
@@ -348,9 +348,10 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     packages = ("torch",) if settings.peers else ()
     report = heading("eval.by_task", arguments, dataclasses.asdict(settings), *packages)
+    report |= {"inputs": inputs_of(settings.model, [settings.prompts, settings.spec_bench])}
     done = []
     if settings.resume and settings.json:
-        done = earlier_rows(settings.json, report["settings"], free=FREE_TO_CHANGE)
+        done = earlier_rows(settings.json, report["settings"], inputs=report["inputs"], free=FREE_TO_CHANGE)
         check_rows(done, settings.trained())
 
     def write(found: Row) -> None:

@@ -31,7 +31,7 @@ from eval.drafting.random_drafters import KINDS
 from eval.drafting.trained import MICRO, Trained, trained_for
 from eval.exact.conditions import REGEX, STOP, Condition
 from eval.exact.divergence import ROUNDING
-from eval.exact.exactness_report import Clock, earlier_rows, totals
+from eval.exact.exactness_report import Clock, earlier_rows, inputs_of, totals
 from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, HYBRID, SELF_SPARSE, Case, Study
 from eval.prompts.exactness_prompts import of_file, of_spec_bench, shipped
 from eval.reports.options import Names, Numbers, Paths, check_least
@@ -337,7 +337,12 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     settings.check()
     report = heading("eval.exactness", arguments, dataclasses.asdict(settings))
     report |= {"rounding": ROUNDING[settings.dtype]}
-    kept = earlier_rows(settings.json, report["settings"]) if settings.resume and settings.json else []
+    folder = settings.folder()
+    files = (settings.prompts, settings.spec_bench, None if folder is None else Path(folder))
+    report |= {"inputs": inputs_of(settings.model, files)}
+    kept = []
+    if settings.resume and settings.json:
+        kept = earlier_rows(settings.json, report["settings"], inputs=report["inputs"])
 
     def write(rows: list[Row], *, complete: bool = False) -> None:
         if settings.json is not None:

@@ -132,7 +132,7 @@ class Settings:
         """Returns where a policy's shares of heads are written."""
         assert self.json is not None
         name = re.sub(r"[^\w.-]+", "-", policy)
-        return self.json.with_name(f"{self.json.stem}.{name}-{share:.0%}".replace("%", "") + ".shares.json")
+        return self.json.with_name(f"{self.json.stem}.{name}-{100 * share:g}.shares.json")
 
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:

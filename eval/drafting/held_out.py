@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Integer
 
+from eval.tasks.records import read_lines
 from jax_smash.loading import Model
 
 INDEX, SPLIT = "index.json", "held_out"
@@ -128,9 +129,7 @@ def answered_texts(path: Path, model: Model) -> Iterator[Text]:
       ValueError: a line is none of these.
       OSError: the file cannot be read.
     """
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         try:
             record = json.loads(line)
             if "messages" in record:

@@ -10,6 +10,8 @@ from typing import Any
 
 from eval.exact.exactness_rows import AS_IT_IS
 from eval.reports.code_hashes import changed_files
+from jax_smash.cli.resume import path_digest
+from jax_smash.loading import sources
 
 MOST_DIVERGENCES = 5e-6
 """Divergences a token that rounding may cause in float32."""
@@ -69,26 +71,50 @@ def totals(rows: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
     return sums | {"divergences_allowed": allowed, "passed": few and all(row["passed"] for row in rows)}
 
 
-def earlier_rows(path: Path, settings: dict[str, Any], *, free: Sequence[str] = FREE_TO_CHANGE) -> list[dict[str, Any]]:
+def inputs_of(model: str, files: Sequence[Path | None]) -> dict[str, Any]:
+    """Returns digests of what rows depend on and a report tells by its name alone.
+
+    Args:
+      model: that is measured.
+      files: or folders that are read beside it; None for one that is not given.
+    """
+    digests = [None if path is None else path_digest(path) for path in files]
+    return {"model": [path_digest(path) for path in sources(model)], "files": digests}
+
+
+def earlier_rows(
+    path: Path,
+    settings: dict[str, Any],
+    *,
+    inputs: dict[str, Any] | None = None,
+    free: Sequence[str] = FREE_TO_CHANGE,
+) -> list[dict[str, Any]]:
     """Returns the rows of a report that stands there; none where there is none.
 
     Args:
       path: of the report.
       settings: of this run.
+      inputs: as `inputs_of` tells them, and the report under that name; None compares none.
       free: settings that may be others.
 
     Raises:
-      ValueError: it was made under settings that give other rows, or by other code.
+      ValueError: it is no report, or was made of other inputs, under settings that give other rows, or by other code.
     """
     if not path.exists():
         return []
-    report = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        before, rows = dict(report["settings"]), list(report["rows"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no report that can be continued: {error!r}") from error
     for name, value in json.loads(json.dumps(settings)).items():
-        if name not in free and report["settings"].get(name) != value:
-            raise ValueError(f"{path} was made with {name} {report['settings'].get(name)!r}; got {value!r}")
+        if name not in free and before.get(name) != value:
+            raise ValueError(f"{path} was made with {name} {before.get(name)!r}; got {value!r}")
+    if inputs is not None and report.get("inputs") != inputs:
+        raise ValueError(f"{path} was made with another model or other files: its rows are not continued")
     if changed := changed_files(report.get("code", {})):
         raise ValueError(f"{path} was made by another {changed[0]}: its rows are not continued; name another file")
-    return report["rows"]
+    return rows
 
 
 def say(line: str) -> None:

@@ -84,8 +84,10 @@ def tango(gained: int, lost: int, n: int) -> Interval:
         bound = Z**2 / (n + Z**2)
         return Interval(low=-bound, high=bound, kind="tango")
     found = (gained - lost) / n
-    low = -1.0 if found == -1 else brentq(beyond, -1, found, args=(Z,))
-    high = 1.0 if found == 1 else brentq(beyond, found, 1, args=(-Z,))
+    # Where all examples differ alike, the variance is 0 at that end too: the other root counts.
+    inner = (n - Z**2) / (n + Z**2)
+    low = -1.0 if found == -1 else inner if found == 1 else brentq(beyond, -1, found, args=(Z,))
+    high = 1.0 if found == 1 else -inner if found == -1 else brentq(beyond, found, 1, args=(-Z,))
     return Interval(low=low, high=high, kind="tango")
 
 
@@ -99,7 +101,7 @@ def ratio_bootstrap(above: Sequence[float], below: Sequence[float], *, seed: int
       seed: of the draws.
 
     Returns:
-      None for fewer than two documents: one says nothing about others.
+      None for fewer than two documents, since one says nothing about others, and where all are of size 0.
     """
     count = len(above)
     if count < 2:
@@ -107,6 +109,9 @@ def ratio_bootstrap(above: Sequence[float], below: Sequence[float], *, seed: int
     random, pairs = np.random.default_rng(seed), np.stack([above, below]).astype(np.float64)
     # One draw at a time: all of them at once would take gigabytes for many documents.
     sums = np.array([pairs[:, random.integers(0, count, count)].sum(1) for _ in range(RESAMPLES)])
+    sums = sums[sums[:, 1] > 0]  # A draw of nothing but documents of size 0 has no ratio.
+    if not len(sums):
+        return None
     ratios = sums[:, 0] / sums[:, 1]
     low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(low=float(low), high=float(high), kind="bootstrap")

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eval.exact.exactness_report import say
@@ -174,7 +175,9 @@ class Comparison:
 
     def _name_of(self, arm: Arm, task: Task) -> dict[str, Any]:
         """Returns under what an arm's outcomes are kept."""
-        return {"task": task.name, "policy": arm.name, "budget": arm.asked} | self._read_from(arm.name)
+        source = Path(task.name.partition(":")[2])
+        data = {"data": file_states(source)} if source.is_file() else {}
+        return {"task": task.name, "policy": arm.name, "budget": arm.asked} | data | self._read_from(arm.name)
 
     def _read_from(self, name: str) -> dict[str, Any]:
         """Returns the states of the files that a policy is read from, where there are any."""

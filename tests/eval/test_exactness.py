@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval.exact.conditions import Condition
-from eval.exact.exactness_report import MOST_DIVERGENCES, earlier_rows, totals
+from eval.exact.exactness_report import MOST_DIVERGENCES, earlier_rows, inputs_of, totals
 from eval.exact.exactness_rows import FIRST_CHILDREN, Case, Study
 from eval.exactness import Settings, cases_of, main, measure, read_tokens
 from eval.prompts.shipped_prompts import shipped_prompts
@@ -169,6 +169,22 @@ def test_rows_of_other_code_are_not_gone_on_with(report, tmp_path):
     (tmp_path / "other.json").write_text(json.dumps(made | {"code": made["code"] | {"eval/exactness.py": "ab"}}))
     with pytest.raises(ValueError, match=r"was made by another eval/exactness\.py: its rows are not continued"):
         earlier_rows(tmp_path / "other.json", report["settings"])
+
+
+def test_rows_of_another_model_or_other_files_of_the_same_names_are_not_gone_on_with(report, tmp_path):
+    assert report["inputs"] == inputs_of(report["given"].model, [report["given"].prompts, None, None])
+    assert earlier_rows(report["given"].json, report["settings"], inputs=report["inputs"]) == report["rows"]
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "x"}\n')
+    other = inputs_of(report["given"].model, [tmp_path / "prompts.jsonl", None, None])
+    with pytest.raises(ValueError, match="was made with another model or other files: its rows are not continued"):
+        earlier_rows(report["given"].json, report["settings"], inputs=other)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"settings": {}}'])
+def test_what_is_no_report_is_not_gone_on_with(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=r"x\.json is no report that can be continued"):
+        earlier_rows(tmp_path / "x.json", {})
 
 
 def test_no_file_leaves_nothing_to_go_on_with(tmp_path):

@@ -27,6 +27,7 @@ def test_an_impossible_share_is_refused(right, n):
 PAIRS = [
     (gained, lost, n) for n in (6, 40, 5000) for gained in (0, 1, 3, 6) for lost in (0, 2, 6) if gained + lost <= n
 ]
+PAIRS += [(1, 0, 1), (0, 2, 2), (50, 0, 50)]
 
 
 @pytest.mark.parametrize(("gained", "lost", "n"), PAIRS)
@@ -71,6 +72,12 @@ def test_the_order_of_a_pair_is_the_sign_of_its_difference():
 def test_impossible_pairs_are_refused(gained, lost, n):
     with pytest.raises(ValueError, match="0 <= gained"):
         tango(gained, lost, n)
+
+
+def test_documents_of_size_0_have_no_ratio():
+    found = ratio_bootstrap([0.0, 0.0, 6.0], [0, 0, 3])
+    assert (found.low, found.high) == (2.0, 2.0)
+    assert ratio_bootstrap([0.0, 0.0], [0, 0]) is None
 
 
 def test_documents_that_all_agree_leave_no_doubt():
