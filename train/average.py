@@ -1,6 +1,6 @@
 """Averages the weights of models that learned from the same ones.
 
-    python -m train.average --models MODEL MODEL --shares 0.4,0.6 --output AVERAGE
+    python -m train.average --models MODEL,MODEL --shares 0.4,0.6 --output AVERAGE
 
 What one run learns another forgets; a point between the two in the space of weights often keeps most of both, and is a
 better place to go on from than either.
@@ -108,8 +108,8 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 def _card(hashes: Sequence[str], shares: Sequence[float]) -> str:
     rows = "\n".join(f"| {share:g} | {digest} |" for digest, share in zip(hashes, shares, strict=True))
-    models = " ".join(f"MODEL{i}" for i in range(1, len(hashes) + 1))
-    return CARD.format(rows=rows, models=models, shares=" ".join(f"{share:g}" for share in shares), code=made_by())
+    models = ",".join(f"MODEL{i}" for i in range(1, len(hashes) + 1))
+    return CARD.format(rows=rows, models=models, shares=",".join(map(str, shares)), code=made_by())
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def test_an_average_loads_and_its_card_tells_what_went_into_it(models, tmp_path)
     card = (tmp_path / "out" / "README.md").read_text()
     for folder, share in zip(models, ("0.25", "0.75"), strict=True):
         assert f"| {share} | {loaded_params(folder).sha256} |" in card
+    assert "--models MODEL1,MODEL2 --shares 0.25,0.75 --output" in card
     assert re.search(r"^(commit [0-9a-f]{40}|jax_smash \S+, outside).*; Python 3\..*\.$", card, re.MULTILINE)
 
 

@@ -155,6 +155,14 @@ def test_a_run_that_is_cut_off_goes_on_to_the_same_bytes(place, segmented, tmp_p
         main(place / "packed", str(place / "model"), output, **SETTINGS)
     with pytest.raises(ValueError, match=r"was begun with ratio 0\.99; got 0\.5"):
         main(place / "packed", str(place / "model"), output, **(SETTINGS | {"ratio": 0.5}), resume=True)
+    # So is a setting that is there only where it is given.
+    progress = tmp_path / ".out.part/progress.json"
+    begun = progress.read_text()
+    told = json.loads(begun)
+    progress.write_text(json.dumps(told | {"settings": told["settings"] | {"price": 0.1}}))
+    with pytest.raises(ValueError, match=r"was begun with price 0\.1; got None"):
+        main(place / "packed", str(place / "model"), output, **SETTINGS, resume=True)
+    progress.write_text(begun)
     main(place / "packed", str(place / "model"), output, **SETTINGS, resume=True)
     assert same_bytes(segmented[0], output)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -72,11 +72,11 @@ class _Run:
         if not resume:
             raise ValueError(f"{self.folder} holds an unfinished run; resume it, or remove it")
         state = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
-        if differing := [name for name in self.settings if self.settings[name] != state["settings"].get(name)]:
+        begun = state["settings"]
+        # Some settings are there only where they were given.
+        if differing := [n for n in {**self.settings, **begun} if self.settings.get(n) != begun.get(n)]:
             name = differing[0]
-            raise ValueError(
-                f"{self.folder} was begun with {name} {state['settings'].get(name)}; got {self.settings[name]}"
-            )
+            raise ValueError(f"{self.folder} was begun with {name} {begun.get(name)}; got {self.settings.get(name)}")
         self.done, self.counts = state["done"], state["counts"]
 
     def save(self) -> None:
