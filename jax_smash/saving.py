@@ -5,14 +5,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+
 from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.directory import check_new, new_directory
+from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.checkpoints.smasher import MODULES, save_smasher, tokenizer_sha256
 from jax_smash.checkpoints.tokenizer import load_tokenizer, stop_tokens
 from jax_smash.config import ModelConfig
 from jax_smash.loading import Model
 from jax_smash.models.predictors import without_predictor
-from jax_smash.quantise import check_plain
+from jax_smash.quantise import activation_dtype, check_plain
 
 GENERATION = "generation_config.json"
 
@@ -56,13 +59,16 @@ def save(model: Model, path: str | Path, *, progress: huggingface.Progress | Non
             modules.config.check_base(config, tokenizer_sha256(work))
         huggingface.write(work, config, params, original_config=_original(source), progress=progress)
         if modules is not None:
+            told = modules.base_fingerprint
+            if told and activation_dtype(params) == jnp.float16:
+                told = fingerprint(config, params)  # What float16 has rounded is written, and known by its own.
             save_smasher(
                 work / MODULES,
                 modules.config,
                 modules.params,
                 token_counts=modules.token_counts,
                 options=modules.options,
-                base_fingerprint=modules.base_fingerprint,
+                base_fingerprint=told,
             )
     return target
 

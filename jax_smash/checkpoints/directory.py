@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -64,6 +65,10 @@ def new_directory(target: str | Path, size: int) -> Iterator[Path]:
         _remove(work)
         if isinstance(error, OSError) and error.errno in FULL:
             raise OSError(error.errno, f"no room to save: {os.strerror(error.errno)}", str(path)) from error
+        # The tokenizers library raises bare Exception, and says what the disk said in its message.
+        code = re.search(r"\(os error (\d+)\)", str(error)) if type(error) is Exception else None
+        if code and int(code[1]) in FULL:
+            raise OSError(int(code[1]), f"no room to save: {os.strerror(int(code[1]))}", str(path)) from error
         raise
 
 

@@ -123,7 +123,12 @@ def load(
 def original_config(path: str | Path) -> dict[str, Any] | None:
     """Returns the Hugging Face `config.json` that was saved along; None where there was none."""
     file = Path(path) / CONFIG
-    return json.loads(file.read_text()) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
 
 
 def read_config(path: str | Path) -> ModelConfig:

@@ -35,10 +35,18 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def stop_tokens(path: Path, config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the ids that end a text, as configuration, generation settings and tokenizer name them, in order."""
+    """Returns the ids that end a text, as configuration, generation settings and tokenizer name them, in order.
+
+    Raises:
+      ValueError: the generation settings are damaged, or name what is no token.
+    """
     stops = set(config.eos_tokens)
-    eos = _json(path / "generation_config.json").get("eos_token_id")
-    stops |= set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    file = path / "generation_config.json"
+    eos = _json(file).get("eos_token_id")
+    named = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(type(token) is int and 0 <= token < config.vocab_size for token in named):
+        raise ValueError(f"{file}: eos_token_id must be tokens below the vocabulary's {config.vocab_size}; got {eos!r}")
+    stops |= set(named)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
     return tuple(sorted(stops))

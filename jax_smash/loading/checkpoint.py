@@ -112,7 +112,7 @@ def load(
         return model
     expected = read_smasher(folder).base_fingerprint
     if expected and model.fingerprint is None:
-        model = dataclasses.replace(model, fingerprint=stored_fingerprint(source, config))
+        model = dataclasses.replace(model, fingerprint=stored_fingerprint(source, config, adapter))
     check_base_weights(expected, model.fingerprint or "", modules=folder, base=source)
     made = load_smasher(folder, config, tokenizer_sha256(path), dtype=activation_dtype(params))
     if weights == "int8":

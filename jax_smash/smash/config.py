@@ -187,6 +187,7 @@ def micro_model(base: ModelConfig, micro_layers: int) -> ModelConfig:
         rope=rope,
         rope_sliding=rope,
         unrotated_layers=(),
+        kv_copies=1,  # Where the base holds copies of its KV heads, the modules' are what their files hold.
     )
 
 

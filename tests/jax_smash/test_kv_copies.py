@@ -60,3 +60,13 @@ def test_a_mesh_of_more_devices_than_kv_heads_decodes_the_same_text(tmp_path, we
         for model in (one, four)
     ]
     assert texts[0] == texts[1]
+
+
+def test_modules_are_those_of_their_file_where_the_base_holds_copies():
+    copied = jax_smash.load("tiny", modules="auto", mesh="tp=8")
+    assert copied.config.kv_copies == 2
+    plain = jax_smash.load("tiny", modules="auto")
+    said = [
+        jax_smash.generate(model, "12 + 30 =", method="hamburger", max_new_tokens=8)[0] for model in (copied, plain)
+    ]
+    assert said[0].token_ids == said[1].token_ids

@@ -101,3 +101,16 @@ def test_modules_whose_base_got_another_tokenizer_are_not_saved_with_it(tmp_path
     with pytest.raises(ValueError, match="the modules were made for the tokenizer of hash"):
         save(dataclasses.replace(model, tokenizer=None), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_modules_belong_to_what_is_written_in_float16(tmp_path):
+    save(load("tiny", modules="auto", dtype=jnp.float16), tmp_path / "out")
+    assert load(tmp_path / "out", modules="auto").modules is not None
+
+
+@pytest.mark.parametrize("eos", ["abc", {"a": 1}, True, [1.5], [-1], [1, 10**6]])
+def test_stop_tokens_that_are_none_are_refused(tmp_path, eos):
+    save(load("tiny"), tmp_path / "out")
+    (tmp_path / "out/generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id must be tokens below the vocabulary"):
+        load(tmp_path / "out")

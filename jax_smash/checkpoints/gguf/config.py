@@ -236,6 +236,8 @@ def _rope(file: GgufFile) -> dict[str, Any]:
         raise ValueError(
             f"rope scaling {kind!r} of {file.path} is not supported; supported: none, linear, yarn, longrope"
         )
+    if file.architecture != "phi3" and (kind == "longrope" or LONG_FACTORS in file.tensors):
+        raise ValueError(f"rope scaling longrope of {file.path} is not supported for architecture {file.architecture}")
     if kind in ("linear", "yarn") and factor and factor != 1:
         rope |= {"rope_type": kind, "factor": _decimal(factor)}
     if rope["rope_type"] == "yarn":

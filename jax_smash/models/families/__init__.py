@@ -59,7 +59,7 @@ def family_of(model_type: Any) -> Family:
     Raises:
       ValueError: there is no such family.
     """
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
     return FAMILIES[model_type]
 

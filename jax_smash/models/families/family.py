@@ -53,6 +53,8 @@ def layer_kinds_from_hf(fields: Fields, default: Callable[[int], AttentionKind])
     layers, names = fields.integer("num_hidden_layers"), fields.get("layer_types")
     if names is None:
         return tuple(default(i) for i in range(layers))
+    if not isinstance(names, list | tuple):
+        raise ValueError(f"layer_types must be a list; got {names!r}")
     unknown = sorted({str(name) for name in names} - set(LAYER_KINDS))
     if unknown:
         raise ValueError(f"layer type {unknown[0]!r} is not supported; supported: {', '.join(LAYER_KINDS)}")

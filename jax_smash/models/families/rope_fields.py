@@ -107,6 +107,8 @@ def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeC
         return as_number(name, default if value is None else value)
 
     base, partial = number("rope_theta", base), number("partial_rotary_factor", 1.0)
+    if base <= 0 or number("factor", 1.0) <= 0:
+        raise ValueError(f"rope_theta and factor must be above 0; got {base:g} and {parameters.get('factor')!r}")
     if kind == "default":
         return RopeConfig(base=base, partial=partial)
     if kind == "linear":
@@ -121,6 +123,8 @@ def rope_of_parameters(parameters: Any, fields: Fields, *, base: float) -> RopeC
     original = fields.get("original_max_position_embeddings")
     if original is None:
         original = number("original_max_position_embeddings", float(fields.integer("max_position_embeddings")))
+    if as_number("original_max_position_embeddings", original) < 1:
+        raise ValueError(f"original_max_position_embeddings must be at least 1; got {original!r}")
     if kind == "llama3":
         return RopeConfig(
             base=base,

@@ -92,3 +92,13 @@ def test_a_full_disk_is_said_to_be_one(tmp_path):
         raise OSError(errno.ENOSPC, "while writing")
     assert caught.value.filename == str(tmp_path / "out")
     assert names(tmp_path) == []
+
+
+def test_a_full_disk_is_said_to_be_one_by_what_a_library_says(tmp_path):
+    """The tokenizers library raises nothing more than `Exception`."""
+    with pytest.raises(OSError, match="no room to save") as caught, new_directory(tmp_path / "out", 0):
+        raise Exception("No space left on device (os error 28)")
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(Exception, match="os error 2"), new_directory(tmp_path / "out", 0):
+        raise Exception("No such file or directory (os error 2)")
+    assert not list(tmp_path.iterdir())

@@ -129,3 +129,10 @@ def test_memory_holds_one_copy_of_the_weights(tmp_path):
     assert 0.9 * size < saved < 1.2 * size
     # Orbax lets its storage library keep 100 MB, whatever the size of the checkpoint.
     assert 0.9 * size < loaded < 1.2 * size + 100e6
+
+
+def test_a_damaged_configuration_of_hugging_face_is_named(tmp_path):
+    assert orbax.original_config(tmp_path) is None
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged: it must be JSON"):
+        orbax.original_config(tmp_path)

@@ -208,6 +208,17 @@ REFUSED = {
         {**OLMO2, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "partial_rotary_factor=0.5 is not supported for olmo2",
     ),
+    "rope factor 0": ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 0}}, "factor must be above 0; got .* 0"),
+    "rope base 0": (
+        {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        "rope_theta and factor must be above 0; got 0",
+    ),
+    "yarn without a context": (
+        {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
+        "original_max_position_embeddings must be at least 1; got 0",
+    ),
+    "layer types that are none": ({**QWEN3, "layer_types": 5}, "layer_types must be a list; got 5"),
+    "several model types": ({**LLAMA, "model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
     "shrinking dynamic rope": ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 0.5}}, "must be at least 1"),
     "dynamic rope without factor": ({**LLAMA, "rope_scaling": {"type": "dynamic"}}, "dynamic must have factor"),
     "phi biases": ({**PHI3, "attention_bias": True}, "attention_bias=True is not supported for phi3"),
