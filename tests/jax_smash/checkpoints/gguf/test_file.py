@@ -83,6 +83,13 @@ def test_a_missing_key_is_named(key, tmp_path):
         read_config(path)
 
 
+def test_longrope_of_another_architecture_than_phi_is_refused(tmp_path):
+    more = {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2}
+    path = write_gguf(tmp_path / "model.gguf", LLAMA, random_tensors(LLAMA), more=more)
+    with pytest.raises(ValueError, match="longrope of .* is not supported for architecture llama"):
+        read_config(path)
+
+
 def test_a_directory_stands_for_its_one_gguf_file(path):
     assert resolve(path.parent) == path
     assert resolve(path) == path
