@@ -86,7 +86,7 @@ def test_a_missing_key_is_named(key, tmp_path):
 def test_longrope_of_another_architecture_than_phi_is_refused(tmp_path):
     more = {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2}
     path = write_gguf(tmp_path / "model.gguf", LLAMA, random_tensors(LLAMA), more=more)
-    with pytest.raises(ValueError, match="longrope of .* is not supported for architecture llama"):
+    with pytest.raises(ValueError, match=r"longrope of .* is not supported for architecture llama"):
         read_config(path)
 
 
