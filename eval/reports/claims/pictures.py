@@ -9,6 +9,8 @@ from eval.reports.claims.table import Cell, Row
 from eval.reports.drawing import mark
 
 INCH_A_BAR, INCH_A_GROUP = 0.11, 0.3
+TEN = 10
+"""Colours that matplotlib takes in turn."""
 
 
 def bars(
@@ -31,13 +33,16 @@ def bars(
       interval: field of a row's bounds.
       line: height of a line across, as of plain decoding; None for none.
     """
+    from matplotlib import colormaps
+
     groups, kinds = (list(dict.fromkeys(name(row) for row in rows)) for name in (group, bar))
     width = 2.5 + len(groups) * (INCH_A_GROUP + len(kinds) * INCH_A_BAR)
     figure, axes = _axes(max(5.0, width), 3.6)
     for i, kind in enumerate(kinds):
         mine = [row for row in rows if bar(row) == kind and row.get(height) is not None]
         places = [groups.index(group(row)) + (i - (len(kinds) - 1) / 2) * 0.84 / len(kinds) for row in mine]
-        axes.bar(places, [row[height] for row in mine], 0.8 / len(kinds), label=kind)
+        colour = f"C{i}" if len(kinds) <= TEN else colormaps["tab20"](i)
+        axes.bar(places, [row[height] for row in mine], 0.8 / len(kinds), label=kind, color=colour)
         _errors(axes, places, mine, height, interval)
     if line is not None:
         axes.axhline(line, color="black", linewidth=0.8, linestyle=":")
