@@ -204,7 +204,7 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, layout: Layout, names: 
         )
     # Some of the authors' files tell of fewer heads than they hold; their own loader counts on more.
     held = [int(found[1]) + 1 for name in names if (found := re.match(r"(\d+)\.\d+\.", name))]
-    heads = max(held, default=raw[keys[0]]) if layout == "authors" else raw[keys[0]]
+    heads = max([raw[keys[0]], *held]) if layout == "authors" else raw[keys[0]]
     own = r"lm_heads\.\d+\.weight" if layout == "vllm" else r"\d+\.\d+\.weight"
     try:
         return MedusaConfig(

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from jax_smash.checkpoints.described import read_fields
 from jax_smash.checkpoints.directory import new_directory
 from jax_smash.checkpoints.fit import Shape, check_fit, dotted, one_dtype
 from jax_smash.checkpoints.huggingface import CONFIG, MODEL_CONFIG, Place, params_bytes
@@ -123,12 +124,7 @@ def load(
 def original_config(path: str | Path) -> dict[str, Any] | None:
     """Returns the Hugging Face `config.json` that was saved along; None where there was none."""
     file = Path(path) / CONFIG
-    if not file.is_file():
-        return None
-    try:
-        return json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: it must be JSON ({error})") from error
+    return read_fields(file) if file.is_file() else None
 
 
 def read_config(path: str | Path) -> ModelConfig:

@@ -208,7 +208,7 @@ class Generate:
             return
         screen.waiting(f"loading {self.model}")
         from jax_smash.decode.programs import PROGRAMS
-        from jax_smash.hosts import is_first, processes
+        from jax_smash.hosts import processes
         from jax_smash.loading import load
         from jax_smash.platform import prepare_devices
         from jax_smash.serve.generation import generate
@@ -222,7 +222,7 @@ class Generate:
         draft, smash = options
         modules = self.smash.modules_for(self.model, self.method, smash)
         model = load(self.model, dtype=dtype, weights=self.weights, mesh=self.mesh or mesh_of_hosts(), modules=modules)
-        if model.tokenizer is None and records is None and is_first():
+        if model.tokenizer is None and self.output.json is None:
             raise UsageError(f"{self.model} has no tokenizer to show texts with; --json FILE writes their tokens")
         if self.method != HAMBURGER:  # Of the modules' folder, the base alone is wanted.
             model = dataclasses.replace(model, modules=None, params={"target": model.params["target"]})

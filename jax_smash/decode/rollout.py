@@ -73,7 +73,7 @@ def rollout(
       tokens: prompts, padded on the right.
       key: one for all rows, or one for each; made by `jax.random.key` or `jax.random.PRNGKey`.
       max_new_tokens: O, at least 1.
-      lengths: tokens of each prompt, from 1 to T; None means T.
+      lengths: tokens of each prompt, from 1 to T, fewer than the model's context; None means T.
       temperature: of all rows, or of each; 0 takes the likeliest token.
       processors: change logits further, such as `TopK(k=…)` with a setting for each row. They are applied in this
         order, the temperature before the first that truncates (`TopK`, `TopP`, `MinP`), or last.
@@ -81,15 +81,15 @@ def rollout(
 
     Raises:
       TypeError: tokens, lengths or the key have another type than they must.
-      ValueError: shapes do not belong together, `max_new_tokens` is less than 1, or T leaves no room in the model's
-        context.
+      ValueError: shapes do not belong together, `max_new_tokens` is less than 1, or prompts of T tokens leave no room
+        in the model's context.
     """
     check(tokens, lengths, max_new_tokens, key)
     batch, width = tokens.shape
     bound = model_def.bind(jax.lax.stop_gradient(params))
     config = getattr(bound, "config", None)
     longest = getattr(model_def, "max_positions", None if config is None else config.max_positions)
-    if longest is not None and width >= longest:
+    if longest is not None and lengths is None and width >= longest:
         raise ValueError(f"prompts of {width} tokens leave no room in the model's context of {longest}")
     keys = _row_keys(key, batch)
     lengths = jnp.full((batch,), width, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
@@ -113,7 +113,7 @@ def rollout(
     )
     reach = None if config is None else reach_of_text(config, prompt=lengths, new=max_new_tokens - 1)
     none = jnp.zeros_like(lengths)
-    limit = none + max_new_tokens if longest is None else jnp.minimum(max_new_tokens, longest - lengths)
+    limit = none + max_new_tokens if longest is None else jnp.clip(longest - lengths, 1, max_new_tokens)
     state = DecodeState(rows=open_turn(rows, limit=limit, stop=none, reach=reach), shared=shared)
 
     def read(state: DecodeState, piece: tuple[Array, Array]) -> tuple[DecodeState, None]:

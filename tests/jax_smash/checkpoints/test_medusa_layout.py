@@ -114,6 +114,10 @@ def test_authors_heads_are_counted_where_their_file_tells_of_fewer(tmp_path):
     folder = written(tmp_path / "published", "authors")
     change(folder, "authors", {"medusa_num_heads": 2})
     assert import_medusa(folder, TARGET).config.num_heads == HEADS
+    # Heads that their file tells of and does not hold are missing.
+    change(folder, "authors", {"medusa_num_heads": HEADS + 1})
+    with pytest.raises(ValueError, match=rf"{HEADS}\.0\.linear"):
+        import_medusa(folder, TARGET)
 
 
 BAD = {

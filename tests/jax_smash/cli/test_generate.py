@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -308,3 +309,14 @@ def test_a_mesh_that_cannot_be_is_refused(call, model, tmp_path, mesh, status, s
     assert (found, out, len(err.splitlines())) == (status, "", 1)
     assert err.startswith(f"jax-smash: error: {said}") or (status == 1 and said in err)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_model_without_a_tokenizer_writes_its_tokens_to_a_file_alone(call, model, tmp_path):
+    bare = shutil.copytree(model, tmp_path / "bare", ignore=shutil.ignore_patterns("*token*", "chat*", "special*"))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": [5, 6]}\n')
+    given = ("generate", "--model", bare, "--prompts", "prompts.jsonl", "--max-new-tokens", "2")
+    status, out, err = call(*given)
+    assert (status, out) == (2, "")
+    assert "has no tokenizer to show texts with; --json FILE writes their tokens" in err
+    assert call(*given, "--json", "out.jsonl")[0] == 0
+    assert len(json.loads((tmp_path / "out.jsonl").read_text())["token_ids"]) == 2

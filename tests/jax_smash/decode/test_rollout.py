@@ -229,5 +229,9 @@ def test_a_row_ends_where_the_context_is_full():
     made = rolled(model, padded(prompts), jax.random.key(0), lengths=jnp.asarray([3, 9]), temperature=0.0)
     assert made.length.tolist() == [min(NEW, 9), 3]
     assert not made.stopped.any()
+    # Padding takes no room.
+    wide = jnp.pad(padded(prompts), ((0, 0), (0, 20)))
+    again = rolled(model, wide, jax.random.key(0), lengths=jnp.asarray([3, 9]), temperature=0.0)
+    assert texts(again) == texts(made)
     with pytest.raises(ValueError, match="prompts of 12 tokens leave no room in the model's context of 12"):
         rolled(model, jnp.ones((1, 12), jnp.int32), jax.random.key(0))
