@@ -22,7 +22,7 @@ def exported(source):
 
 
 def test_generation_settings_are_kept_and_so_are_stop_tokens_that_stand_there_alone(source):
-    settings = {"temperature": 0.7, "eos_token_id": [1, 107]}
+    settings = {"temperature": 0.7, "eos_token_id": [1, 97]}
     (source / "generation_config.json").write_text(json.dumps(settings))
     found = json.loads((exported(source) / "generation_config.json").read_text())
     assert settings.items() <= found.items()
