@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from eval.chips.compile_tables import print_tables
-from eval.chips.extrapolated import compiled_layers, extrapolated
+from eval.chips.extrapolated import compiled_layers, extrapolated, repeat
 from eval.chips.figures import program_figures, readable
 from eval.chips.ideal import ideal
 from eval.chips.kernel_calls import recorded
@@ -62,8 +62,8 @@ class Settings:
       page_size: consecutive slots that it chooses together.
       programs: which to compile, of prefill, start and decode.
       num_layers: keep only this many layers.
-      extrapolate: compile models of 2 and 4 layers only, or of more where a policy reads the first ones whole, and
-        continue their figures in a straight line.
+      extrapolate: compile models of 2 and 4 layers only, or of more where layers of several kinds repeat or a policy
+        reads the first ones whole, and continue their figures in a straight line.
       batch_size: rows.
       slots: capacity of the cache a row.
       prefill_chunk: entries a row that one prefill reads; by default what a quarter of the chip's memory allows.
@@ -139,6 +139,8 @@ class Settings:
             AbstractModel(self.config(), policy=policy).model()  # Refuses a policy that does not fit the shape.
         if self.extrapolate and self.num_layers is not None:
             raise ValueError(f"extrapolate chooses the layers itself; got num_layers {self.num_layers}")
+        if self.extrapolate and (more := self.layers()[1]) > (layers := self.config().num_layers):
+            raise ValueError(f"extrapolate compiles {more} layers, and {self.shape} has {layers}: compile it whole")
 
     def _check_trees(self) -> None:
         node_counts(self.tree_sizes)
@@ -174,11 +176,14 @@ class Settings:
 
     def layers(self) -> tuple[int, int]:
         """Returns the layers of the two models that figures are continued from."""
+        config = self.config()
+        kinds = [*zip(config.layer_kinds, config.rotated, strict=True)]
+        alike = {"period": repeat(kinds), "layers": config.num_layers}
         if self.policy is None:
-            return compiled_layers()
-        policy = policy_of(AbstractModel(self.config(), policy=self.policy).model())
-        predictor = getattr(policy, "predictor", None)
-        return compiled_layers(getattr(policy, "dense_layers", 0), every=getattr(predictor, "every", 1))
+            return compiled_layers(**alike)
+        policy = policy_of(AbstractModel(config, policy=self.policy).model())
+        every = getattr(getattr(policy, "predictor", None), "every", 1)
+        return compiled_layers(getattr(policy, "dense_layers", 0), every=every, **alike)
 
     def config(self) -> ModelConfig:
         """Returns the shape, with as many layers as are asked for.

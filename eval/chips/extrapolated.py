@@ -1,5 +1,6 @@
 """Figures of a whole model from those of two models of few of its layers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,26 @@ GROWING = (
 """Figures that are a constant and a part for each layer."""
 
 
-def compiled_layers(dense_layers: int = 0, *, every: int = 1) -> tuple[int, int]:
+def repeat(kinds: Sequence[Any]) -> int:
+    """Returns after how many layers their kinds repeat; the last repeat may be cut."""
+    return next(n for n in range(1, len(kinds) + 1) if all(a == b for a, b in zip(kinds, kinds[n:], strict=False)))
+
+
+def compiled_layers(dense_layers: int = 0, *, every: int = 1, period: int = 1, layers: int = 0) -> tuple[int, int]:
     """Returns the layers of the models that are compiled.
+
+    Both end at the same place of the pattern of layers as the whole model, and so differ by whole repeats.
 
     Args:
       dense_layers: that a policy reads whole; even the smaller model has another one.
-      every: layers that a policy's predictor serves together; both models have a multiple of these.
+      every: layers that a policy's predictor serves together.
+      period: layers after which their kinds repeat; even the smaller model has so many.
+      layers: of the whole model; 0 for one of whole repeats.
     """
-    few = round_up(max(FEWEST, dense_layers + 1), every)
-    return few, few + round_up(FURTHER, every)
+    whole = math.lcm(every, period)
+    cut = layers % whole
+    few = round_up(max(FEWEST, dense_layers + 1, period) - cut, whole) + cut
+    return few, few + round_up(FURTHER, whole)
 
 
 def straight(few: float, more: float, layers: int, compiled: tuple[int, int]) -> float:

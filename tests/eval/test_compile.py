@@ -8,6 +8,7 @@ from eval.chips.ideal import ideal
 from eval.compile import Settings, measure
 from jax_smash.planning.abstract import share_bytes
 from jax_smash.sparse import sparse_step_bytes
+from tests.model_directory import write_model
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,20 @@ def test_a_predictor_of_the_usual_sizes_stands_for_one_that_is_trained(policy):
     assert (least.cache, least.scorer) == (step.cache, step.scorer)
     assert least.weights - whole.weights == step.predictor > 0
     assert share_bytes(held.chosen_by) >= step.scorer > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [("gemma-3-1b", (8, 14)), ("olmo-3-7b", (4, 8)), ("smollm3-3b", (4, 8)), ("qwen3-0.6b", (2, 4))],
+)
+def test_figures_are_continued_from_models_with_whole_repeats_of_layers(shape, layers):
+    assert Settings(shape, extrapolate=True).layers() == layers
+
+
+def test_a_model_of_too_few_layers_to_continue_figures_is_compiled_whole(tmp_path):
+    shape = str(write_model(tmp_path))
+    with pytest.raises(ValueError, match=r"extrapolate compiles 4 layers, and .* has 2: compile it whole"):
+        Settings(shape, "cpu", extrapolate=True).check()
 
 
 @pytest.mark.parametrize(("policy", "layers"), [("gate", [2, 4]), ("grouped:window=0", [4, 8])])

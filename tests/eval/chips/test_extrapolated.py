@@ -1,6 +1,6 @@
 import pytest
 
-from eval.chips.extrapolated import compiled_layers, extrapolated, straight
+from eval.chips.extrapolated import compiled_layers, extrapolated, repeat, straight
 from eval.chips.ideal import Ideal
 from jax_smash.chips import CHIPS
 
@@ -12,6 +12,33 @@ def test_figures_go_on_in_a_straight_line(dense_layers):
     few, more = (7 + 3 * n for n in layers)
     assert straight(few, more, 16, layers) == 7 + 3 * 16
     assert straight(few, more, layers[0], layers) == few
+
+
+@pytest.mark.parametrize(
+    ("kinds", "compiled"),
+    [
+        ("F" * 27, (2, 4)),
+        (("SSSSSF" * 5)[:26], (8, 14)),
+        ("SSSF" * 8, (4, 8)),
+        ("SF" * 13, (2, 4)),
+        (("SF" * 13)[:25], (3, 5)),
+    ],
+)
+def test_compiled_models_end_where_the_whole_does_in_the_pattern_of_its_layers(kinds, compiled):
+    period = repeat(kinds)
+    assert compiled_layers(period=period, layers=len(kinds)) == compiled
+    few, more = (kinds[:n] for n in compiled)
+    added, left = more[len(few) :], kinds[len(more) :]
+    assert left == (added * len(left))[: len(left)]
+    assert {kind: straight(few.count(kind), more.count(kind), len(kinds), compiled) for kind in set(kinds)} == {
+        kind: kinds.count(kind) for kind in set(kinds)
+    }
+
+
+def test_compiled_models_have_a_predictors_layers_and_a_repeat_together():
+    assert compiled_layers(every=4, period=6, layers=26) == (14, 26)
+    assert compiled_layers(1, every=4, layers=14) == (2, 6)
+    assert compiled_layers(2, layers=16) == (3, 5)
 
 
 def row(layers, copies):
