@@ -17,6 +17,13 @@ GROWING = (
 )
 """Figures that are a constant and a part for each layer."""
 
+LISTED = {
+    "copies": (("shape", "place", "reason"), ("bytes", "times")),
+    "collectives": (("kind", "shape"), ("megabytes", "count")),
+    "collectives_outside_loop": (("kind", "shape"), ("megabytes", "count")),
+}
+"""Lists whose entries of a kind are such figures: fields in which they are alike, and those that grow, size first."""
+
 
 def repeat(kinds: Sequence[Any]) -> int:
     """Returns after how many layers their kinds repeat; the last repeat may be cut."""
@@ -56,8 +63,9 @@ def extrapolated(
 ) -> list[dict[str, Any]]:
     """Returns the figures of each program of a whole model.
 
-    What is least is that of the whole model. The dearest operations and the share of the time that has a schedule are
-    those of the larger of the compiled models, as is what is said of single loops and of the host.
+    What is least is that of the whole model. Copies and collectives are continued by kind. The dearest operations and
+    the share of the time that has a schedule are those of the larger of the compiled models, as is what is said of
+    single loops and of the host.
 
     Args:
       compiled: rows of two models by their layers, fewer first, each with the same programs.
@@ -90,7 +98,9 @@ def _whole(
     ideal = least[row["program"]]
     row["ideal_bytes"], row["least"] = ideal.bytes, ideal.parts()
     row["traffic"] = (row["body_bytes"] + row["held_bytes"]) / ideal.bytes
-    row["copies"] = _copies(few["copies"], more["copies"], layers, compiled)
+    for name, (kind, parts) in LISTED.items():
+        if name in row:
+            row[name] = _listed(few[name], more[name], kind, parts, layers, compiled)
     row["fits"] = memory is None or row["total_mb"] * 1e6 < memory
     row["compile_s"] = few["compile_s"] + more["compile_s"]
     if chip is not None:
@@ -98,19 +108,31 @@ def _whole(
     return row
 
 
-def _copies(
-    few: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]], layers: int, compiled: tuple[int, int]
+def _listed(
+    few: Sequence[Mapping[str, Any]],
+    more: Sequence[Mapping[str, Any]],
+    kind: Sequence[str],
+    parts: Sequence[str],
+    layers: int,
+    compiled: tuple[int, int],
 ) -> list[dict[str, Any]]:
-    """Returns copies of a kind together: those of the same shape, place and reason."""
-    kinds = dict.fromkeys((x["shape"], x["place"], x["reason"]) for x in (*more, *few))
+    """Returns entries that are alike together, the largest first.
+
+    Args:
+      few, more: entries of the compiled models.
+      kind: fields in which they are alike.
+      parts: fields that are continued, the size first.
+      layers, compiled: as of `straight`.
+    """
+    sums: dict[tuple[Any, ...], Any] = {}
+    for i, entries in enumerate((few, more)):
+        for x in entries:
+            sides = sums.setdefault(tuple(x[name] for name in kind), {name: [0, 0] for name in parts})
+            for name in parts:
+                sides[name][i] += x[name]
     found = []
-    for kind in kinds:
-        told = dict(zip(("shape", "place", "reason"), kind, strict=True))
-        sums = {}
-        for name in ("bytes", "times"):
-            in_few, in_more = (
-                sum(x[name] for x in copies if (x["shape"], x["place"], x["reason"]) == kind) for copies in (few, more)
-            )
-            sums[name] = max(0, round(straight(in_few, in_more, layers, compiled)))
-        found.append(told | sums)
-    return sorted((x for x in found if x["bytes"]), key=lambda x: -x["bytes"])
+    for key, sides in sums.items():
+        whole = {name: max(0, straight(sides[name][0], sides[name][1], layers, compiled)) for name in parts}
+        counted = {name: value if name == "megabytes" else round(value) for name, value in whole.items()}
+        found.append(dict(zip(kind, key, strict=True)) | counted)
+    return sorted((x for x in found if x[parts[0]]), key=lambda x: -x[parts[0]])

@@ -88,6 +88,22 @@ def test_a_copy_that_is_made_once_stays_one():
     assert [x["times"] for x in found["copies"]] == [1]
 
 
+def test_collectives_grow_with_the_bytes_that_devices_send():
+    def sums(count, size=0.5, shape="f32[8]"):
+        return {"kind": "all-reduce", "shape": shape, "count": count, "megabytes": count * size}
+
+    few, more = (
+        row(n, [])
+        | {"link_bytes": 1_000_000 * n, "collectives": [sums(1, 2.0, "f32[9]"), sums(n), sums(n)]}
+        | {"collectives_outside_loop": [sums(1)]}
+        for n in (2, 4)
+    )
+    found = whole(few, more)
+    assert found["link_bytes"] == 16_000_000
+    assert found["collectives"] == [sums(32), sums(1, 2.0, "f32[9]")]
+    assert found["collectives_outside_loop"] == [sums(1)]
+
+
 def test_what_does_not_fit_is_told_as_it_is():
     small = {"program": "decode", "fits": False, "why": "memory"}
     assert whole(row(2, []), small) == small
