@@ -39,6 +39,7 @@ from jax_smash.planning.topology import check_chip, devices, memory_bytes
 from jax_smash.platform import tracing_for
 from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import check_weights
+from jax_smash.shapes import bucket
 from jax_smash.sharding import add_virtual_devices, make_mesh, mesh_of, on_mesh
 from jax_smash.sparse import named_policy
 
@@ -210,7 +211,7 @@ class Settings:
             budget=None if memory is None else memory // 4,
         )
         longest = None if self.policy is None else self.policy.longest_block
-        return min(chunk, longest or chunk)
+        return min(chunk, bucket(self.slots), longest or chunk)
 
     def sheet(self) -> Chip | None:
         """Returns what the data sheet says of one device; None for this machine."""

@@ -112,3 +112,9 @@ def test_a_policy_that_reads_few_tokens_at_once_decides_the_pieces_of_a_prompt()
     streaming = Settings("llama-100m", "cpu", slots=4096, sparse="streaming", kv_budget="256")
     assert streaming.chunk() == streaming.policy.longest_block
     assert streaming.chunk() < Settings("llama-100m", "cpu", slots=4096).chunk()
+
+
+def test_a_piece_of_a_prompt_is_no_longer_than_the_cache():
+    settings = Settings("llama-100m", "v5e:1x1", slots=100)
+    assert settings.chunk() == 128 < dataclasses.replace(settings, slots=1024).chunk()
+    assert dataclasses.replace(settings, prefill_chunk=512).chunk() == 512
