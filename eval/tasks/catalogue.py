@@ -14,6 +14,7 @@ from eval.tasks.outcome import TaskSet
 from eval.tasks.recall import recall_set
 from eval.tasks.ruler.catalogue import RULER as RULER_TASKS
 from eval.tasks.ruler.measured import PREFIX, ruler_set
+from eval.tasks.ruler.question_files import read_questions
 from eval.tasks.variety import variety_set
 from eval.tasks.wikitext import wikitext_set
 from jax_smash.tasks import TASKS as RECALL
@@ -95,16 +96,20 @@ def _recall(name: str) -> Task:
 
 def _ruler(name: str) -> Task:
     def sets(source: str, options: TaskOptions) -> Sequence[TaskSet]:
+        path = Path(source) if source else None
+        count = options.count
+        if count is None:
+            count = DRAWN if path is None else len(read_questions(path))
         return [
             ruler_set(
                 name,
-                count=DRAWN if options.count is None else options.count,
+                count=count,
                 length=length,
                 seed=options.seed,
                 size=options.size,
                 chat=options.chat,
                 spare=options.template,
-                path=Path(source) if source else None,
+                path=path,
             )
             for length in options.lengths
         ]

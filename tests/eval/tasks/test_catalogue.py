@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 
@@ -73,6 +74,20 @@ def test_decoded_tasks_are_drawn_or_shipped():
 
 def test_questions_on_documents_may_come_from_a_file():
     assert chosen_tasks(["ruler-qa_1"], {"ruler-qa_1": "mine"}) == {"ruler-qa_1": "mine"}
+
+
+@pytest.mark.parametrize("questions", [3, 120])
+def test_a_file_of_questions_is_taken_whole_where_no_count_is_given(tmp_path, questions):
+    asked = [
+        {"question": f"Q{i}?", "answer": f"a{i}", "context": [[f"T{i}", ["One. "]]], "supporting_facts": [[f"T{i}", 0]]}
+        for i in range(questions)
+    ]
+    path = tmp_path / "questions.json"
+    path.write_text(json.dumps(asked))
+    for count, expected in ((None, questions), (2, 2)):
+        options = dataclasses.replace(OPTIONS, lengths=(190,), count=count)
+        (found,) = TASKS["ruler-qa_1"].sets(str(path), options)
+        assert len({example.references for example in found.examples}) == expected
 
 
 def test_given_examples_go_before_shipped_ones():
