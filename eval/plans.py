@@ -18,6 +18,7 @@ import jax
 from eval.chips.plan_cases import CASES, HERE, WHOLE, figures
 from eval.reports.options import Names
 from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
+from jax_smash.planning.topology import check_compiler, parse_topology
 
 KNOWN = CASES | WHOLE | HERE
 COLUMNS = ("case", "argument_mb", "prefill_mb", "planned_prefill_mb", "decode_mb", "planned_decode_mb")
@@ -43,10 +44,13 @@ class Settings:
 
         Raises:
           ValueError: a case is unknown, or there is none.
+          ImportError: a case is for TPUs, and their compiler is missing.
           FileExistsError, FileNotFoundError: the output file cannot be written.
         """
         if unknown := [name for name in self.cases or ("",) if name not in KNOWN]:
             raise ValueError(f"cases must be of {', '.join(KNOWN)}; got {unknown[0]!r}")
+        if any(parse_topology(KNOWN[name].device).is_tpu for name in self.cases):
+            check_compiler()
         check_output(self.json, overwrite=self.overwrite)
 
 
@@ -54,7 +58,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     """Returns a row for each case, and the ratio of planned to compiled bytes that is farthest from one.
 
     Raises:
-      ValueError, FileExistsError, FileNotFoundError: as of `Settings.check`.
+      ValueError, ImportError, FileExistsError, FileNotFoundError: as of `Settings.check`.
       ValueError, MemoryError: as of `compiled_programs`.
     """
     settings.check()

@@ -19,7 +19,7 @@ import jax
 from eval.chips.plan_cases import Case
 from eval.reports.options import Names
 from eval.reports.report import check_outputs, heading, print_table, run_program, write_json, write_whole
-from jax_smash.planning.topology import parse_topology
+from jax_smash.planning.topology import check_compiler, parse_topology
 
 SLICES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8")
 COLUMNS = ("chip", "mesh", "batch", "total_mb", "step_ms", "links_ms", "tokens_a_second", "efficiency")
@@ -59,7 +59,7 @@ class Settings:
 
         Raises:
           ValueError: a slice is unknown or there is none, slices do not grow, or a number is out of range.
-          ImportError: what draws pictures is missing.
+          ImportError: what draws pictures is missing, or with `compile` the compiler for TPUs.
           FileExistsError, FileNotFoundError: an output file cannot be written.
         """
         for name in ("rows", "context"):
@@ -68,6 +68,8 @@ class Settings:
         counts = [parse_topology(chip).devices for chip in self.chips]
         if not counts or any(a >= b for a, b in itertools.pairwise(counts)):
             raise ValueError(f"chips must be slices that grow; got {', '.join(self.chips) or 'none'}")
+        if self.compile and any(parse_topology(chip).is_tpu for chip in self.chips):
+            check_compiler()
         check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
 
     @property

@@ -106,6 +106,15 @@ def check_chip(chip: str) -> None:
         return
     if not re.fullmatch(r"\w+:\d+(x\d+){1,2}", chip) or chip.split(":")[0] not in TPUS:
         raise ValueError(f"chip must be {HOST}, or NAME:SIZExSIZE with a name of {', '.join(TPUS)}; got {chip!r}")
+    check_compiler()
+
+
+def check_compiler() -> None:
+    """Refuses to compile for TPUs where nothing that does is installed.
+
+    Raises:
+      ImportError: the package `libtpu` is missing.
+    """
     if not has_compiler():
         raise ImportError("compiling for a TPU needs the package libtpu: pip install libtpu")
 

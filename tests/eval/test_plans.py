@@ -87,6 +87,13 @@ def test_unknown_cases_are_refused(cases, message):
         measure(Settings(cases=cases))
 
 
+def test_cases_for_tpus_need_their_compiler(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install libtpu"):
+        Settings(cases=("100m-cpu", "1b-v5e")).check()
+    Settings(cases=("100m-cpu",)).check()
+
+
 def test_a_report_is_not_overwritten(tmp_path):
     path = tmp_path / "plans.json"
     path.touch()

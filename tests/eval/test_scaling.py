@@ -1,3 +1,5 @@
+import importlib.util
+
 import pytest
 
 from eval.chips.plan_cases import Case
@@ -53,3 +55,11 @@ def test_what_devices_send_is_held_against_a_compiled_step():
 def test_what_cannot_be_planned_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         measure(Settings(**options))
+
+
+def test_to_compile_for_tpus_needs_their_compiler(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install libtpu"):
+        Settings(chips=("v5e:1x1",), compile=True).check()
+    Settings(chips=("v5e:1x1",)).check()
+    Settings(chips=("h100x2",), compile=True).check()
