@@ -19,8 +19,10 @@ import numpy as np
 from eval.chips.calibrated import calibrated, off_by, planned_seconds
 from eval.reports.options import Numbers
 from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
+from jax_smash.checkpoints.adapter import with_base
+from jax_smash.checkpoints.configuration import checkpoint_config, shape_config
 from jax_smash.costs.curve import check_entries
-from jax_smash.loading import Model, load, random_model
+from jax_smash.loading import Model, find, load, random_model
 from jax_smash.planning.topology import host_chip
 from jax_smash.serve.tuning import step_times
 
@@ -55,8 +57,8 @@ class Settings:
         """Refuses what cannot be measured, before anything is loaded.
 
         Raises:
-          ValueError: a number is out of range, or nodes do not rise from 1.
-          FileExistsError, FileNotFoundError: the output file cannot be written.
+          ValueError: a number is out of range, nodes do not rise from 1, or a model is none.
+          FileExistsError, FileNotFoundError: the output file cannot be written, or there is no such model.
         """
         check_entries(self.nodes)
         if not self.batch_sizes or min(self.batch_sizes) < 1:
@@ -66,6 +68,15 @@ class Settings:
         if self.slots < self.nodes[-1]:
             raise ValueError(f"slots must be at least the most nodes, {self.nodes[-1]}; got {self.slots}")
         check_output(self.json, overwrite=self.overwrite)
+        self._check_models()
+
+    def _check_models(self) -> None:
+        tested, _ = with_base(find(self.test), find)
+        for name, config in ((self.calibrate, shape_config(self.calibrate)), (self.test, checkpoint_config(tested))):
+            if self.slots > config.max_positions:
+                raise ValueError(
+                    f"slots must be at most {config.max_positions}, the positions of {name}; got {self.slots}"
+                )
 
 
 def measure(settings: Settings) -> dict[str, Any]:

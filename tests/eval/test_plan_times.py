@@ -44,3 +44,14 @@ def test_steps_are_timed_and_planned(tmp_path):
 def test_what_cannot_be_measured_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         measure(Settings(**options))
+
+
+@pytest.mark.parametrize("option", ["calibrate", "test"])
+def test_slots_beyond_a_models_positions_are_refused_before_anything_is_loaded(tmp_path, option):
+    long, short = (
+        write_model(tmp_path / name, max_position_embeddings=n) for name, n in (("long", 512), ("short", 64))
+    )
+    models = {"calibrate": str(long), "test": str(long), option: str(short)}
+    Settings(**models, slots=64).check()
+    with pytest.raises(ValueError, match=r"slots must be at most 64, the positions of .*short; got 65"):
+        Settings(**models, slots=65).check()
