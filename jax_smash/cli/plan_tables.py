@@ -46,12 +46,15 @@ def summary(told: Mapping[str, Any]) -> list[str]:
         times = f"{decode['gain']:.2f} times plain decoding's {1e3 * told['batch'] / decode['plain_ms']:,.0f} tokens/s"
         stated = f", with {decode['tokens_a_step']:.2f} tokens a step at an acceptance of {told['acceptance']:g}"
         lines.append(times + ("" if told["method"] == "ar" else stated))
-    if best is None:
+    if not told["most_rows"]:
         return [*lines, "not even the smallest batch fits"]
+    held = f"memory ends after {told['most_rows']:,} rows"
+    if best is None:
+        return [*lines, f"{held}; no batch gives a token in the time asked for"]
     return [
         *lines,
-        f"memory ends after {told['most_rows']:,} rows; the best batch is {best['batch']:,}, with "
-        f"{best['tokens_a_second']:,.0f} tokens/s and {best['ms_a_token']:.3g} ms a token",
+        f"{held}; the best batch is {best['batch']:,}, with {best['tokens_a_second']:,.0f} tokens/s and "
+        f"{best['ms_a_token']:.3g} ms a token",
     ]
 
 

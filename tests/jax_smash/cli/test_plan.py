@@ -5,6 +5,9 @@ import json
 import pytest
 
 from jax_smash.chips import CHIPS
+from jax_smash.cli.plan_tables import summary
+from jax_smash.planning.report import report
+from tests.jax_smash.planning.plans import plan
 
 SMALL = ("--dtype", "float32", "--context", "64")
 
@@ -46,6 +49,15 @@ def test_the_tables_say_the_same(call, two_layers):
         assert title in out
     for row in told["trees"]:
         assert row["tree"] in out
+
+
+def test_a_time_that_no_batch_reaches_is_told_apart_from_memory_that_holds_none():
+    told = {"name": "small"} | report(plan(), most_ms=1e-9)
+    assert told["best_batch"] is None
+    assert summary(told)[-1] == (
+        f"memory ends after {told['most_rows']:,} rows; no batch gives a token in the time asked for"
+    )
+    assert summary(told | {"most_rows": 0})[-1] == "not even the smallest batch fits"
 
 
 def test_a_shape_by_name_and_its_first_layers(call):
