@@ -19,6 +19,7 @@ import jax
 from eval.chips.plan_cases import Case
 from eval.reports.options import Names
 from eval.reports.report import check_outputs, heading, print_table, run_program, write_json, write_whole
+from jax_smash.cli.plan import sizes
 from jax_smash.planning.topology import check_compiler, parse_topology
 
 SLICES = ("v5e:2x2", "v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8")
@@ -58,9 +59,10 @@ class Settings:
         """Refuses what cannot be planned.
 
         Raises:
-          ValueError: a slice is unknown or there is none, slices do not grow, or a number is out of range.
+          ValueError: a slice is unknown or there is none, slices do not grow, a number is out of range, or the shape is
+            none.
           ImportError: what draws pictures is missing, or with `compile` the compiler for TPUs.
-          FileExistsError, FileNotFoundError: an output file cannot be written.
+          FileExistsError, FileNotFoundError: an output file cannot be written, or there is no such model.
         """
         for name in ("rows", "context"):
             if getattr(self, name) < 1:
@@ -71,6 +73,8 @@ class Settings:
         if self.compile and any(parse_topology(chip).is_tpu for chip in self.chips):
             check_compiler()
         check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
+        if self.context > (most := sizes(self.shape).max_positions):
+            raise ValueError(f"context must be at most the {most} positions of {self.shape}; got {self.context}")
 
     @property
     def case(self) -> Case:

@@ -47,8 +47,9 @@ def scaled(case: Case, chips: Sequence[str], rows: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     kv_heads = sizes(case.shape).num_kv_heads
     for chip in chips:
-        devices = parse_topology(chip).devices
-        mine = [x for mesh in meshes(devices, kv_heads) if (x := _row(case, chip, mesh, rows * devices)) is not None]
+        there = parse_topology(chip)
+        batch = rows * there.chips
+        mine = [x for mesh in meshes(there.devices, kv_heads) if (x := _row(case, chip, mesh, batch)) is not None]
         fitting = [x for x in mine if x["fits"]]
         best = max(fitting, key=lambda x: x["tokens_a_second"], default=None)
         found += [x | {"best": x is best} for x in mine]
@@ -80,7 +81,9 @@ def _row(case: Case, chip: str, mesh: str, batch: int) -> dict[str, Any] | None:
         plan = dataclasses.replace(case, device=chip, mesh=mesh, batch=batch).plan()
     except ValueError:  # It does not divide the model.
         return None
-    return {"chip": chip, "devices": plan.question.topology.devices, "mesh": mesh, "batch": batch} | _figures(plan)
+    there = plan.question.topology
+    told = {"chip": chip, "chips": there.chips, "devices": there.devices, "mesh": mesh, "batch": batch}
+    return told | _figures(plan)
 
 
 def _figures(plan: Plan) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def _figures(plan: Plan) -> dict[str, Any]:
         "links_ms": 1e3 * links,
         "sent_mb": planned_sent_bytes(plan) / 1e6,
         "tokens_a_second": speed.throughput,
-        "tokens_a_second_chip": speed.throughput / plan.question.topology.devices,
+        "tokens_a_second_chip": speed.throughput / plan.question.topology.chips,
     }
 
 
@@ -108,14 +111,14 @@ def plot_scaled(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
       A PNG file.
     """
     best = [x for x in rows if x["best"]]
-    devices = [x["devices"] for x in best]
+    chips = [x["chips"] for x in best]
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot(devices, [x["tokens_a_second"] for x in best], "C0o-", label="modelled")
-    ideal = [best[0]["tokens_a_second_chip"] * n for n in devices]
-    left.plot(devices, ideal, "C7--", linewidth=1, label="as many a chip as the first")
-    left.set(xlabel="devices", ylabel="tokens a second", xscale="log", yscale="log")
-    left.set_xticks(devices, [str(n) for n in devices])
+    left.plot(chips, [x["tokens_a_second"] for x in best], "C0o-", label="modelled")
+    ideal = [best[0]["tokens_a_second_chip"] * n for n in chips]
+    left.plot(chips, ideal, "C7--", linewidth=1, label="as many a chip as the first")
+    left.set(xlabel="chips", ylabel="tokens a second", xscale="log", yscale="log")
+    left.set_xticks(chips, [str(n) for n in chips])
     left.minorticks_off()
     left.legend(fontsize="small")
     left.grid(alpha=0.3)

@@ -36,9 +36,14 @@ class Topology:
     sizes: tuple[int, ...] = (1,)
 
     @property
+    def chips(self) -> int:
+        """Chips along all axes."""
+        return math.prod(self.sizes)
+
+    @property
     def devices(self) -> int:
         """Devices that JAX makes of all chips."""
-        return math.prod(self.sizes) * self.chip.devices
+        return self.chips * self.chip.devices
 
     @property
     def device(self) -> Chip:

@@ -31,6 +31,12 @@ def test_each_slice_has_one_best_mesh_and_rows_by_its_chips(rows):
     assert by_mesh["data=4,tp=1"]["links_ms"] == 0 < by_mesh["fsdp=4,tp=1"]["links_ms"]
 
 
+def test_a_chip_of_two_devices_has_its_rows_once():
+    found = scaled(SMALL, ("tpu7x:1x1x1",), 2)
+    assert {(row["chips"], row["devices"], row["batch"]) for row in found} == {(1, 2, 2)}
+    assert all(row["tokens_a_second_chip"] == row["tokens_a_second"] for row in found)
+
+
 def test_scaling_is_drawn(rows):
     assert plot_scaled(rows, title="small").startswith(b"\x89PNG")
 
@@ -49,7 +55,11 @@ def test_what_devices_send_is_held_against_a_compiled_step():
         ({"chips": ("v5e:4x4", "v5e:2x2")}, "chips must be slices that grow"),
         ({"chips": ()}, "chips must be slices that grow; got none"),
         ({"chips": ("v5e:3x3",)}, "must be one of 1x1, 2x2"),
-        ({"shape": "llama-100m", "chips": ("v5e:1x1",), "rows": 4096}, "must fit v5e:1x1, and by no mesh it does"),
+        ({"shape": "llama-100m"}, "context must be at most the 2048 positions of llama-100m; got 4096"),
+        (
+            {"shape": "llama-100m", "chips": ("v5e:1x1",), "rows": 4096, "context": 2048},
+            "must fit v5e:1x1, and by no mesh it does",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(options, message):

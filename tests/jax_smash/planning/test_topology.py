@@ -19,6 +19,7 @@ from jax_smash.planning.topology import parse_topology
 def test_devices_are_counted(name, devices, chip):
     found = parse_topology(name)
     assert (found.devices, found.chip) == (devices, CHIPS[chip])
+    assert found.chips * found.chip.devices == devices
     assert found.is_tpu is (chip != "h100")
 
 
