@@ -1,6 +1,7 @@
 """Modelled time of a step by the nodes of its tree, T(m)/T(1), by chip and batch."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,26 +26,37 @@ def node_counts(sizes: Iterable[int]) -> list[int]:
 def tree_times(settings: Any, rows: Callable[[Any], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Returns a row for each chip, batch and number of nodes.
 
+    From a tree on whose step does not fit a chip's memory, those of its batch are left out; a line on standard error
+    names it.
+
     Args:
       settings: of `eval.compile`.
       rows: compiles the programs of such settings and returns their figures.
 
     Raises:
-      ValueError: a step does not fit a chip's memory.
+      ValueError: not one step fits.
     """
-    found = []
+    found, refused = [], []
     for chip in settings.chips or (settings.chip,):
         for batch in settings.batch_sizes or (settings.batch_size,):
-            found += _of_chip(dataclasses.replace(settings, chip=chip, batch_size=batch), rows)
+            fitting, beyond = _of_chip(dataclasses.replace(settings, chip=chip, batch_size=batch), rows)
+            found += fitting
+            if beyond is not None:
+                refused.append(f"decode does not fit {chip} with {batch} rows and {beyond} nodes")
+    if not found:
+        raise ValueError(refused[0])
+    for line in refused:
+        print(f"{line}; larger trees are left out too", file=sys.stderr, flush=True)
     return found
 
 
-def _of_chip(settings: Any, rows: Callable[[Any], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _of_chip(settings: Any, rows: Callable[[Any], list[dict[str, Any]]]) -> tuple[list[dict[str, Any]], int | None]:
+    """Returns the rows of a chip and batch, and the nodes of the first tree that does not fit; None where all do."""
     found: list[dict[str, Any]] = []
     for nodes in node_counts(settings.tree_sizes):
         (row,) = rows(_with_tree(settings, nodes))
         if "modelled_ms" not in row:
-            raise ValueError(f"decode does not fit {settings.chip} with {settings.batch_size} rows and {nodes} nodes")
+            return found, nodes
         plain = found[0]["modelled_ms"] if found else row["modelled_ms"]
         found.append(
             {
@@ -55,7 +67,7 @@ def _of_chip(settings: Any, rows: Callable[[Any], list[dict[str, Any]]]) -> list
             }
             | {name: row[name] for name in ("modelled_ms", "roofline_ms", "body_bytes", "ideal_bytes", "traffic")}
         )
-    return found
+    return found, None
 
 
 def _with_tree(settings: Any, nodes: int) -> Any:

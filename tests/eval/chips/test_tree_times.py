@@ -39,7 +39,27 @@ def test_the_trees_are_those_of_the_method_that_is_asked_for():
     assert [x.method for x in seen] == ["ar", "hybrid"]
 
 
-def test_a_step_that_does_not_fit_is_an_error():
+def test_where_larger_trees_do_not_fit_the_others_of_a_batch_are_kept_and_drawn(capsys):
+    seen = []
+
+    def rows(settings):
+        (row,) = compiled(seen)(settings)
+        nodes = 1 if settings.method == "ar" else int(settings.tree.removeprefix("tree-")) + 1
+        fits = nodes <= {1: 16, 8: 8, 64: 0}[settings.batch_size]
+        return [row if fits else {"program": "decode", "fits": False}]
+
+    found = tree_times(Settings("llama-3.2-1b", batch_sizes=(1, 8, 64), tree_sizes=(8, 16, 32)), rows)
+    assert [(x["batch_size"], x["nodes"]) for x in found] == [(1, 1), (1, 8), (1, 16), (8, 1), (8, 8)]
+    assert len(seen) == 4 + 3 + 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"decode does not fit v5e:1x1 with {batch} rows and {nodes} nodes; larger trees are left out too"
+        for batch, nodes in ((1, 32), (8, 16), (64, 1))
+    ]
+    picture(found)
+
+
+def test_where_no_step_fits_it_is_an_error():
     with pytest.raises(ValueError, match="does not fit v5e:1x1 with 1 rows and 1 nodes"):
         tree_times(Settings("llama-3.2-1b", tree_sizes=(2,)), lambda _: [{"program": "decode", "fits": False}])
 
