@@ -29,6 +29,7 @@ from train.stages.recipe_file import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "train" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.json"))
+FILES = sorted(path for path in RECIPES.with_name("configs").glob("*.json") if '"steps"' in path.read_text())
 KINDS = {"train.base": Settings, "train.hamburger": SmashSettings, "train.butler": ButlerSettings}
 KINDS |= {f"train.drafter {name}": part.kind for name, part in DRAFTERS.items()}
 SMOLLM2 = tiny_config(
@@ -75,6 +76,24 @@ def runs(found):
 def program_of(stage):
     """Returns a stage's program, of drafters with their kind."""
     return f"{stage.program} {stage.options['kind']}" if stage.program == "train.drafter" else stage.program
+
+
+def kind_of(name, fields):
+    """Returns the kind of settings that a training file holds, by its name or what is in it."""
+    words = {"eagle-1": "eagle1", "blockwise": "medusa"} | {word: word for word in DRAFTERS}
+    drafter = next((kind for word, kind in words.items() if word in name), None)
+    if drafter is not None:
+        return DRAFTERS[drafter].kind
+    programs = {"predictors": "train.butler", "micro_steps": "train.hamburger"}
+    return KINDS[next((program for field, program in programs.items() if field in fields), "train.base")]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_training_file_is_one_of_its_kind(file):
+    fields = json.loads(file.read_text())
+    model = preset("llama-3.1-8b") if file.stem.endswith("paper") or file.stem == "blockwise" else SMOLLM2
+    found = load_kind(kind_of(file.stem, fields), file, model=None if "model" in fields else model)
+    assert found.steps == fields["steps"]
 
 
 @pytest.mark.parametrize("name", NAMES)

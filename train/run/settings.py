@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import types
+import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,6 +101,8 @@ def check_unused(settings: Settings, of: str, *names: str) -> None:
 
 Kind = TypeVar("Kind", bound=Settings)
 OF_OPTIMISER = "optimiser."
+PLAIN = {bool, int, float, str, type(None)}
+"""Types of the values that `load_kind` checks; others are checked where they are used."""
 
 
 def load_settings(path: Path, **changes: Any) -> Settings:
@@ -112,7 +117,7 @@ def load_kind(kind: type[Kind], path: Path, /, **changes: Any) -> Kind:
     absent, and `layer_kinds` too: all layers are then full.
 
     Raises:
-      ValueError: the file cannot be read, or a field is missing, unknown or out of range.
+      ValueError: the file cannot be read, or a field is missing, unknown, of another type or out of range.
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -127,9 +132,22 @@ def load_kind(kind: type[Kind], path: Path, /, **changes: Any) -> Kind:
         if unknown := asked - names - known:
             raise ValueError(f"unknown field {sorted(unknown)[0]!r}")
         rest = {name: fields[name] for name in names if name in fields} | given
+        _check_types(kind, rest)
+        _check_types(Optimiser, optimiser, OF_OPTIMISER)
         return kind(model=model, optimiser=Optimiser(**optimiser), **rest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a training file: {reason(error)}") from error
+
+
+def _check_types(kind: type, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuses values that are not of the plain types that a dataclass's fields have. A whole number is a float too."""
+    hints = typing.get_type_hints(kind)
+    for name, value in values.items():
+        wanted = typing.get_args(hints[name]) if isinstance(hints[name], types.UnionType) else (hints[name],)
+        fits = type(value) in wanted or (float in wanted and type(value) is int)
+        if PLAIN.issuperset(wanted) and not fits:
+            told = wanted[0].__name__ if len(wanted) == 1 else hints[name]
+            raise ValueError(f"{prefix}{name} must be of type {told}; got {value!r}")
 
 
 def _model(fields: dict[str, Any]) -> ModelConfig:

@@ -4,7 +4,9 @@ import shutil
 
 import pytest
 
-from train.run.settings import load_settings, remember, with_special_tokens
+from train.parts.drafter.medusa_settings import MedusaSettings
+from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings
+from train.run.settings import Settings, load_kind, load_settings, remember, with_special_tokens
 from train.tokenizer import save_tokenizer, train_tokenizer
 
 MODEL = {
@@ -60,6 +62,34 @@ def test_a_runs_own_settings_file_gives_the_same_settings(tmp_path, tokenizer):
 def test_a_wrong_file_is_named(tmp_path, fields):
     with pytest.raises(ValueError, match=r"config\.json is not a training file"):
         load_settings(write(tmp_path, fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        (EagleSettings, {"own_head": "False"}, "own_head must be of type bool; got 'False'"),
+        (EagleSettings, {"tap_norms": 1}, "tap_norms must be of type bool; got 1"),
+        (Eagle1Settings, {"join_bias": "no"}, "join_bias must be of type bool; got 'no'"),
+        (ChimeraSettings, {"gram": 2.0}, r"gram must be of type int; got 2\.0"),
+        (MedusaSettings, {"num_heads": True}, "num_heads must be of type int; got True"),
+        (DFlashSettings, {"mask_token": "3"}, r"mask_token must be of type int \| None; got '3'"),
+        (Settings, {"answer_weight": True}, "answer_weight must be of type float; got True"),
+        (Settings, {"dtype": None}, "dtype must be of type str; got None"),
+        (Settings, {"optimiser": {"warmup": 2.5}}, r"optimiser\.warmup must be of type int; got 2\.5"),
+        (Settings, {"optimiser": {"clip": "1"}}, r"optimiser\.clip must be of type float; got '1'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(tmp_path, kind, fields, said):
+    with pytest.raises(ValueError, match=f"not a training file: {said}"):
+        load_kind(kind, write(tmp_path, FIELDS | fields))
+    if "optimiser" not in fields and None not in fields.values():
+        with pytest.raises(ValueError, match=f"not a training file: {said}"):
+            load_kind(kind, write(tmp_path, FIELDS), **fields)
+
+
+def test_a_whole_number_is_a_float_and_none_is_no_value_where_the_field_may_have_none(tmp_path):
+    settings = load_kind(DFlashSettings, write(tmp_path, FIELDS | {"decay_places": 4, "mask_token": None}))
+    assert (settings.decay_places, settings.mask_token) == (4, None)
 
 
 def test_a_document_and_a_turn_both_end_a_text(tmp_path, tokenizer):
