@@ -34,13 +34,21 @@ def top_sets(
       sinks: first slots, which are left out.
 
     Raises:
-      ValueError: the model is not of this package, or there is no query.
+      ValueError: the model is not of this package; its layers do not see the whole of a text, or rotary angles depend on
+        the text's length; or there is no query.
     """
-    if model.config is None:
+    config = model.config
+    if config is None:
         raise ValueError(f"{model.name} must be a model of this package: its attention is looked into")
+    if config.follows_length:
+        raise ValueError(f"the rotary embedding of {model.name} must not depend on the length of the text")
+    window = min((size for size in map(config.window_of, config.kinds) if size), default=None)
     for text in tokens:
         if len(text) <= first:
             raise ValueError(f"a text must have more than {first} tokens; got {len(text)}")
+        if window is not None and len(text) > window:
+            raise ValueError(f"a text must be at most the {window} tokens of {model.name}'s window; got {len(text)}")
+    for text in tokens:
         row = jnp.asarray(text, jnp.int32)[None]
         found = _sets(model.definition, model.params["target"], row, share, first, sinks)
         by_head, by_layer = map(np.asarray, found)

@@ -12,6 +12,7 @@ from eval.sparse.calibration import head_recall, shares_by_recall
 from eval.sparse.look_ahead import look_ahead
 from eval.sparse.top_sets import top_sets
 from jax_smash.cache import Block
+from jax_smash.config import RopeConfig
 from jax_smash.models.attended import attended
 from jax_smash.sparse import Oracle, Recency, sparsified
 from tests.tiny import tiny_model
@@ -55,6 +56,15 @@ def test_top_sets_are_those_of_plain_loops():
         heads, layers = by_loops(text)
         np.testing.assert_array_equal(by_head, heads)
         np.testing.assert_array_equal(by_layer, layers)
+
+
+def test_models_whose_layers_see_less_than_a_text_or_turn_by_its_length_are_refused():
+    windowed = tiny_model(layer_kinds=("full", "sliding"), window=LENGTH - 1)
+    with pytest.raises(ValueError, match="a text must be at most the 31 tokens of .* window; got 32"):
+        next(top_sets(windowed, TOKENS.tolist(), share=SHARE, first=FIRST))
+    stretched = tiny_model(rope=RopeConfig(scaling="dynamic", factor=4.0, original_positions=8))
+    with pytest.raises(ValueError, match="rotary embedding of .* must not depend on the length of the text"):
+        agreement(stretched, TOKENS.tolist(), share=SHARE, first=FIRST)
 
 
 def test_agreement_tells_pairs_apart_by_what_they_share():
