@@ -21,6 +21,7 @@ import numpy as np
 from eval.prompts.shipped_prompts import of_books
 from eval.reports.options import Names, Numbers
 from eval.reports.report import check_output, heading, print_table, progress, run_program, write_json
+from eval.sparse.overhead import check_positions
 from jax_smash.attention import attend, attend_selected
 from jax_smash.cache import Block, LayerCache, SelectedCache, SelectedLayer
 from jax_smash.cache.selected import take_slots
@@ -141,6 +142,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     """Returns rows of steps, and of a layer's parts, at every length."""
     settings.check()
     model = dataclasses.replace(load(settings.model, dtype=jnp.dtype(settings.dtype)), stop_tokens=())
+    check_positions(model, settings.lengths, settings.new_tokens())
     rows, parts = [], []
     with progress("measuring", len(settings.lengths) * len(settings.policies)) as advance:
         for length in settings.lengths:

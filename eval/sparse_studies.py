@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from eval.reports.options import Names, Numbers, Paths, check_least
 from eval.reports.report import check_folder, check_outputs, heading, print_table, run_program, write_json, write_whole
 from eval.sparse.learning import read_run
-from eval.sparse.studies import STUDIES
+from eval.sparse.studies import STUDIES, calibratable
 from eval.sparsity import Settings as Comparing
 from eval.tasks.selection import FIRST_POSITION
 from jax_smash.loading import load
@@ -105,8 +105,8 @@ class Settings:
             raise ValueError(f"lengths must be one or more, each at least 2; got {self.lengths}")
         if self.length <= FIRST_POSITION:
             raise ValueError(f"length must be over {FIRST_POSITION}, the first position that counts; got {self.length}")
-        if self.study == "calibrated" and self.json is None:
-            raise ValueError("calibrated writes shares of heads beside its report: give --json")
+        if self.study == "calibrated":
+            self._check_calibrated()
         if self.runs and self.study not in ("overhead", "predictors"):
             raise ValueError(f"runs go with overhead and predictors; got {self.study}")
         if self.study == "predictors" and not self.runs:
@@ -119,6 +119,14 @@ class Settings:
         self.comparing().check()
         check_folder(self.output, self.json, self.plot, overwrite=self.overwrite)
         check_outputs(self.json, plot=self.plot, overwrite=self.overwrite)
+
+    def _check_calibrated(self) -> None:
+        if self.json is None:
+            raise ValueError("calibrated writes shares of heads beside its report: give --json")
+        for name in self.policies:
+            calibratable(name, page_size=self.page_size)
+        if max(self.comparing().shares()) >= 1:
+            raise ValueError("budgets of calibrated must be below 100%, of which every head reads all; got 100%")
 
     def comparing(self, **changes: Any) -> Comparing:
         """Returns the settings of a comparison of the same policies on the same texts, with some changes."""
@@ -149,10 +157,10 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     if settings.output is not None:
         settings.output.mkdir(parents=True, exist_ok=True)
         json, plot = settings.output / REPORT, settings.output / PICTURE
-    if plot is not None:
-        write_whole(plot, study.plot(found, title))
     if json is not None:
         write_json(json, report)
+    if plot is not None:
+        write_whole(plot, study.plot(found, title))
 
 
 if __name__ == "__main__":

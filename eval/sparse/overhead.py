@@ -22,6 +22,21 @@ DENSE = "dense"
 SLOT_MULTIPLE = 16
 
 
+def check_positions(model: Model, lengths: Sequence[int], new_tokens: int) -> None:
+    """Refuses prompts that do not fit a model's positions with what is decoded behind them.
+
+    Raises:
+      ValueError: the longest has too many tokens.
+    """
+    # The last new token is never read.
+    most = None if model.max_positions is None else model.max_positions - new_tokens + 1
+    if most is not None and max(lengths) > most:
+        raise ValueError(
+            f"lengths must be at most {most}, so that {new_tokens} new tokens fit the {model.max_positions} positions "
+            f"of {model.name}; got {max(lengths)}"
+        )
+
+
 def decode_speeds(
     models: Mapping[str, Model], *, length: int, new_tokens: int, repeats: int, seed: int = 0
 ) -> list[dict[str, Any]]:

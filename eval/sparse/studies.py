@@ -13,14 +13,14 @@ from eval.sparse.comparison import Comparison
 from eval.sparse.learning import last_rows, learned, read_run
 from eval.sparse.look_ahead import look_ahead
 from eval.sparse.oracles import EvictingOracle, GuidedOracle
-from eval.sparse.overhead import DENSE, choice_ms, decode_speeds, training_seconds, with_choosing
+from eval.sparse.overhead import DENSE, check_positions, choice_ms, decode_speeds, training_seconds, with_choosing
 from eval.sparse.rows import shown as compared
 from eval.tasks.catalogue import TASKS
 from eval.tasks.documents import document_set
 from eval.tasks.selection import FIRST_POSITION
 from jax_smash.loading import Model
 from jax_smash.protocols import SparsePolicy
-from jax_smash.sparse import Oracle, Random, Selecting, sparsified
+from jax_smash.sparse import Oracle, Random, Selecting, TokenSelect, sparsified
 from jax_smash.sparse.calibrate import save_shares
 
 STEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -69,7 +69,7 @@ def _calibrated(settings: Any, model: Model) -> Found:
     for share in settings.comparing().shares():
         policies: dict[str, SparsePolicy] = {}
         for name in settings.policies:
-            policy = _choosing(settings, name)
+            policy = calibratable(name, page_size=settings.page_size)
             sparse = sparsified(model, policy)
             arm = _arm(settings, name, sparse, share, settings.length)
             if arm.policy is None:
@@ -79,7 +79,7 @@ def _calibrated(settings: Any, model: Model) -> Found:
             path = settings.shares_file(name, share)
             told = {"policy": name, "share": share, "texts": len(texts), "length": settings.length}
             save_shares(path, shares_by_recall(recall, share), **told)
-            policies |= {name: policy, f"{name}:shares={path.name}": _choosing(settings, f"{name}:shares={path}")}
+            policies |= {name: policy, f"{name}:shares={path.name}": _policy(settings, f"{name}:shares={path}")}
         found = _compared(settings, model, policies, budgets=(f"{share:.4%}",))
         rows += found if not rows else [row for row in found if row["policy"] != DENSE]
     return {"rows": rows}
@@ -97,12 +97,12 @@ def _oracles(settings: Any, model: Model) -> Found:
 
 
 def _overhead(settings: Any, model: Model) -> Found:
-    found = _speeds(settings, model, choices=True)
+    trained = []
     for run in settings.runs:
         told, lines = read_run(run)
         seconds = training_seconds(lines, told["batch_size"] * told["length"])
-        found["rows"].append({"policy": f"training of {run.name}", "training_seconds": seconds, "steps": told["steps"]})
-    return found
+        trained.append({"policy": f"training of {run.name}", "training_seconds": seconds, "steps": told["steps"]})
+    return {"rows": _speeds(settings, model, choices=True)["rows"] + trained}
 
 
 def _predictors(settings: Any, model: Model) -> Found:
@@ -118,18 +118,23 @@ def _speeds(settings: Any, model: Model, *, choices: bool = False) -> Found:
       settings: of the program.
       model: a dense one.
       choices: time choices too: by themselves, and as what a step takes beyond one that reads the last slots.
+
+    Raises:
+      ValueError: a length does not fit the model, or a budget what a policy always reads; before anything is timed.
     """
+    check_positions(model, settings.lengths, settings.new_tokens)
     share, rows = settings.comparing().shares()[0], []
     names = dict.fromkeys((*settings.policies, *((RECENCY,) if choices else ())))
-    sparse = {
-        name: sparsified(model, read_policy(name, protocol="dense", page_size=settings.page_size)) for name in names
-    }
-    for length in settings.lengths:
-        arms = {name: _arm(settings, name, sparse[name], share, length) for name in names}
-        models = {DENSE: model}
+    sparse = {name: sparsified(model, _policy(settings, name)) for name in names}
+    arms_at = {n: {name: _arm(settings, name, sparse[name], share, n) for name in names} for n in settings.lengths}
+    for length, arms in arms_at.items():
         for name, arm in arms.items():
             if arm.policy is None:
                 raise ValueError(f"{name} cannot be timed at {share:.0%} of {length} slots: {arm.unmet}")
+    for length, arms in arms_at.items():
+        models = {DENSE: model}
+        for name, arm in arms.items():
+            assert arm.policy is not None
             models[name] = beside(sparse[name], arm.policy)
         found = decode_speeds(models, length=length, new_tokens=settings.new_tokens, repeats=settings.repeats)
         for row in with_choosing(found, RECENCY) if choices else found:
@@ -155,11 +160,23 @@ def _compared(settings: Any, model: Model, policies: dict[str, Any], /, **change
     return comparison.rows([read_task(name, drawn) for name in comparing.tasks])
 
 
-def _choosing(settings: Any, name: str) -> Selecting:
-    policy = read_policy(name, protocol="dense", page_size=settings.page_size)
-    if not isinstance(policy, Selecting):
+def calibratable(name: str, *, page_size: int | None) -> Selecting:
+    """Returns the policy of a name, which chooses slots for each head.
+
+    Raises:
+      ValueError: it does not, or its heads have shares already.
+    """
+    policy = read_policy(name, protocol="dense", page_size=page_size)
+    # TokenSelect's heads share a choice.
+    if not isinstance(policy, Selecting) or isinstance(policy, TokenSelect):
         raise ValueError(f"calibrated takes policies that choose slots a head; got {name}")
+    if policy.head_shares is not None:
+        raise ValueError(f"calibrated makes shares of heads itself; got {name}")
     return policy
+
+
+def _policy(settings: Any, name: str) -> SparsePolicy:
+    return read_policy(name, protocol="dense", page_size=settings.page_size)
 
 
 def _arm(settings: Any, name: str, sparse: Model, share: float, length: int) -> Arm:

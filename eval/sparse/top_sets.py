@@ -34,8 +34,8 @@ def top_sets(
       sinks: first slots, which are left out.
 
     Raises:
-      ValueError: the model is not of this package; its layers do not see the whole of a text, or rotary angles depend on
-        the text's length; or there is no query.
+      ValueError: the model is not of this package; its layers do not see the whole of a text, or its rotary angles
+        depend on the text's length; or there is no query.
     """
     config = model.config
     if config is None:

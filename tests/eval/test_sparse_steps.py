@@ -66,3 +66,9 @@ def test_a_trained_predictors_choice_is_timed_as_a_whole(tmp_path):
 def test_what_cannot_be_measured_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         Settings(**changes).check()
+
+
+def test_a_length_beyond_the_models_positions_is_refused_before_anything_is_timed():
+    settings = Settings(model="tiny", lengths=(96, 10_000), policies=(POLICY,), trees=(), steps=2, turns=1)
+    with pytest.raises(ValueError, match=r"lengths must be at most .* so that 5 new tokens fit the .* got 10000"):
+        measure(settings)

@@ -7,8 +7,10 @@ import pytest
 from eval.reports.report import run_program
 from eval.sparse.learning import learned, read_run
 from eval.sparse.overhead import choice_ms, decode_speeds, training_seconds, with_choosing
+from eval.sparse.studies import STUDIES
 from eval.sparse.study_plots import plot_lines
 from eval.sparse_studies import Settings, main
+from jax_smash.loading import load
 from jax_smash.sparse import Quest, sparsified
 from tests.eval.reference import small
 from tests.model_directory import write_model
@@ -151,11 +153,51 @@ def test_a_damaged_run_is_named(tmp_path):
         read_run(run)
 
 
+def test_the_report_is_written_though_the_picture_cannot_be_drawn(tmp_path, monkeypatch):
+    def fails(*arguments, **options):
+        raise OSError("no picture")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
+    model = write_model(tmp_path / "model", max_position_embeddings=512)
+    run = write_run(tmp_path / "run", means=(recalls(0.5, 0.6),))
+    settings = Settings(study="predictors", model=str(model), runs=(run,), length=264, output=tmp_path / "out")
+    with pytest.raises(OSError, match="no picture"):
+        main(settings, [])
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": (64, 511)}, "lengths must be at most 510, so that 3 new tokens fit the 512 positions .* got 511"),
+        ({"lengths": (64, 2), "budgets": ("40%",)}, "recency cannot be timed at 40% of 2 slots"),
+        ({"runs": True}, "must tell tokens_per_second"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_before_anything_is_timed(changes, message, tmp_path):
+    model = write_model(tmp_path / "model", max_position_embeddings=512)
+    if changes.get("runs"):
+        changes = {"runs": (write_run(tmp_path / "run"),)}
+    sizes = {"policies": ("recency",), "length": 264, "new_tokens": 3} | changes
+    with pytest.raises(ValueError, match=message):
+        STUDIES["overhead"].measure(Settings(study="overhead", model=str(model), **sizes), load(str(model)))
+
+
+CALIBRATED = {"study": "calibrated", "json": Path("a.json")}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"length": 256}, "length must be over 256, the first position that counts; got 256"),
         ({"study": "calibrated"}, "calibrated writes shares of heads beside its report: give --json"),
+        (
+            CALIBRATED | {"policies": ("quest", "dense")},
+            "calibrated takes policies that choose slots a head; got dense",
+        ),
+        (CALIBRATED | {"policies": ("streaming",)}, "policies that choose slots a head; got streaming"),
+        (CALIBRATED | {"policies": ("tokenselect",)}, "policies that choose slots a head; got tokenselect"),
+        (CALIBRATED | {"budgets": ("50%", "100%")}, "budgets of calibrated must be below 100%"),
         ({"runs": (Path("nowhere"),)}, "runs go with overhead and predictors; got agreement"),
         ({"study": "predictors"}, "predictors shows runs of train.butler: give --runs"),
         ({"study": "predictors", "runs": (Path("a/run"), Path("b/run"))}, "which must differ; got run, run"),

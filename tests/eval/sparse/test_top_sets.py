@@ -60,10 +60,10 @@ def test_top_sets_are_those_of_plain_loops():
 
 def test_models_whose_layers_see_less_than_a_text_or_turn_by_its_length_are_refused():
     windowed = tiny_model(layer_kinds=("full", "sliding"), window=LENGTH - 1)
-    with pytest.raises(ValueError, match="a text must be at most the 31 tokens of .* window; got 32"):
+    with pytest.raises(ValueError, match=r"a text must be at most the 31 tokens of .* window; got 32"):
         next(top_sets(windowed, TOKENS.tolist(), share=SHARE, first=FIRST))
     stretched = tiny_model(rope=RopeConfig(scaling="dynamic", factor=4.0, original_positions=8))
-    with pytest.raises(ValueError, match="rotary embedding of .* must not depend on the length of the text"):
+    with pytest.raises(ValueError, match=r"rotary embedding of .* must not depend on the length of the text"):
         agreement(stretched, TOKENS.tolist(), share=SHARE, first=FIRST)
 
 
