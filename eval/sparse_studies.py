@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from eval.reports.options import Names, Numbers, Paths, check_least
 from eval.reports.report import check_folder, check_outputs, heading, print_table, run_program, write_json, write_whole
 from eval.sparse.learning import read_run
-from eval.sparse.studies import STUDIES, calibratable
+from eval.sparse.studies import STEPS, STUDIES, calibratable
 from eval.sparsity import Settings as Comparing
 from eval.tasks.selection import FIRST_POSITION
 from jax_smash.loading import load
@@ -105,6 +105,9 @@ class Settings:
             raise ValueError(f"lengths must be one or more, each at least 2; got {self.lengths}")
         if self.length <= FIRST_POSITION:
             raise ValueError(f"length must be over {FIRST_POSITION}, the first position that counts; got {self.length}")
+        least = FIRST_POSITION + min(STEPS) + 1
+        if self.study == "look-ahead" and self.length < least:
+            raise ValueError(f"length of look-ahead must be at least {least} tokens; got {self.length}")
         if self.study == "calibrated":
             self._check_calibrated()
         if self.runs and self.study not in ("overhead", "predictors"):

@@ -190,6 +190,7 @@ CALIBRATED = {"study": "calibrated", "json": Path("a.json")}
     ("changes", "message"),
     [
         ({"length": 256}, "length must be over 256, the first position that counts; got 256"),
+        ({"study": "look-ahead", "length": 257}, "length of look-ahead must be at least 258 tokens; got 257"),
         ({"study": "calibrated"}, "calibrated writes shares of heads beside its report: give --json"),
         (
             CALIBRATED | {"policies": ("quest", "dense")},
