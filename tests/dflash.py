@@ -40,6 +40,8 @@ def random_drafter(model: Model, *, spread: float = 12.0, seed: int = 4, **chang
 class PlainDFlash:
     """The drafter for one row, written out: the whole context and the whole block go through all layers each time.
 
+    A `longrope` has the factors of long texts.
+
     Args:
       model: the target.
       drafter: its drafter.
@@ -100,7 +102,8 @@ class PlainDFlash:
         heads = (read @ w["w_qkv"]).reshape(len(read), config.num_kv_heads, group + 2, width)
         queries, keys = self._normed(heads[:, :, :-2], w["q_norm"]), self._normed(heads[:, :, -2:-1], w["k_norm"])
         place = np.arange(len(read))
-        angle = place[:, None] * config.rope.base ** -(np.arange(0, width, 2) / width)
+        stretch = np.asarray(config.rope.long_factors if config.rope.scaling == "longrope" else 1.0)
+        angle = place[:, None] * config.rope.base ** -(np.arange(0, width, 2) / width) / stretch
         cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
         first, second = np.split(np.concatenate([queries, keys], axis=2), 2, axis=-1)
         turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -130,8 +130,9 @@ class DFlashDrafter:
     ) -> DFlashRows:
         """Returns the rows with the first so many of the tokens whose taps these are."""
         there = jnp.arange(position.shape[1], dtype=jnp.int32)[None] < count[:, None]
-        made = self._model(params).context([taps[i] for i in self.taps], position, Block.causal(there), rows="rows")
-        return replace(own, cache=own.cache.commit(made, Write(position=position, count=count)))
+        read, block, cache = [taps[i] for i in self.taps], Block.causal(there), own.cache
+        made = self._model(params).context(read, position, block, reach=cache.reach, rows="rows")
+        return replace(own, cache=cache.commit(made, Write(position=position, count=count)))
 
     def _filled(self, params: Params, own: DFlashRows, context: Context) -> Float[Array, "B block D"]:
         """Returns what the layers make of each row's block."""

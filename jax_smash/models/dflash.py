@@ -11,7 +11,7 @@ from jax_smash.cache import Block, BlockKV, KVCache, init_cache
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.layers import Keys, Layer, OneKey, RMSNorm, rows_axis, weight
 from jax_smash.models.projection import project
-from jax_smash.models.rope import rotation
+from jax_smash.models.rope import longest, rotation
 from jax_smash.sharding import constrain
 
 
@@ -43,7 +43,13 @@ class DFlash(nnx.Module):
         return self.final_norm.scale[...].dtype
 
     def context(
-        self, taps: Sequence[Float[Array, "B T D"]], position: Int[Array, "B T"], block: Block, *, rows: str = "batch"
+        self,
+        taps: Sequence[Float[Array, "B T D"]],
+        position: Int[Array, "B T"],
+        block: Block,
+        *,
+        reach: Int[Array, "B"] | None = None,
+        rows: str = "batch",
     ) -> BlockKV:
         """Returns the keys and values of tokens that the target has read, a pair a layer.
 
@@ -51,11 +57,13 @@ class DFlash(nnx.Module):
           taps: of the target's forward, those that the configuration names.
           position: of each token.
           block: says which tokens there are.
+          reach: of the cache that they go to; None where they are all of the context.
           rows: logical axis of their rows: `batch` in training, `rows` in decoding; see `layers.rows_axis`.
         """
         read = constrain(jnp.concatenate([tap.astype(self.dtype) for tap in taps], axis=-1), rows, None, "embed")
         feature = constrain(self.context_norm(project(read, self.w_join[...])), rows, None, "embed")
-        angles = rotation(self.config.rope, self.config.head_width, position)
+        reach = longest(position, block.valid) if reach is None else reach
+        angles = rotation(self.config.rope, self.config.head_width, position, reach)
         # What attention itself makes of the features is not used, and so not computed.
         return tuple(layer.attention(feature, position, angles, None, block, 1)[1] for layer in self.layers)
 
@@ -86,7 +94,8 @@ class DFlash(nnx.Module):
           cache: the context; None where it stands in the block as `earlier` entries.
           block: which entries see which.
         """
-        angles = rotation(self.config.rope, self.config.head_width, position)
+        reach = _reach(block) if cache is None else cache.reach
+        angles = rotation(self.config.rope, self.config.head_width, position, reach)
         x = constrain(vectors, rows_axis(cache), None, "embed")
         for i, layer in enumerate(self.layers):
             past = None if cache is None else cache.layer(i)
@@ -106,7 +115,16 @@ class DFlash(nnx.Module):
             num_kv_heads=config.num_kv_heads,
             head_width=config.head_width,
             dtype=self.dtype,
+            follows_length=config.rope.follows_length,
         )
+
+
+def _reach(block: Block) -> Int[Array, "B"] | None:
+    """Returns the reach of the context that stands in a block, as of the context's own keys; None where none does."""
+    if block.earlier is None:
+        return None
+    position = block.earlier.position
+    return longest(position, block.valid[:, : position.shape[1]])
 
 
 def abstract_dflash(config: DFlashConfig, dtype: Any = jnp.float32) -> tuple[nnx.GraphDef, nnx.State]:

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from jax_smash import generate
+from jax_smash.cache import reaching
+from jax_smash.config import RopeConfig
 from jax_smash.draft.context import Context
+from jax_smash.draft.dflash import DFlashDrafter
 from jax_smash.draft.draft_model import Draws
 from jax_smash.draft.trees.templates import named_tree
 from jax_smash.draft.trees.tree import chain, tree_from_ranks
@@ -80,6 +83,30 @@ def test_nothing_is_drafted_below_the_block_nor_behind_the_positions_that_the_dr
     # The pending tokens have positions 6, 7 and 8, and blocks have two places behind them.
     assert made.session.state.rows.token_length.tolist() == [7, 8, 9]
     assert made.propose(chain(4)).valid.sum(1).tolist() == [3, 3, 2]
+
+
+def test_context_and_blocks_are_turned_for_what_the_row_reaches():
+    factors = {"short_factors": (1.0,) * 4, "long_factors": (1.0, 2.0, 4.0, 9.0)}
+    made = drafter(rope=RopeConfig(scaling="longrope", original_positions=8, **factors), num_layers=1)
+    model, method = target(), DFlashDrafter(target().definition, made.definition, made.config.taps)
+    params = {"target": model.params["target"], "drafter": made.params}
+    taps = tuple(jnp.asarray(np.random.default_rng(i).normal(size=(2, 4, 32)), jnp.float32) for i in range(3))
+
+    @jax.jit
+    def filled(reach):
+        own, number = reaching(method.init(params, 2, 16, 4), reach), jnp.zeros(2, jnp.int32)
+        position = jnp.broadcast_to(jnp.arange(4, dtype=jnp.int32), (2, 4))
+        own = method._kept(params, own, taps, position, number + 4)
+        now = {"pending": number + 3, "token_length": number + 5, "running": number == 0}
+        context = Context(**now, key=row_keys(np.arange(2)), processors=(), processed=())
+        return method._filled(params, own, context)
+
+    found = filled(jnp.asarray([9, 4], jnp.int32))
+    joined = np.concatenate([taps[i] for i in made.config.taps], axis=-1)
+    short = dataclasses.replace(made, config=dataclasses.replace(made.config, rope=RopeConfig()))
+    for row, one in enumerate((made, short)):
+        expected = PlainDFlash(model, one).filled(np.asarray(joined[row], np.float64), 3)
+        np.testing.assert_allclose(found[row, 1:], expected, rtol=1e-3, atol=1e-4)
 
 
 class Watched(Chat):

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +7,7 @@ import optax
 import pytest
 
 from jax_smash.attention.formula import QUERIES_AT_ONCE
+from jax_smash.config import RopeConfig
 from jax_smash.models.dflash import abstract_dflash
 from jax_smash.models.dflash_config import LONGEST_BLOCK
 from jax_smash.models.transformer import abstract_params
@@ -113,6 +116,27 @@ def test_an_entry_sees_its_own_block_and_the_text_before_its_anchor_and_no_other
                 seen = set(np.flatnonzero(found[row, entry]).tolist())
                 before = {t for t in range(anchor) if rows.segments[row, t] == rows.segments[row, anchor]}
                 assert seen == before | {LENGTH + 4 * block + i for i in range(4)}
+
+
+def test_context_and_blocks_of_a_row_are_turned_for_its_longest_text():
+    factors = {"short_factors": (1.0,) * 4, "long_factors": (1.0, 2.0, 4.0, 9.0)}
+    rope = RopeConfig(scaling="longrope", original_positions=8, **factors)
+    model = tiny_model()
+    made = random_drafter(model, rope=rope, num_layers=1)
+    drafter, target = made.definition.bind(made.params), model.definition.bind(model.params["target"])
+    _, rows = batch(model)
+    taps = tuple(jnp.asarray(np.random.default_rng(i).normal(size=(2, LENGTH, 32)), jnp.float32) for i in range(3))
+    anchors = drawn(rows, 5, 3)
+    found = jax.jit(lambda taps, rows: filled_blocks(drafter, target, taps, rows, anchors))(taps, rows)
+    joined = np.concatenate([taps[i] for i in made.config.taps], axis=-1).astype(np.float64)
+    # Of documents of 9 and 5 tokens both are turned as long ones, and of 4 and 2 as short ones.
+    short = dataclasses.replace(made, config=dataclasses.replace(made.config, rope=RopeConfig()))
+    plains = [PlainDFlash(model, one) for one in (made, short)]
+    for row, block in zip(*np.nonzero(anchors.there), strict=True):
+        entry = int(anchors.entry[row, block])
+        context = joined[row, entry - rows.positions[row, entry] : entry]
+        expected = plains[row].filled(context, int(rows.tokens[row, entry]))
+        np.testing.assert_allclose(found[row, block], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_block_is_the_same_among_others_and_whatever_stands_behind_its_anchor():
