@@ -145,7 +145,7 @@ def load_butler(
         check_fit(file, _shapes(config), {name: tuple(stored.get_slice(name).get_shape()) for name in names})
         tensors = {name: stored.get_tensor(name) for name in names}
     made_of = dtype_of(file, tensors, dtype)
-    check_finite(file, tensors)
+    check_finite(file, tensors, made_of)
     graphdef, abstract = abstract_predictor(config, made_of)
     held = {name: jax.device_put(array.astype(made_of, copy=False)) for name, array in tensors.items()}
     leaves = [(path, v.replace(held[dotted(path)])) for path, v in nnx.to_flat_state(abstract)]

@@ -150,15 +150,19 @@ def dtype_of(file: Path, tensors: Mapping[str, np.ndarray], wanted: Any) -> np.d
     return one_dtype(file, {name: array.dtype for name, array in tensors.items()}, wanted)
 
 
-def check_finite(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Checks that weights are numbers.
+def check_finite(file: Path, tensors: Mapping[str, np.ndarray], dtype: np.dtype) -> None:
+    """Checks that weights are numbers, and are so in a dtype too.
 
     Raises:
-      ValueError: one is NaN or infinite.
+      ValueError: one is NaN or infinite, or is so after the cast.
     """
     for name, array in tensors.items():
         if not finite(array):
             raise ValueError(f"{name} in {file} holds NaN or infinity")
+        with np.errstate(over="ignore"):
+            cast = array.astype(dtype, copy=False)
+        if cast is not array and not finite(cast):
+            raise ValueError(f"{name} in {file} holds values that {dtype} cannot hold")
 
 
 def sha256(file: Path) -> str:

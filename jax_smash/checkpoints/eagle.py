@@ -163,7 +163,7 @@ def load_eagle(folder: str | Path, *, dtype: Any = None) -> EagleModules:
         raise ValueError(f"{file}: {error}") from error
     weights = _weights(tensors)
     made_of = dtype_of(file, weights, dtype)
-    check_finite(file, weights)
+    check_finite(file, weights, made_of)
     graphdef, abstract = abstract_eagle(config, made_of)
     held = tensors | {name: array.astype(made_of, copy=False) for name, array in weights.items()}
     leaves = [(path, v.replace(jax.device_put(held[dotted(path)]))) for path, v in nnx.to_flat_state(abstract)]

@@ -115,7 +115,7 @@ def import_eagle1(
         raise ValueError(f"{file} is damaged: {error}") from error
     check_embedding(tensors.pop(EMBEDDING, None), embedding, file)
     made_of = dtype_of(file, tensors, dtype)
-    check_finite(file, tensors)
+    check_finite(file, tensors, made_of)
     ours = {
         "w_join": tensors["fc.weight"].T,
         "mlp_norm.scale": tensors[NORM],

@@ -100,7 +100,7 @@ def import_eagle(
     tokens = _tokens(tensors, config, file)
     check_embedding(tensors.pop("embed_tokens.weight", None), embedding, file)
     made_of = dtype_of(file, tensors, dtype)
-    check_finite(file, tensors)
+    check_finite(file, tensors, made_of)
     held = {name: x.astype(made_of, copy=False) for name, x in to_ours(tensors, config).items()} | tokens
     graphdef, abstract = abstract_eagle(config, made_of)
     leaves = [(path, v.replace(jax.device_put(held[dotted(path)]))) for path, v in nnx.to_flat_state(abstract)]

@@ -79,7 +79,7 @@ def import_medusa(
         raise ValueError(f"{file} is damaged: {error}") from error
     _check_rows(tensors.pop(SHARED, None), rows, file)
     made_of = dtype_of(file, tensors, dtype)
-    check_finite(file, tensors)
+    check_finite(file, tensors, made_of)
     ours = {
         name: tensors[theirs].T if turned else tensors[theirs]
         for name, (theirs, turned) in _pairs(config, layout)

@@ -181,7 +181,7 @@ class ModuleFiles:
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
         made_of = dtype_of(file, tensors, dtype)
-        check_finite(file, tensors)
+        check_finite(file, tensors, made_of)
         structure, abstract = self.abstract(described.config, made_of)
         held = {name: jax.device_put(array.astype(made_of, copy=False)) for name, array in tensors.items()}
         leaves = [(path, v.replace(held[dotted(path)])) for path, v in nnx.to_flat_state(abstract)]

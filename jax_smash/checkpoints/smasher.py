@@ -195,7 +195,7 @@ def load_smasher(folder: Path, base: ModelConfig, tokenizer_sha256: str, *, dtyp
     tensors = {name: _as_held(array, expected.get(name, ())) for name, array in tensors.items()}
     check_fit(folder / WEIGHTS, expected, {name: array.shape for name, array in tensors.items()})
     made_of = dtype_of(folder / WEIGHTS, tensors, dtype)
-    check_finite(folder / WEIGHTS, tensors)
+    check_finite(folder / WEIGHTS, tensors, made_of)
     graphdef, abstract = abstract_smasher(base, config, made_of)
     leaves = [(path, v.replace(_cast(tensors[dotted(path)], made_of))) for path, v in nnx.to_flat_state(abstract)]
     return SmashModules(

@@ -118,3 +118,11 @@ def test_stored_weights_that_are_not_numbers_are_refused(saved, monkeypatch):
     with pytest.raises(ValueError, match=r"in .*butler.safetensors holds NaN or infinity"):
         load(saved)
     assert read_butler(saved).config == config
+
+
+def test_weights_too_large_for_the_dtype_that_is_asked_for_are_refused(saved):
+    config, params = predictor("grouped")
+    large = jax.tree.map(lambda w: w + jnp.float32(1e6), params)
+    save_butler(saved, config, large, base_fingerprint=MARK)
+    with pytest.raises(ValueError, match=r"in .*butler.safetensors holds values that float16 cannot hold"):
+        load(saved, dtype=jnp.float16)

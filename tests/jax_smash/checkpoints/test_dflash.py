@@ -108,3 +108,12 @@ def test_weights_that_cannot_be_kept_are_refused_and_nothing_is_written(saved, t
 def test_a_folder_that_is_taken_for_a_model_is_called_what_it_is(saved):
     with pytest.raises((ValueError, FileNotFoundError), match="DFlash's drafter"):
         load(str(saved[1]))
+
+
+def test_weights_too_large_for_the_dtype_that_is_asked_for_are_refused(saved, tmp_path):
+    made, _ = saved
+    large = jax.tree.map(lambda w: w + jnp.float32(1e6), made.params)
+    save_dflash(tmp_path / "large", made.config, large)
+    load_dflash(tmp_path / "large", dtype=jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"in .*dflash.safetensors holds values that float16 cannot hold"):
+        load_dflash(tmp_path / "large", dtype=jnp.float16)

@@ -119,3 +119,11 @@ def test_weights_that_cannot_be_kept_are_refused_and_nothing_is_written(saved, t
     with pytest.raises(ValueError, match="the tensors in memory do not fit its configuration"):
         save_eagle(target, random_drafter(tiny_model()).config, made.params)
     assert not target.exists()
+
+
+def test_weights_too_large_for_the_dtype_that_is_asked_for_are_refused(saved):
+    made, folder = saved
+    large = jax.tree.map(lambda w: w if w.dtype == jnp.int32 else w + jnp.float32(1e6), made.params)
+    save_eagle(folder, made.config, large)
+    with pytest.raises(ValueError, match=r"in .*eagle.safetensors holds values that float16 cannot hold"):
+        load_eagle(folder, dtype=jnp.float16)

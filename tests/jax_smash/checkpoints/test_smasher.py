@@ -249,6 +249,13 @@ def test_wrong_values_are_named(saved, name, value, complaint):
         load_smasher(saved, BASE, TOKENIZER)
 
 
+def test_weights_too_large_for_the_dtype_that_is_asked_for_are_refused(saved):
+    large = np.full(BASE.d_model, 1e6, np.float32)
+    change_tensors(saved, lambda tensors: tensors.update({"stop_head.b_in": large}))
+    with pytest.raises(ValueError, match=r"stop_head.b_in in .* holds values that float16 cannot hold"):
+        load_smasher(saved, BASE, TOKENIZER, dtype=jnp.float16)
+
+
 def test_a_tokenizer_is_known_by_its_file(tmp_path):
     assert tokenizer_sha256(tmp_path) == tokenizer_sha256(None) == ""
     (tmp_path / "tokenizer.json").write_bytes(b"abc")
