@@ -125,6 +125,7 @@ class ModuleFiles:
         check_fit("memory", self._shapes(config), {name: array.shape for name, array in tensors.items()})
         if tokens is not None:
             check_tokens(tensors[TOKENS], config.head_size, config.vocab_size)
+            tensors[TOKENS] = tensors[TOKENS].astype(np.int32)
         folder = _whole(folder)
         folder.mkdir(parents=True, exist_ok=True)
         nbytes = sum(array.nbytes for array in tensors.values())

@@ -117,3 +117,14 @@ def test_weights_too_large_for_the_dtype_that_is_asked_for_are_refused(saved, tm
     load_dflash(tmp_path / "large", dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match=r"in .*dflash.safetensors holds values that float16 cannot hold"):
         load_dflash(tmp_path / "large", dtype=jnp.float16)
+
+
+def test_tokens_are_stored_as_int32_and_read_as_int64_too(tmp_path):
+    made, tokens = random_drafter(tiny_model(), head_size=3), np.array([1, 4, 90], np.int64)
+    save_dflash(tmp_path, made.config, made.params, tokens=tokens)
+    stored = load_file(tmp_path / WEIGHTS)
+    assert stored["tokens"].dtype == np.int32
+    save_file(stored | {"tokens": tokens}, tmp_path / WEIGHTS)
+    fields = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(fields | {"weights_sha256": sha256(tmp_path / WEIGHTS)}))
+    assert load_dflash(tmp_path).tokens.tolist() == tokens.tolist()
