@@ -166,6 +166,10 @@ class Eagle1Settings(DrafterSettings):
         )
 
 
+COMPUTES = ("activation", "norm_offset", "query_scale", "residual_scale", "attention_softcap")
+"""Of a model: what a layer computes, beside its weights."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ChimeraSettings(DrafterSettings):
     """What decides the weights of a Chimera drafter.
@@ -204,10 +208,21 @@ class ChimeraSettings(DrafterSettings):
                 f"encoder_frozen goes with gram_encoder {TEXT_LAYER}, which begins as the target's first layer; "
                 f"got {self.gram_encoder}, which begins at random"
             )
+        if self.gram_encoder == TEXT_LAYER:
+            self._check_first_layer()
         if self.encoder_frozen and self.optimiser.weight_decay:
             raise ValueError(f"encoder_frozen needs a weight_decay of 0; got {self.optimiser.weight_decay}")
         if self.chimera.decoding_heads >= self.length:
             raise ValueError(f"decoding_heads must be less than the row's {self.length}; got {self.decoding_heads}")
+
+    def _check_first_layer(self) -> None:
+        """Refuses a target whose first layer, of the same weights, makes something else than the encoder would."""
+        own = self.chimera.encoder_layer
+        for name in COMPUTES:
+            if (has := getattr(self.model, name)) != (needs := getattr(own, name)):
+                raise ValueError(
+                    f"gram_encoder {TEXT_LAYER} needs a target whose {name} is {needs}, as the encoder's; got {has}"
+                )
 
     def measured(self) -> ChimeraSettings:
         """Returns the settings under which exported weights are measured: in float32, by the cross-entropy alone."""

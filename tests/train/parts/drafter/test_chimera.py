@@ -1,4 +1,5 @@
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -165,3 +166,20 @@ def test_the_other_training_files_are_of_trigrams_and_four_heads(name, request):
 def test_what_is_exported_is_measured_by_the_cross_entropy_alone():
     chosen = dataclasses.replace(settings(tiny_model()), dtype="bfloat16")
     assert (chosen.measured().dtype, chosen.measured().distillation) == ("float32", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"activation": "gelu_tanh"}, "whose activation is silu, as the encoder's; got gelu_tanh"),
+        ({"norm_offset": True}, "whose norm_offset is False, as the encoder's; got True"),
+        ({"query_scale": 0.5}, "whose query_scale is .*, as the encoder's; got 0.5"),
+        ({"residual_scale": 0.5}, "whose residual_scale is 1.0, as the encoder's; got 0.5"),
+        ({"attention_softcap": 30.0}, "whose attention_softcap is 0.0, as the encoder's; got 30.0"),
+    ],
+)
+def test_an_encoder_does_not_begin_as_a_layer_that_computes_something_else(changes, said):
+    model = types.SimpleNamespace(config=tiny_config(**changes))
+    with pytest.raises(ValueError, match=f"gram_encoder layer needs a target {said}"):
+        settings(model, gram_encoder="layer")
+    assert settings(model).gram_encoder == "mlp"
