@@ -136,10 +136,14 @@ class Settings:
         """Returns the drafters after checking that each is the base's own; of the base nothing is kept.
 
         Raises:
-          ValueError: one is damaged or for another base, which the message names.
+          ValueError: one is damaged or for another base, which the message names, or does not draft and is to be timed.
           FileNotFoundError: there is no such drafter or base.
         """
-        return trained_for(self.model, self.drafters, modules=True, random=True)
+        found = trained_for(self.model, self.drafters, modules=True, random=True)
+        idle = [drafter.name for drafter in found if getattr(drafter.config, "encodes_text", False)]
+        if idle and self.cost_repeats:
+            raise ValueError(f"{idle[0]} encodes texts and does not draft: it is judged without cost_repeats alone")
+        return found
 
     def texts(self, model: Model) -> list[Text]:
         """Returns the texts that drafters are judged on.

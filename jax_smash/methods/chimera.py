@@ -1,5 +1,7 @@
 """Chimera, and what it needs to draft for a model."""
 
+from pathlib import Path
+
 from jax_smash.checkpoints.chimera import ChimeraModules, load_chimera, random_drafter, read_chimera
 from jax_smash.draft.chimera import ChimeraDrafter
 from jax_smash.loading import Model
@@ -24,17 +26,21 @@ RANKS = 4
 
 
 def chimera(setup: Setup) -> Trained:
-    """Makes the drafter for a model that it fits."""
+    """Makes the drafter for a model that it fits.
+
+    A loaded one may encode texts: what it says can be measured, but it does not draft.
+    """
+    given = setup.draft.drafter
     modules = fitting(
         setup.model,
-        setup.draft.drafter,
+        given,
         method=NAME,
         slots=setup.slots,
         kind=ChimeraModules,
         read=read_chimera,
         load=load_chimera,
         random=random_drafter,
-        check=check_target,
+        check=check_target if isinstance(given, str | Path) else check_shape,
     )
     vocabulary = modules.config.head_size or modules.config.vocab_size
     reach = branching(min(RANKS, vocabulary), levels=modules.config.decoding_heads)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from pathlib import Path
 
@@ -119,6 +120,18 @@ def test_a_drafter_of_another_base_is_refused_by_name_before_the_base_is_loaded(
 def test_what_cannot_be_measured_is_refused(trained, changes, message):
     with pytest.raises((ValueError, OSError), match=message):
         main(Settings(**trained[1] | changes))
+
+
+def test_a_drafter_that_encodes_texts_is_judged_but_not_timed(trained, tmp_path):
+    _, given = trained
+    model = load(given["model"])
+    sizes = {"gram_encoder": "layer", "encoder_mlp_width": model.config.mlp_width}
+    chimera = random_drafter(model, decoding_heads=2, **sizes)
+    save_chimera(tmp_path / "texts", chimera.config, chimera.params, base_fingerprint=model.fingerprint)
+    settings = Settings(**given | {"drafters": (tmp_path / "texts",)})
+    assert [drafter.name for drafter in settings.trained()] == ["texts"]
+    with pytest.raises(ValueError, match="texts encodes texts and does not draft: it is judged without cost_repeats"):
+        main(dataclasses.replace(settings, cost_repeats=1))
 
 
 def test_two_drafters_of_one_name_are_refused(trained):

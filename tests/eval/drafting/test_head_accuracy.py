@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eval.drafting.forced import forced
+from eval.drafting.forced import ForcedTextChimera, forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Text
 from jax_smash.draft.context import Context, Seen
@@ -37,6 +37,13 @@ def test_accuracies_are_those_that_training_measures(kind):
         for rank in range(RANKS):
             assert found.hits[:, depth, rank].sum() == told[f"top{rank + 1}_{depth + 1}"][0]
     assert 0 < found.hits[:, 0, -1].sum() < found.tried[:, 0].sum()
+
+
+def test_a_drafter_that_encodes_texts_is_judged_though_it_does_not_draft():
+    model = tiny_model(vocab_size=14)
+    modules = MODULES[TEXTS](model)
+    chain = forced(method_of(model, TEXTS, modules, tree=f"chain-{DEPTHS}").strategy.drafter, modules.config)
+    assert isinstance(chain, ForcedTextChimera)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from jax_smash.methods.trained import held_as, share_of_step
 from jax_smash.models.definition import NnxModel
 from jax_smash.pytree import size
 from tests import medusa
+from tests.chimera import random_drafter as small_chimera
 from tests.dflash import random_drafter as small_dflash
 from tests.tiny import tiny_config, tiny_model
 
@@ -261,13 +262,22 @@ def test_a_model_without_a_fingerprint_is_told_so_and_not_of_rounded_weights():
         make_method(model, "medusa", draft=DraftOptions(tree="chain-2", drafter=drafter))
 
 
-def test_a_chimera_whose_encoder_only_trains_is_refused_before_anything_runs():
-    made = random_drafter(tiny_config())
-    drafter = dataclasses.replace(
-        made, config=dataclasses.replace(made.config, gram_encoder="layer", encoder_mlp_width=48)
-    )
-    with pytest.raises(ValueError, match=r"the drafter encodes texts by a layer, .* which only trains"):
-        make_method(tiny_model(), "chimera", draft=DraftOptions(drafter=drafter))
+def text_chimera(model):
+    return small_chimera(model, gram_encoder="layer", encoder_mlp_width=model.config.mlp_width, residual_heads=False)
+
+
+def test_a_chimera_whose_encoder_only_trains_is_refused_before_anything_runs(tmp_path):
+    made = text_chimera(tiny_model())
+    save_chimera(tmp_path, made.config, made.params)
+    with pytest.raises(ValueError, match=r"the drafter in .* encodes texts by a layer, .* which only trains"):
+        make_method(tiny_model(), "chimera", draft=DraftOptions(drafter=tmp_path))
+
+
+def test_a_loaded_chimera_whose_encoder_only_trains_is_made_but_does_not_draft():
+    draft = DraftOptions(tree="chain-2", drafter=text_chimera(tiny_model()))
+    assert make_method(tiny_model(), "chimera", draft=draft).strategy.drafter.model is draft.drafter.definition
+    with pytest.raises(ValueError, match="a Chimera drafter with gram_encoder layer does not draft"):
+        generate(tiny_model(), [[7, 8, 9]], method="chimera", max_new_tokens=4, slots=64, draft=draft)
 
 
 def test_what_drawn_blocks_cost_decides_nothing(tmp_path):
