@@ -119,8 +119,11 @@ class Settings:
             raise ValueError("drafters must name one folder at least; got none")
         if (self.packed is None) == (self.answers is None):
             raise ValueError("drafters are judged on packed or on answers; got both or neither")
-        if self.reply_begins and self.packed is None:
-            raise ValueError("reply_begins goes with packed; a file of answers tells its replies")
+        for name in ("reply_begins", "reply_ends"):
+            if getattr(self, name) and self.packed is None:
+                raise ValueError(f"{name} goes with packed; a file of answers tells its replies")
+        if self.reply_ends and not self.reply_begins:
+            raise ValueError("reply_ends goes with reply_begins; without, all of a document counts")
         if not self.gram_slots or min(self.gram_slots) < 0:
             raise ValueError(f"gram_slots must be one or more, each at least 0; got {self.gram_slots}")
         if self.gram_slots != (0,) and not self.cost_repeats:
@@ -149,7 +152,7 @@ class Settings:
         """Returns the texts that drafters are judged on.
 
         Raises:
-          ValueError: the folder or the file is damaged, was packed with another tokenizer, or has no reply.
+          ValueError: the folder or the file is damaged, or has no reply.
         """
         if self.answers is not None:
             texts = answered_texts(self.answers, model)

@@ -78,12 +78,25 @@ def packed_texts(folder: Path, replies: Replies, *, choice_share: float) -> Iter
       choice_share: of the drafters' training runs: so many held-out documents chose their step and tell too much.
 
     Raises:
-      ValueError: the folder is damaged.
+      ValueError: the folder is damaged, or none of these documents has what replies begin or end with.
     """
+    for what, where, sequence in (("begins", "before", replies.begins), ("ends", "behind", replies.ends)):
+        judged = (tokens for tokens, _ in _judged(folder, choice_share))
+        # As a rule the first document has it.
+        if sequence and not any(len(_behind(tokens, sequence)) for tokens in judged):
+            raise ValueError(
+                f"{folder} must hold the text of reply_{what} {where} a reply; no held-out document has it"
+            )
+    for tokens, marks in _judged(folder, choice_share):
+        yield Text(tokens.tolist(), replies.said(tokens, marks).tolist())
+
+
+def _judged(folder: Path, choice_share: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields tokens and marks of the documents that are judged."""
     sources = [_documents(folder, source[SPLIT]["shards"]) for source in read_index(folder)["sources"]]
     for tokens, marks in (found for turn in itertools.zip_longest(*sources) for found in turn if found is not None):
         if not chooses(tokens, choice_share):
-            yield Text(tokens.tolist(), replies.said(tokens, marks).tolist())
+            yield tokens, marks
 
 
 def _documents(folder: Path, shards: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

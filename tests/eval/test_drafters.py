@@ -113,6 +113,11 @@ def test_a_drafter_of_another_base_is_refused_by_name_before_the_base_is_loaded(
         ({"gram_slots": (8,)}, "gram_slots change what drafting takes alone: give cost_repeats"),
         ({"gram_slots": ()}, "gram_slots must be one or more"),
         ({"reply_begins": "a"}, "reply_begins goes with packed"),
+        ({"reply_ends": "a"}, "reply_ends goes with packed; a file of answers tells its replies"),
+        (
+            {"answers": None, "packed": Path("nowhere"), "reply_ends": "a"},
+            "reply_ends goes with reply_begins; without, all of a document counts",
+        ),
         ({"output": Path("out"), "json": Path("a.json")}, "give neither json nor plot beside it"),
         ({"answers": None, "packed": Path("nowhere")}, r"nowhere must be a folder that train\.pack wrote"),
     ],

@@ -49,6 +49,21 @@ def test_documents_that_chose_a_step_are_left_out(tmp_path):
     assert len(list(packed_texts(tmp_path, Replies(), choice_share=0.0))) == 40
 
 
+@pytest.mark.parametrize(
+    ("begins", "ends", "said"),
+    [
+        ((7, 8), (3,), r"must hold the text of reply_begins before a reply; no held-out document has it"),
+        ((1, 2), (7, 8), r"must hold the text of reply_ends behind a reply; no held-out document has it"),
+    ],
+)
+def test_marks_of_replies_that_no_document_has_are_refused(tmp_path, begins, ends, said):
+    documents = [(np.array(tokens, np.uint16), np.zeros(4)) for tokens in ([5, 5, 5, 5], [1, 2, 4, 3])]
+    packed(tmp_path, documents)
+    assert [sum(t.said) for t in packed_texts(tmp_path, Replies((1, 2), (3,)), choice_share=0.0)] == [3, 2]
+    with pytest.raises(ValueError, match=said):
+        next(packed_texts(tmp_path, Replies(begins, ends), choice_share=0.0))
+
+
 def test_a_damaged_folder_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"must be a folder that train\.pack wrote"):
         list(packed_texts(tmp_path, Replies(), choice_share=0.0))
