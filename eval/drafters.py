@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from eval.drafting.drafting_cost import Timed, cost_of, taken
 from eval.drafting.forced import forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
-from eval.drafting.held_out import Replies, Text, answered_texts, chosen, packed_texts, read_index
+from eval.drafting.held_out import Replies, Text, answered_texts, check_tokenizer, chosen, packed_texts
 from eval.drafting.trained import HAMBURGER, MICRO, Trained, loaded_beside, trained_for
 from eval.reports.options import Numbers, Paths, check_least
 from eval.reports.report import (
@@ -43,7 +43,7 @@ from eval.reports.report import (
     write_json,
     write_whole,
 )
-from jax_smash.loading import Model
+from jax_smash.loading import Model, sources
 from jax_smash.methods import DraftOptions, Method, SmashOptions, make_method
 from jax_smash.plan import tree_bytes
 
@@ -108,7 +108,8 @@ class Settings:
         """Refuses what cannot be measured, before weights are loaded.
 
         Raises:
-          ValueError: an option is out of range, two drafters have one name, or there are no texts or two kinds of them.
+          ValueError: an option is out of range, there are no texts or two kinds of them, or the packed folder is damaged
+            or of another tokenizer.
           FileExistsError, FileNotFoundError: a file is missing, or an output cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """
@@ -129,7 +130,7 @@ class Settings:
         if self.gram_slots != (0,) and not self.cost_repeats:
             raise ValueError(f"gram_slots change what drafting takes alone: give cost_repeats; got {self.gram_slots}")
         if self.packed is not None:
-            read_index(self.packed)
+            check_tokenizer(self.packed, sources(self.model)[-1])
         elif not self.answers.is_file():
             raise FileNotFoundError(f"{self.answers} must be a file of answers; there is none")
         check_folder(self.output, self.json, self.plot, overwrite=self.overwrite)

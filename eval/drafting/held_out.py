@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from eval.tasks.records import read_lines
+from jax_smash.checkpoints.smasher import tokenizer_sha256
 from jax_smash.loading import Model
 
 INDEX, SPLIT = "index.json", "held_out"
@@ -118,10 +119,25 @@ def read_index(folder: Path) -> dict:
     """
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        _ = [source[SPLIT]["shards"] for source in index["sources"]]
+        _ = [source[SPLIT]["shards"] for source in index["sources"]], index["tokenizer_sha256"]
         return index
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} must be a folder that train.pack wrote: {error}") from error
+
+
+def check_tokenizer(folder: Path, base: Path) -> None:
+    """Refuses a packed folder whose tokens are another tokenizer's.
+
+    Args:
+      folder: that `train.pack` wrote.
+      base: directory or GGUF file of the model that is to read it.
+
+    Raises:
+      ValueError: it was packed with another tokenizer, or its index is damaged.
+    """
+    expected, actual = read_index(folder)["tokenizer_sha256"], tokenizer_sha256(base)
+    if actual != expected:
+        raise ValueError(f"{folder} was packed with the tokenizer of hash {expected}; {base} has {actual or 'none'}")
 
 
 def chooses(tokens: Integer[np.ndarray, "n"], share: float) -> bool:

@@ -9,6 +9,7 @@ from eval.drafters import PICTURE, REPORT, Settings, main
 from eval.drafting.random_drafters import KINDS
 from jax_smash.checkpoints.chimera import save_chimera
 from jax_smash.checkpoints.medusa import save_medusa
+from jax_smash.checkpoints.smasher import tokenizer_sha256
 from jax_smash.loading import load
 from tests.chimera import random_drafter
 from tests.medusa import random_heads
@@ -137,6 +138,17 @@ def test_a_drafter_that_encodes_texts_is_judged_but_not_timed(trained, tmp_path)
     assert [drafter.name for drafter in settings.trained()] == ["texts"]
     with pytest.raises(ValueError, match="texts encodes texts and does not draft: it is judged without cost_repeats"):
         main(dataclasses.replace(settings, cost_repeats=1))
+
+
+def test_texts_of_another_tokenizer_are_refused_before_anything_is_loaded(trained, tmp_path):
+    _, given = trained
+    index = {"sources": [{"held_out": {"shards": []}}], "tokenizer_sha256": tokenizer_sha256(Path(given["model"]))}
+    settings = Settings(**given | {"answers": None, "packed": tmp_path})
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    settings.check()
+    (tmp_path / "index.json").write_text(json.dumps(index | {"tokenizer_sha256": "ab"}))
+    with pytest.raises(ValueError, match=r"was packed with the tokenizer of hash ab; .*base has [0-9a-f]{64}"):
+        settings.check()
 
 
 def test_two_drafters_of_one_name_are_refused(trained):

@@ -21,7 +21,7 @@ def packed(folder, documents, *, split="held_out"):
     np.save(folder / "a.documents.npy", np.cumsum([len(document[0]) for document in documents]))
     empty = {"shards": []}
     sources = [{"train": empty, "held_out": empty} | {split: {"shards": ["a"]}}]
-    (folder / "index.json").write_text(json.dumps({"sources": sources}))
+    (folder / "index.json").write_text(json.dumps({"sources": sources, "tokenizer_sha256": ""}))
     return folder
 
 
@@ -99,7 +99,7 @@ def test_texts_are_taken_until_their_replies_have_enough_tokens():
 
 def test_sources_are_read_in_turn(tmp_path, monkeypatch):
     monkeypatch.setattr(held_out, "_documents", lambda folder, shards: ((np.array([n]), np.zeros(1)) for n in shards))
-    index = {"sources": [{"held_out": {"shards": [1, 2, 3]}}, {"held_out": {"shards": [7]}}]}
+    index = {"tokenizer_sha256": "", "sources": [{"held_out": {"shards": [1, 2, 3]}}, {"held_out": {"shards": [7]}}]}
     (tmp_path / "index.json").write_text(json.dumps(index))
     texts = packed_texts(tmp_path, Replies(), choice_share=0.0)
     assert list(itertools.chain.from_iterable(text.tokens for text in texts)) == [1, 7, 2, 3]
