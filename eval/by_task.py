@@ -37,6 +37,7 @@ import jax.numpy as jnp
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
 from eval.drafting.task_rows import below_chains, rows_of
+from eval.drafting.told_trees import told_tree
 from eval.drafting.trained import Named, Trained, check_rows, modules_of, named_method, read_trained, trained_for
 from eval.exact.exactness_report import earlier_rows, inputs_of, say
 from eval.exact.reference import require_torch
@@ -275,7 +276,7 @@ def _heats(settings: Settings, model: Model, tasks: Sequence[Task], size: int) -
                     carries=tree is not None,
                 )
 
-        told = tree if curve == "none" else f"{tree} {curve}"
+        told = None if tree is None else told_tree(tree) if curve == "none" else f"{tree} {curve}"
         return Learner(named.name, told, make, capacities, settings.max_new_tokens, named.facts())
 
     found, curves, plain = [], dict.fromkeys(FACTORS), Named(BASELINE, BASELINE)

@@ -6,6 +6,7 @@ from typing import Any
 
 from eval.drafting.acceptance_runs import Answer, Asking, by_category, cut, figures, with_drafter, with_tree
 from eval.drafting.recycling_reference import ReferenceRecycling
+from eval.drafting.told_trees import told_tree
 from eval.drafting.trained import Named
 from eval.prompts.question_sets import Question, turn_tokens
 from jax_smash.decode.programs import PROGRAMS
@@ -80,7 +81,8 @@ def trees_and_chains(plan: Plan, advance: Advance) -> list[Row]:
                 rows.append(_row(BASELINE.name, None, temperature, group, answers))
         for named in plan.methods:
             for tree in named.trees(plan.trees):
-                if (temperature, named.name, tree) in there:
+                told = told_tree(tree)
+                if (temperature, named.name, told) in there:
                     advance()
                     continue
                 method = plan.method(named, tree, sampled=sampled)
@@ -92,7 +94,7 @@ def trees_and_chains(plan: Plan, advance: Advance) -> list[Row]:
                     beside, _ = plan.asking.answers(alone, plan.questions, temperature=temperature)
                 advance()
                 for group, mine in by_category(answers).items():
-                    row = _row(named.name, tree, temperature, group, mine) | {"nodes": nodes, **named.facts()}
+                    row = _row(named.name, told, temperature, group, mine) | {"nodes": nodes, **named.facts()}
                     rows.append(row | _beside(row, beside, group) | _differing(mine, by_category(plain)[group]))
                 plan.on_rows(rows)
                 PROGRAMS.forget()  # Of another tree nothing is called again.
@@ -122,7 +124,7 @@ def cold_start(plan: Plan, advance: Advance) -> list[Row]:
             more, memory = plan.asking.answers(chosen, lesson[taken:seen], memory=memory)
             taken, tokens = seen, tokens + sum(len(a.tokens) for a in more)
             answers, _ = plan.asking.answers(chosen, measured, memory=memory, carry=False)
-            row = _row("recycling", plan.trees[0], 0.0, "all", answers)
+            row = _row("recycling", told_tree(plan.trees[0]), 0.0, "all", answers)
             rows.append(row | {"learner": learner, "seen": seen, "seen_tokens": tokens})
             advance()
     return rows

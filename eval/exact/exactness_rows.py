@@ -9,11 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from eval.drafting.told_trees import told_tree
 from eval.drafting.trained import Trained
 from eval.exact.conditions import Condition, request_for
 from eval.exact.decoded import Decoded, Processors, decode_all
 from eval.exact.divergence import ROUNDING, Rescorer, summary
 from eval.exact.tampered import FirstChildren, FlippedBit, Padded, Reordered, SkippedAtNodes, tampered
+from eval.reports.told_paths import told_path
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.draft.trees.confident import confident
 from jax_smash.draft.trees.tree import Topology
@@ -75,12 +77,13 @@ class Case:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What tells it apart."""
+        """What tells it apart, as a report holds it."""
         condition = self.condition
+        drafts = None if self.draft_model is None else told_path(self.draft_model)
         return (
             self.way,
-            " ".join(part for part in (self.method, self.drafter, self.draft_model) if part is not None),
-            self.tree or "–",
+            " ".join(part for part in (self.method, self.drafter, drafts) if part is not None),
+            "–" if self.tree is None else told_tree(self.tree),
             str(condition.batch_size),
             condition.processors,
             condition.choice,
@@ -164,7 +167,7 @@ class Study:
             "drafter": case.drafter,
             "draft_model": case.draft_model,
             "sparse": self._sparse if case.method == SELF_SPARSE else None,
-            "tree": case.tree,
+            "tree": None if case.tree is None else told_tree(case.tree),
             **dataclasses.asdict(case.condition),
             **figures,
             "must": must,

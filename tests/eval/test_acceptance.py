@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from eval.acceptance import Settings, main, measure
+from eval.drafting.told_trees import told_tree
 from eval.reports.report import run_program
 from jax_smash import generate, load
 from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
@@ -57,7 +58,7 @@ def written(model, prompts, tmp_path_factory):
 def test_a_report_has_plain_decoding_each_tree_and_its_chain(written):
     report = json.loads((written / "a.json").read_text())
     rows = report["rows"]
-    kinds = [(None, "ar"), ("DATA/tree.json", "recycling"), ("chain-2", "recycling")]
+    kinds = [(None, "ar"), (told_tree(str(written / "tree.json")), "recycling"), ("chain-2", "recycling")]
     assert [(r["tree"], r["method"], r["category"]) for r in rows] == [
         (*kind, category) for kind in kinds for category in ("all", "cats", "dogs")
     ]

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.by_task import Settings, main
+from eval.by_task import Settings, _heats, main
+from eval.drafting.told_trees import told_tree
+from eval.prompts.task_prompts import Task
 from eval.timing.curves import scaled
 from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
@@ -69,6 +71,14 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
     assert [(row["method"], row["tree"]) for row in rows[len(report["rows"]) :]] == [("lookup", "chain-2")] * 3
     with pytest.raises(ValueError, match="was made with max_new_tokens 6; got 7"):
         main(dataclasses.replace(given, resume=True, max_new_tokens=7))
+
+
+def test_the_tree_of_a_file_is_told_as_rows_hold_it(given, tmp_path):
+    file = tmp_path / "tree.json"
+    file.write_text("[[0], [1]]")
+    settings = dataclasses.replace(given, methods=(f"recycling:{file}",), chains=False)
+    (heat,) = _heats(settings, load(given.model), [Task("cats", [[1, 2, 3]])], 1)
+    assert heat.names == {("recycling", told_tree(str(file)))}
 
 
 @pytest.mark.parametrize(

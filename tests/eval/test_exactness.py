@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from eval.drafting.told_trees import told_tree
 from eval.exact.conditions import Condition
 from eval.exact.exactness_report import MOST_DIVERGENCES, earlier_rows, inputs_of, totals
 from eval.exact.exactness_rows import FIRST_CHILDREN, Case, Study
 from eval.exactness import Settings, cases_of, main, measure, read_tokens
 from eval.prompts.shipped_prompts import shipped_prompts
+from eval.reports.told_paths import told
 from jax_smash.checkpoints.chimera import save_chimera
 from jax_smash.checkpoints.dflash import save_dflash
 from jax_smash.checkpoints.eagle import save_eagle
@@ -307,6 +309,14 @@ def test_groups_are_tampered_with_as_chains_are(smashed):
         ("as it is", "ar", None),
         *((way, "hamburger", "auto") for way in ("as it is", "padded", "bit flipped")),
     ]
+
+
+def test_the_key_of_a_row_is_that_of_its_report(tmp_path):
+    tree, draft_model = tmp_path / "tree.json", tmp_path / "small"
+    tree.write_text(json.dumps(RANKS))
+    case = Case("as it is", "draft-model", str(tree), Condition(2, "none", "greedy"), draft_model=str(draft_model))
+    assert case.key[1:3] == ("draft-model DATA/small", told_tree(str(tree)))
+    assert told(list(case.key)) == list(case.key)
 
 
 @pytest.mark.parametrize(

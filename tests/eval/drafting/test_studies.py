@@ -5,6 +5,7 @@ import pytest
 from eval.drafting.acceptance_plots import plot_study
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.studies import RECYCLING, Plan, cold_start, official, rounds, trees_and_chains, width_and_depth
+from eval.drafting.told_trees import told_tree
 from eval.prompts.question_sets import Question
 from jax_smash import generate
 from jax_smash.methods import DraftOptions
@@ -41,6 +42,15 @@ def run(study, name, plan):
     assert len(counted) == rounds(name, plan)
     assert plot_study(name, rows, title="a title").startswith(b"\x89PNG")
     return rows
+
+
+def test_rows_of_a_tree_s_file_are_not_made_again(plan, tmp_path):
+    file = tmp_path / "tree.json"
+    file.write_text("[[0], [1]]")
+    same = {"temperature": 0.0, "category": "all"}
+    done = [same | {"method": "ar", "tree": None}, same | {"method": "recycling", "tree": told_tree(str(file))}]
+    given = {"trees": (str(file),), "questions": plan.questions[:1], "done": done}
+    assert trees_and_chains(dataclasses.replace(plan, **given), lambda: None) == done
 
 
 @pytest.mark.slow
