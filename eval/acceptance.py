@@ -271,7 +271,7 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     shown = dataclasses.asdict(settings) | {"prompts": [str(path) for path in settings.prompts]}
     headed = heading("eval.acceptance", arguments, shown)
     files = (*settings.prompts, settings.spec_bench, settings.warm_start, settings.lookup_corpus)
-    headed |= {"inputs": inputs_of(settings.model, files)}
+    headed |= {"inputs": inputs_of(settings.model, files, draft_model=settings.draft_model)}
     done: list[Row] = []
     if settings.resume and settings.json is not None:
         done = earlier_rows(settings.json, headed["settings"], inputs=headed["inputs"], free=FREE_TO_CHANGE)

@@ -349,10 +349,12 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     packages = ("torch",) if settings.peers else ()
     report = heading("eval.by_task", arguments, dataclasses.asdict(settings), *packages)
-    report |= {"inputs": inputs_of(settings.model, [settings.prompts, settings.spec_bench])}
+    files = (settings.prompts, settings.spec_bench)
+    report |= {"inputs": inputs_of(settings.model, files, draft_model=settings.draft_model)}
     done = []
     if settings.resume and settings.json:
-        done = earlier_rows(settings.json, report["settings"], inputs=report["inputs"], free=FREE_TO_CHANGE)
+        same = {"inputs": report["inputs"], "machine": report, "free": FREE_TO_CHANGE}
+        done = earlier_rows(settings.json, report["settings"], **same)
         check_rows(done, settings.trained())
 
     def write(found: Row) -> None:

@@ -339,7 +339,7 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
     report |= {"rounding": ROUNDING[settings.dtype]}
     folder = settings.folder()
     files = (settings.prompts, settings.spec_bench, None if folder is None else Path(folder))
-    report |= {"inputs": inputs_of(settings.model, files)}
+    report |= {"inputs": inputs_of(settings.model, files, draft_model=settings.draft_model)}
     kept = []
     if settings.resume and settings.json:
         kept = earlier_rows(settings.json, report["settings"], inputs=report["inputs"])

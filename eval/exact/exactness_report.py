@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from eval.exact.exactness_rows import AS_IT_IS
 from eval.reports.code_hashes import changed_files
 from jax_smash.cli.resume import path_digest
 from jax_smash.loading import sources
+from jax_smash.methods.draft_options import INT8, SPARSE
 
 MOST_DIVERGENCES = 5e-6
 """Divergences a token that rounding may cause in float32."""
@@ -71,15 +72,22 @@ def totals(rows: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
     return sums | {"divergences_allowed": allowed, "passed": few and all(row["passed"] for row in rows)}
 
 
-def inputs_of(model: str, files: Sequence[Path | None]) -> dict[str, Any]:
+def inputs_of(model: str, files: Sequence[Path | None], *, draft_model: str | None = None) -> dict[str, Any]:
     """Returns digests of what rows depend on and a report tells by its name alone.
 
     Args:
       model: that is measured.
       files: or folders that are read beside it; None for one that is not given.
+      draft_model: as in `DraftOptions`.
+
+    Raises:
+      FileNotFoundError: there is no such model.
     """
     digests = [None if path is None else path_digest(path) for path in files]
-    return {"model": [path_digest(path) for path in sources(model)], "files": digests}
+    found = {"model": [path_digest(path) for path in sources(model)], "files": digests}
+    if draft_model is None or draft_model == INT8 or draft_model.startswith(SPARSE):
+        return found  # The model itself drafts, or none.
+    return found | {"draft_model": [path_digest(path) for path in sources(draft_model)]}
 
 
 def earlier_rows(
@@ -87,6 +95,7 @@ def earlier_rows(
     settings: dict[str, Any],
     *,
     inputs: dict[str, Any] | None = None,
+    machine: Mapping[str, Any] | None = None,
     free: Sequence[str] = FREE_TO_CHANGE,
 ) -> list[dict[str, Any]]:
     """Returns the rows of a report that stands there; none where there is none.
@@ -95,10 +104,12 @@ def earlier_rows(
       path: of the report.
       settings: of this run.
       inputs: as `inputs_of` tells them, and the report under that name; None compares none.
+      machine: heading of this run, whose device and versions must be the report's; None where rows hold no times.
       free: settings that may be others.
 
     Raises:
-      ValueError: it is no report, or was made of other inputs, under settings that give other rows, or by other code.
+      ValueError: it is no report, or was made of other inputs, under settings that give other rows, by other code, or
+        on another machine.
     """
     if not path.exists():
         return []
@@ -112,6 +123,14 @@ def earlier_rows(
             raise ValueError(f"{path} was made with {name} {before.get(name)!r}; got {value!r}")
     if inputs is not None and report.get("inputs") != inputs:
         raise ValueError(f"{path} was made with another model or other files: its rows are not continued")
+    for what in () if machine is None else ("device", "versions"):
+        was, now = report.get(what, {}), machine[what]
+        # Packages of peers alone are not in every run.
+        names = [name for name in now if name in was or what == "device"]
+        for name in (name for name in names if not name.endswith("_bytes") and was.get(name) != now[name]):
+            raise ValueError(
+                f"{path} was measured with {name} {was.get(name)!r}; got {now[name]!r}: its times are not continued"
+            )
     if changed := changed_files(report.get("code", {})):
         raise ValueError(f"{path} was made by another {changed[0]}: its rows are not continued; name another file")
     return rows

@@ -6,7 +6,9 @@ import pytest
 
 from eval.by_task import Settings, _heats, main
 from eval.drafting.told_trees import told_tree
+from eval.exact.exactness_report import inputs_of
 from eval.prompts.task_prompts import Task
+from eval.reports.report import heading
 from eval.timing.curves import scaled
 from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
@@ -71,6 +73,15 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
     assert [(row["method"], row["tree"]) for row in rows[len(report["rows"]) :]] == [("lookup", "chain-2")] * 3
     with pytest.raises(ValueError, match="was made with max_new_tokens 6; got 7"):
         main(dataclasses.replace(given, resume=True, max_new_tokens=7))
+
+
+def test_times_of_another_device_are_not_gone_on_with(given, tmp_path):
+    settings = dataclasses.replace(given, json=tmp_path / "a.json", resume=True)
+    told = json.loads(json.dumps(heading("eval.by_task", [], dataclasses.asdict(settings))))
+    inputs = inputs_of(settings.model, [settings.prompts, None], draft_model=settings.draft_model)
+    settings.json.write_text(json.dumps(told | {"inputs": inputs, "rows": [], "device": told["device"] | {"kind": "x"}}))
+    with pytest.raises(ValueError, match="was measured with kind 'x'; got 'cpu': its times are not continued"):
+        main(settings)
 
 
 def test_the_tree_of_a_file_is_told_as_rows_hold_it(given, tmp_path):

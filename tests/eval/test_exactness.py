@@ -182,6 +182,36 @@ def test_rows_of_another_model_or_other_files_of_the_same_names_are_not_gone_on_
         earlier_rows(report["given"].json, report["settings"], inputs=other)
 
 
+def test_rows_of_other_weights_of_a_draft_model_are_not_gone_on_with(tmp_path):
+    folder = write_model(tmp_path / "small", num_hidden_layers=1)
+    before = inputs_of("tiny", [], draft_model=str(folder))
+    assert {*before} == {"model", "files", "draft_model"}
+    (folder / "model.safetensors").write_bytes(b"others")
+    assert inputs_of("tiny", [], draft_model=str(folder))["draft_model"] != before["draft_model"]
+    for name in (None, "int8", "sparse:quest"):
+        assert {*inputs_of("tiny", [], draft_model=name)} == {"model", "files"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"device": {"kind": "TPU v5", "count": 1}}, "was measured with kind 'TPU v5'; got 'cpu': its times are not"),
+        ({"device": {"kind": "cpu", "count": 8}}, "was measured with count 8; got 1"),
+        ({"versions": {"jax": "0.1"}}, "was measured with jax '0.1'; got '0.2'"),
+    ],
+)
+def test_times_of_another_machine_are_not_gone_on_with(tmp_path, changes, said):
+    machine = {"device": {"kind": "cpu", "count": 1, "memory_bytes": 5}, "versions": {"jax": "0.2", "torch": "2"}}
+    same = {"device": {"kind": "cpu", "count": 1, "memory_bytes": 6}, "versions": {"jax": "0.2"}}
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(same | {"settings": {}, "rows": [{}]}))
+    assert earlier_rows(file, {}, machine=machine) == [{}]
+    file.write_text(json.dumps(same | changes | {"settings": {}, "rows": [{}]}))
+    assert earlier_rows(file, {}) == [{}]
+    with pytest.raises(ValueError, match=said):
+        earlier_rows(file, {}, machine=machine)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"settings": {}}'])
 def test_what_is_no_report_is_not_gone_on_with(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
