@@ -140,8 +140,8 @@ def check_outputs(*paths: Path | None, plot: Path | None, overwrite: bool) -> No
         check_output(path, overwrite=overwrite)
     if len({path.absolute() for path in outputs}) < len(outputs):
         raise ValueError(f"output files must differ; got {', '.join(map(str, outputs))}")
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ImportError("--plot needs matplotlib: pip install 'jax_smash[plot]'")
+    if plot is not None:
+        _check_drawing("--plot")
 
 
 def check_folder(folder: Path | None, *others: Path | None, overwrite: bool) -> None:
@@ -155,6 +155,7 @@ def check_folder(folder: Path | None, *others: Path | None, overwrite: bool) -> 
     Raises:
       ValueError: files are asked for beside the folder.
       FileExistsError: the folder holds something.
+      ImportError: matplotlib is not installed.
     """
     if folder is None:
         return
@@ -162,6 +163,12 @@ def check_folder(folder: Path | None, *others: Path | None, overwrite: bool) -> 
         raise ValueError("output holds report and picture: give neither json nor plot beside it")
     if folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} must be absent or empty (--overwrite replaces what it holds)")
+    _check_drawing("--output")
+
+
+def _check_drawing(option: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError(f"{option} needs matplotlib: pip install 'jax_smash[plot]'")
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from eval.reports.report import check_output, commit, describe_device, heading, print_table, versions, write_json
+from eval.reports.report import (
+    check_folder,
+    check_output,
+    check_outputs,
+    commit,
+    describe_device,
+    heading,
+    print_table,
+    versions,
+    write_json,
+)
 
 
 def git(folder, *arguments):
@@ -82,6 +92,16 @@ def test_an_output_file_that_exists_is_refused_unless_it_may_be_replaced(tmp_pat
 def test_an_output_file_in_no_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"):
         check_output(tmp_path / "missing" / "out.json", overwrite=False)
+
+
+def test_pictures_without_matplotlib_are_refused_before_any_work(tmp_path, monkeypatch):
+    check_folder(tmp_path / "out", overwrite=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="--output needs matplotlib: pip install"):
+        check_folder(tmp_path / "out", overwrite=False)
+    with pytest.raises(ImportError, match="--plot needs matplotlib: pip install"):
+        check_outputs(plot=tmp_path / "a.png", overwrite=False)
+    check_folder(None, overwrite=False)
 
 
 def test_a_table_shows_three_digits_and_a_dash_for_nothing(capsys):
