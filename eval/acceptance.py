@@ -29,7 +29,15 @@ import jax.numpy as jnp
 
 from eval.drafting.acceptance_runs import Asking
 from eval.drafting.studies import TEMPLATE, Plan, Row, cold_start, official, rounds, trees_and_chains, width_and_depth
-from eval.drafting.trained import Named, check_rows, modules_of, named_method, read_trained, trained_for
+from eval.drafting.trained import (
+    Named,
+    check_all_named,
+    check_rows,
+    modules_of,
+    named_method,
+    read_trained,
+    trained_for,
+)
 from eval.exact.exactness_report import earlier_rows, inputs_of
 from eval.prompts.question_sets import Question, fitting, read_questions, spec_bench_questions
 from eval.reports.options import Decimals, Names, Numbers, Paths, check_least
@@ -162,8 +170,9 @@ class Settings:
     def _check_methods(self) -> None:
         if not self.methods or not self.trees:
             raise ValueError(f"methods and trees must each name at least one; got {self.methods} and {self.trees}")
-        trained_for(self.model, self.drafters, modules=True)
+        trained = trained_for(self.model, self.drafters, modules=True)
         methods = self.named()
+        check_all_named(methods, trained)
         for named in methods:
             for tree in self.trees:
                 check_draft(named.method, named.options(DraftOptions(tree=tree)))

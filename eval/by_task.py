@@ -38,7 +38,16 @@ from eval.drafting.acceptance_runs import Asking
 from eval.drafting.task_contest import Learner, batches_of, capacities_for, hold
 from eval.drafting.task_rows import below_chains, rows_of
 from eval.drafting.told_trees import told_tree
-from eval.drafting.trained import Named, Trained, check_rows, modules_of, named_method, read_trained, trained_for
+from eval.drafting.trained import (
+    Named,
+    Trained,
+    check_all_named,
+    check_rows,
+    modules_of,
+    named_method,
+    read_trained,
+    trained_for,
+)
 from eval.exact.exactness_report import earlier_rows, inputs_of, say
 from eval.exact.reference import require_torch
 from eval.prompts.question_sets import Question, read_questions, spec_bench_questions
@@ -130,7 +139,7 @@ class Settings:
         """Refuses what cannot be measured, before anything is loaded.
 
         Raises:
-          ValueError: an option is out of range or unknown, or a peer is not installed.
+          ValueError: an option is out of range or unknown, no method drafts with a drafter, or a peer is not installed.
           FileExistsError, FileNotFoundError: the output file cannot be written.
         """
         check_least(self, num_prompts=1, prompt_tokens=1, max_new_tokens=2, repeats=1, settle_seconds=0)
@@ -151,6 +160,7 @@ class Settings:
             if tree and named.chain:
                 raise ValueError(f"{named.name} drafts {named.chain}, as its modules were made; got {name}")
             check_draft(named.method, self.draft(named, tree or "auto"))
+        check_all_named([named for named, _ in self.pairs(trained)], trained)
         if self.resume and self.json is None:
             raise ValueError("resume needs the file to go on with; give --json")
         if self.peers:

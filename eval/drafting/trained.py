@@ -225,6 +225,18 @@ def named_method(name: str, drafters: Sequence[Trained]) -> Named:
     return Named(name, name)
 
 
+def check_all_named(methods: Sequence[Named], drafters: Sequence[Trained]) -> None:
+    """Refuses drafters that no method drafts with.
+
+    Raises:
+      ValueError: there is such a drafter.
+    """
+    for drafter in drafters:
+        if drafter not in [named.drafter for named in methods]:
+            names = drafter.name if drafter.kind == MICRO else f"{drafter.name} or {BESIDE}{drafter.name}"
+            raise ValueError(f"no method drafts with {drafter.name}: name it in methods, as {names}")
+
+
 def check_rows(rows: Sequence[Mapping[str, Any]], drafters: Sequence[Trained]) -> None:
     """Refuses to go on with rows that an earlier run made with other weights under a drafter's name.
 

@@ -8,9 +8,11 @@ from eval.acceptance import Settings, main, measure
 from eval.drafting.told_trees import told_tree
 from eval.reports.report import run_program
 from jax_smash import generate, load
+from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
 from jax_smash.decode.programs import PROGRAMS
 from jax_smash.smash.options import SmashOptions
+from tests.medusa import random_heads
 from tests.model_directory import write_model
 from tests.smashed import modules_for
 
@@ -159,6 +161,15 @@ def test_options_that_no_method_takes_are_refused(tmp_path):
         Settings(study="official", warm_start=file).check()
     with pytest.raises(FileExistsError, match="output file exists"):
         Settings(json=file).check()
+
+
+def test_a_drafter_that_no_method_names_is_refused(model, tmp_path):
+    heads = random_heads(load(model), num_heads=2)
+    save_medusa(tmp_path / "run/drafter", heads.config, heads.params)
+    given = {"model": model, "drafters": (tmp_path / "run/drafter",), "trees": ("chain-2",)}
+    with pytest.raises(ValueError, match=r"no method drafts with run: name it in methods, as run or hybrid\+run"):
+        Settings(**given).check()
+    Settings(**given, methods=("recycling", "run")).check()
 
 
 def test_an_error_of_the_users_is_one_line(capsys, monkeypatch):

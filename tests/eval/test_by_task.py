@@ -84,6 +84,15 @@ def test_times_of_another_device_are_not_gone_on_with(given, tmp_path):
         main(settings)
 
 
+def test_a_drafter_that_no_method_names_is_refused(given, tmp_path):
+    heads = random_heads(load(given.model), num_heads=2)
+    save_medusa(tmp_path / "run/drafter", heads.config, heads.params)
+    settings = dataclasses.replace(given, drafters=(tmp_path / "run/drafter",), json=None)
+    with pytest.raises(ValueError, match=r"no method drafts with run: name it in methods, as run or hybrid\+run"):
+        settings.check()
+    dataclasses.replace(settings, methods=("lookahead", "hybrid+run:chain-2")).check()
+
+
 def test_the_tree_of_a_file_is_told_as_rows_hold_it(given, tmp_path):
     file = tmp_path / "tree.json"
     file.write_text("[[0], [1]]")
