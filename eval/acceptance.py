@@ -74,7 +74,8 @@ class Settings:
         varies what was seen before; width-depth cuts the published template; temperature and spec-bench are trees over
         temperatures and over Spec-Bench's tasks.
       methods: that draft. The studies official, cold-start and width-depth are of recycling.
-      trees: names as in `jax-smash generate --tree`; of width-depth and official the template is the only one.
+      trees: names as in `jax-smash generate --tree`; of width-depth and official the template is the only one, and
+        cold-start is of one.
       prompts: files of {"prompt": …} or {"turns": […]} a line, with or without a "category"; by default stories that
         come with the program (prompts/mixed.jsonl has more categories).
       spec_bench: Spec-Bench's question.jsonl, in place of prompts. It does not come with the program.
@@ -84,7 +85,7 @@ class Settings:
       prompt_tokens: of a question's turns at most; longer ones are left out and counted. By default the context is the
         limit.
       chat: turns are put into the model's chat template.
-      batch_size: questions that decode together.
+      batch_size: questions that decode together; in official one.
       max_new_tokens: of an answer.
       temperatures: 0 takes the likeliest token; the study temperature has 0, 0.25 … 1.25 by default.
       seed: of sampling.
@@ -180,6 +181,10 @@ class Settings:
             raise ValueError(f"the study {self.study} is of recycling; got methods {', '.join(self.methods)}")
         if self.study in ("official", "width-depth") and self.trees != (TEMPLATE,):
             raise ValueError(f"the study {self.study} is of the tree {TEMPLATE}; got {', '.join(self.trees)}")
+        if self.study == "cold-start" and len(self.trees) > 1:
+            raise ValueError(f"the study cold-start is of one tree; got {', '.join(self.trees)}")
+        if self.study == "official" and self.batch_size > 1:
+            raise ValueError(f"the study official answers one question at a time; got batch_size {self.batch_size}")
         if self.study in STUDIES and any(self.temperatures):
             raise ValueError(f"the study {self.study} is greedy; got temperatures {self.temperatures}")
         if self.warm_start is not None and self.study in ("official", "width-depth"):

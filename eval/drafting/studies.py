@@ -158,7 +158,7 @@ def official(plan: Plan, advance: Advance) -> list[Row]:
     Ours learns from the prompt, or does not; both carry what they learned from question to question. Every row's text
     is compared with the first one's.
     """
-    asking = dataclasses.replace(plan.asking, batch_size=1)
+    asking = plan.asking
     method = plan.method(RECYCLING, TEMPLATE)
     reference = ReferenceRecycling(asking.model, slots=asking.slots)
     authors: list[Answer] = []

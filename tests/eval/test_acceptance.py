@@ -139,6 +139,8 @@ def test_a_row_is_what_generate_makes(model, tmp_path):
         ({"study": "official", "methods": ("suffix",)}, "is of recycling"),
         ({"study": "official", "trees": ("chain-2",)}, "is of the tree recycling-80"),
         ({"study": "cold-start", "temperatures": (0.5,)}, "is greedy"),
+        ({"study": "cold-start", "trees": ("chain-2", "chain-3")}, "is of one tree; got chain-2, chain-3"),
+        ({"study": "official", "batch_size": 8}, "answers one question at a time; got batch_size 8"),
         ({"temperatures": (-1.0,)}, "temperatures must be at least 0"),
         ({"widths": (0,)}, "widths must be at least 1"),
         ({"resume": True}, "resume needs the file to go on with"),
