@@ -108,8 +108,8 @@ class Settings:
         """Refuses what cannot be measured, before weights are loaded.
 
         Raises:
-          ValueError: an option is out of range, there are no texts or two kinds of them, or the packed folder is damaged
-            or of another tokenizer.
+          ValueError: an option is out of range, there are no texts or two kinds of them, or the packed folder is
+            damaged or of another tokenizer.
           FileExistsError, FileNotFoundError: a file is missing, or an output cannot be written.
           ImportError: a picture is asked for and matplotlib is not installed.
         """

@@ -79,7 +79,9 @@ def test_times_of_another_device_are_not_gone_on_with(given, tmp_path):
     settings = dataclasses.replace(given, json=tmp_path / "a.json", resume=True)
     told = json.loads(json.dumps(heading("eval.by_task", [], dataclasses.asdict(settings))))
     inputs = inputs_of(settings.model, [settings.prompts, None], draft_model=settings.draft_model)
-    settings.json.write_text(json.dumps(told | {"inputs": inputs, "rows": [], "device": told["device"] | {"kind": "x"}}))
+    settings.json.write_text(
+        json.dumps(told | {"inputs": inputs, "rows": [], "device": told["device"] | {"kind": "x"}})
+    )
     with pytest.raises(ValueError, match="was measured with kind 'x'; got 'cpu': its times are not continued"):
         main(settings)
 
