@@ -123,8 +123,8 @@ def earlier_rows(
             raise ValueError(f"{path} was made with {name} {before.get(name)!r}; got {value!r}")
     if inputs is not None and report.get("inputs") != inputs:
         raise ValueError(f"{path} was made with another model or other files: its rows are not continued")
-    for what in () if machine is None else ("device", "versions"):
-        was, now = report.get(what, {}), machine[what]
+    for what in ("device", "versions"):
+        was, now = report.get(what, {}), (machine or {}).get(what, {})
         # Packages of peers alone are not in every run.
         names = [name for name in now if name in was or what == "device"]
         for name in (name for name in names if not name.endswith("_bytes") and was.get(name) != now[name]):
