@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_smash.checkpoints import orbax
+from jax_smash.checkpoints import huggingface, orbax
 from jax_smash.checkpoints.convert import convert
+from jax_smash.checkpoints.fingerprint import fingerprint
 from jax_smash.checkpoints.huggingface import COMPANIONS, load_params, read_config
 from jax_smash.checkpoints.smasher import MODULES, SMASHER_FILES, read_smasher, save_smasher
 from jax_smash.smash.config import SmashConfig
@@ -91,6 +92,23 @@ def test_modules_stay_as_they_are_and_a_base_with_them_is_converted(source, tmp_
     assert orbax.is_checkpoint(folder) == with_base
     if with_base:
         jax.tree.map(np.testing.assert_array_equal, orbax.load(folder)[2], orbax.load(tmp_path / "out")[2])
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+def test_modules_belong_to_what_is_written_in_float16(source, tmp_path, with_base):
+    config, params = read_config(source)[0], load_params(source)[1]
+    small = jax.tree.map(lambda x: x * jnp.asarray(1e-6, x.dtype), params)  # Float16 rounds it more than bfloat16.
+    source, told = tmp_path / "small", fingerprint(config, small)
+    huggingface.save_params(source, config, small)
+    if with_base:
+        shutil.copytree(source, source / MODULES)
+    smash = SmashConfig.for_base(config, micro_layers=1, micro_steps=2)
+    save_smasher(source / MODULES, smash, random_smasher(config, smash)[1], base_fingerprint=told)
+    convert(source, tmp_path / "out", to="orbax", dtype="float16")
+    convert(source, tmp_path / "wide", to="orbax", dtype="float32")
+    of_written = fingerprint(config, orbax.load(tmp_path / "out")[2])
+    assert read_smasher(tmp_path / "out" / MODULES).base_fingerprint == of_written != told
+    assert read_smasher(tmp_path / "wide" / MODULES).base_fingerprint == told
 
 
 def test_modules_without_their_weights_are_not_converted(source, tmp_path):
