@@ -94,13 +94,14 @@ def processors_for(
     vocab_size: int,
     grammar: TokenAutomaton | Sequence[TokenAutomaton | None] | None = None,
     among: Sequence[SamplingOptions] = (),
+    sampled: bool = False,
 ) -> tuple[LogitsProcessor, ...]:
     """Makes the processors of a batch, in the order in which they are applied.
 
     The order is logit bias, repetition penalty, presence and frequency penalties, minimum of new tokens, grammar,
     temperature, top-k, top-p, min-p. Where all rows are greedy and use no option, there are none. Otherwise there are
-    all of them, the last four only where a row samples. Settings are arrays, and what no row uses is skipped while
-    decoding, so another option compiles nothing.
+    all of them, the last four only where a row samples or noise is added. Settings are arrays, and what no row uses is
+    skipped while decoding, so another option compiles nothing.
 
     Args:
       options: of each row.
@@ -108,6 +109,7 @@ def processors_for(
       vocab_size: V.
       grammar: one automaton that constrains all rows, or one for each row, None where a row is free.
       among: options of other batches of the same run, which are to share this one's compiled program.
+      sampled: tokens are chosen with noise even if no row samples, as by a method made with `sampled=True`.
 
     Raises:
       ValueError: a biased or stop token is not in the vocabulary, or a grammar is over another vocabulary.
@@ -120,7 +122,7 @@ def processors_for(
     if len(grammars) != len(options):
         raise ValueError(f"grammar must be one for all or one a row ({len(options)}); got {len(grammars)}")
     constrained = any(g is not None for g in grammars)
-    sampled = any(o.sampled for o in every)
+    sampled = sampled or any(o.sampled for o in every)
     if not (constrained or sampled or any(o.changes_greedy for o in every)):
         return ()
     processors = _by_text(options, stop_tokens, width=max(len(o.logit_bias) for o in every))

@@ -76,7 +76,7 @@ class Session:
 
         Args:
           model: the model.
-          method: how to decode.
+          method: how to decode. One made with `sampled=False` takes greedy rows alone.
           slots: the cache's capacity for each row, in slots.
           max_new_tokens: the most tokens that a row may emit in one turn.
           sampling: how tokens are chosen, one for each prompt.
@@ -91,7 +91,9 @@ class Session:
 
         Raises:
           MemoryError: the rows do not fit the device.
+          ValueError: a row samples, and the method was not made for that.
         """
+        _check_sampled(method, sampling)
         self.model, self.method, self.slots, self.samples = model, method, slots, samples
         self.max_new_tokens, self.mesh = max_new_tokens, mesh_of(model.params)
         self.prompt_log_probs: list[list[TokenLogProb]] | None = None
@@ -363,9 +365,22 @@ class Session:
             vocab_size=self.model.vocab_size,
             grammar=self._grammar,
             among=self._among,
+            sampled=getattr(self.method.strategy, "sampled", False),
         )
         # The state is donated. The caller's tables must be copied, because its next session reads them too.
         return jax.tree.map(jnp.copy, processors)
+
+
+def _check_sampled(method: Method, sampling: Sequence[SamplingOptions]) -> None:
+    """Refuses rows that sample under a method that adds no noise. A strategy of another kind need not say."""
+    if getattr(method.strategy, "sampled", True):
+        return
+    for row, options in enumerate(sampling):
+        if options.sampled:
+            raise ValueError(
+                f"row {row} has temperature {options.temperature}, but method {method.name} was made for greedy rows: "
+                "make it with sampled=True"
+            )
 
 
 def _ints(tokens: Sequence[int] | np.ndarray | jax.Array) -> list[int]:

@@ -94,6 +94,11 @@ def test_processors_come_in_the_order_of_transformers():
     assert names(everything, grammar=grammar) == [*HEAD, "Constrained", *TAIL]
 
 
+def test_noise_that_is_added_leaves_greedy_rows_their_likeliest_token():
+    made = processors_for([SamplingOptions()], stop_tokens=[7], vocab_size=8, sampled=True)
+    assert [type(p).__name__ for p in made] == [*HEAD, *TAIL]
+
+
 def test_batches_of_one_run_get_the_same_processors():
     greedy, sampled = SamplingOptions(), SamplingOptions(temperature=1.0, top_k=2, logit_bias={1: 1.0, 2: 1.0})
     first = processors_for([greedy], stop_tokens=[7], vocab_size=8, among=[sampled])

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jax_smash.methods import DraftOptions, make_method
-from jax_smash.sampling import SamplingOptions
+from jax_smash.sampling import SamplingOptions, Temperature
 from jax_smash.serve.session import Session
 from jax_smash.sharding import make_mesh, place
 from jax_smash.smash.options import SmashOptions
@@ -25,6 +25,26 @@ def test_samples_of_a_prompt_share_its_reading():
     session.run(100)
     texts = [tuple(text) for text in session.outputs()]
     assert len({*texts}) == len(texts) == 6
+
+
+PLAIN_AND_DRAFTING = [("ar", DraftOptions()), ("lookup", DraftOptions(tree="chain-2"))]
+TWO_ROWS = {"slots": 64, "max_new_tokens": 4, "seeds": [0, 1]}
+
+
+@pytest.mark.parametrize(("name", "draft"), PLAIN_AND_DRAFTING)
+def test_a_row_that_samples_is_refused_where_the_method_adds_no_noise(name, draft):
+    model, sampling = tiny_model(), [SamplingOptions(), SamplingOptions(temperature=0.7)]
+    with pytest.raises(ValueError, match=rf"row 1 has temperature 0\.7, but method {name} was .* with sampled=True"):
+        Session(model, make_method(model, name, draft=draft), sampling=sampling, **TWO_ROWS)
+
+
+@pytest.mark.parametrize(("name", "draft"), PLAIN_AND_DRAFTING)
+def test_greedy_rows_of_a_method_that_samples_get_a_temperature_of_0(name, draft):
+    model = tiny_model()
+    method = make_method(model, name, draft=draft, sampled=True)
+    session = Session(model, method, sampling=[SamplingOptions()] * 2, **TWO_ROWS)
+    warmth = [p.temperature.tolist() for p in session.state.shared.processors if isinstance(p, Temperature)]
+    assert warmth == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize(
