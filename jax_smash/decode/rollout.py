@@ -71,7 +71,8 @@ def rollout(
       model_def: the model, such as `load(name).definition` or `NnxModel(graphdef)`.
       params: what `model_def.bind` takes, such as `load(name).params["target"]`.
       tokens: prompts, padded on the right.
-      key: one for all rows, or one for each; made by `jax.random.key` or `jax.random.PRNGKey`.
+      key: one for all rows, or one for each; made by `jax.random.key` or `jax.random.PRNGKey`. Noise is drawn by
+        threefry2x32, with a key made of this one where it is another generator's.
       max_new_tokens: O, at least 1.
       lengths: tokens of each prompt, from 1 to T, fewer than the model's context; None means T.
       temperature: of all rows, or of each; 0 takes the likeliest token.
@@ -188,7 +189,10 @@ def check(tokens: Array, lengths: Array | None, max_new_tokens: int, key: Array)
 
 
 def _row_keys(key: Array, batch: int) -> Key[Array, "B"]:
-    """Returns a key for each row."""
-    if key.dtype == jnp.uint32:
-        key = jax.random.wrap_key_data(key)
+    """Returns a key of threefry for each row: other generators draw a whole batch from its first row's key."""
+    words = key if key.dtype == jnp.uint32 else jax.random.key_data(key)
+    key = jax.random.wrap_key_data(words[..., :2], impl="threefry2x32")
+    fold_in = jax.random.fold_in if key.ndim == 0 else jax.vmap(jax.random.fold_in)
+    for word in range(2, words.shape[-1]):
+        key = fold_in(key, words[..., word])
     return jax.random.split(key, batch) if key.ndim == 0 else key

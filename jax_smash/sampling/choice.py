@@ -52,7 +52,7 @@ def gumbel_noise(key: Key[Array, "B"], position: Int[Array, "B M"], vocab_size: 
     """Returns the noise of each place: the same for a row's key and a position, wherever and whenever it is asked for.
 
     Args:
-      key: of each row.
+      key: of each row, of threefry2x32 as `row_keys` makes them; other generators draw all rows from the first's key.
       position: index, in the row's sequence, of the token to be chosen.
       vocab_size: V.
     """
@@ -78,7 +78,7 @@ def choose(
 
     Args:
       logits: processed; a greedy row has one finite logit a node where others sample (`Temperature` at 0).
-      key: of each row.
+      key: of each row, of threefry2x32 as `row_keys` makes them; other generators draw all rows from the first's key.
       position: index, in the row's sequence, of the token to be chosen; one a node.
       sampled: some row samples; False takes the likeliest token, without noise.
       place: which of the positions each node's is, where nodes share positions: noise is drawn once for each.

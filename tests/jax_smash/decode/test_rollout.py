@@ -11,7 +11,7 @@ import pytest
 import jax_smash
 from jax_smash.automaton import START, regex_automaton
 from jax_smash.cache import Block
-from jax_smash.decode.rollout import check
+from jax_smash.decode.rollout import _row_keys, check
 from jax_smash.models.rope import reach_of_text, reach_of_turn
 from jax_smash.sampling import Constrained, TopK
 from jax_smash.sharding import make_mesh, on_mesh, place
@@ -96,6 +96,31 @@ def test_a_row_is_the_same_alone_and_beside_others_and_keys_tell_rows_apart():
     same_prompts = texts(rolled(model, padded([PROMPTS[0]] * 3), jax.random.key(5)))
     assert len(set(map(tuple, same_prompts))) == 3
     assert texts(rolled(model, padded([PROMPTS[0]] * 3), jax.random.PRNGKey(5))) == same_prompts
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_keys_of_other_generators_become_keys_of_threefry_that_tell_rows_apart(impl):
+    one = jax.random.key(5, impl=impl)
+    for keys in (_row_keys(one, 3), _row_keys(jax.random.split(one, 3), 3)):
+        assert jax.random.key_impl(keys) == "threefry2x32"
+        assert len({*map(tuple, jax.random.key_data(keys).tolist())}) == 3
+    # Keys may differ in their last words alone.
+    words = jnp.asarray([[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 4, 4]], jnp.uint32)
+    keys = _row_keys(jax.random.wrap_key_data(words, impl=impl), 3)
+    assert len({*map(tuple, jax.random.key_data(keys).tolist())}) == 3
+    # No row's noise depends on who stands before it.
+    model, rows = tiny_model(), jax.random.split(one, 2)
+    together, alone = (
+        texts(rolled(model, jnp.asarray([PROMPTS[0]] * len(keys)), keys)) for keys in (rows, rows[1:])
+    )
+    assert together[1:] == alone
+
+
+def test_keys_of_threefry_stay_as_they_are():
+    one = jax.random.key(5, impl="threefry2x32")
+    split = jax.random.key_data(jax.random.split(one, 3))
+    for given in (one, jax.random.key_data(one), jax.random.wrap_key_data(split, impl="threefry2x32")):
+        np.testing.assert_array_equal(jax.random.key_data(_row_keys(given, 3)), split)
 
 
 def test_first_tokens_are_drawn_as_often_as_their_probabilities_say():
