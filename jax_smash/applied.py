@@ -123,7 +123,7 @@ class AppliedDef:
 
     def bind(self, params: Any) -> "Applied":
         """Returns the function with these parameters."""
-        return Applied(apply_fn=self.apply_fn, vocab_size=self.vocab_size, params=params)
+        return Applied(self.apply_fn, self.vocab_size, params, max_positions=self.max_positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,11 +133,18 @@ class Applied:
     A forward's inputs are vectors as wide as what comes out of it, so a token's vector is its id, then zeros up to V;
     what comes out are the logits themselves, and `unembed` has nothing to do. Compiled, neither zeros nor copies are
     left.
+
+    Attributes:
+      apply_fn: the function.
+      vocab_size: V.
+      params: passed to it.
+      max_positions: the longest text that it reads, which bounds every cache; None for no limit.
     """
 
     apply_fn: Apply
     vocab_size: int
     params: Any
+    max_positions: int | None = None
 
     tree_blocks = False
     """An entry sees all that stand before it."""
@@ -158,7 +165,7 @@ class Applied:
         if policy is not None:
             raise ValueError("policy must be None: the text is read whole")
         batch, width = position.shape
-        cache = self.init_cache(batch, width, width) if cache is None else cache
+        cache = _empty(batch, width) if cache is None else cache
         tokens = inputs[:, :, 0].astype(jnp.int32)
         place = cache.slot_length[:, None] + jnp.cumsum(block.valid, axis=1, dtype=jnp.int32) - 1
         # Past the end is dropped: of a draft, what no row has room to emit.
@@ -173,8 +180,12 @@ class Applied:
         return hidden
 
     def init_cache(self, batch: int, slots: int, block: int) -> TextCache:
-        """Makes empty texts of `slots` slots a row."""
-        return TextCache(tokens=jnp.zeros((batch, slots), jnp.int32), slot_length=jnp.zeros((batch,), jnp.int32))
+        """Makes empty texts of `slots` slots a row, or of as many as the function has positions."""
+        return _empty(batch, min(slots, self.max_positions or slots))
+
+
+def _empty(batch: int, slots: int) -> TextCache:
+    return TextCache(tokens=jnp.zeros((batch, slots), jnp.int32), slot_length=jnp.zeros((batch,), jnp.int32))
 
 
 def _put(text: Int[Array, "B S"], slot: Int[Array, "B T"], tokens: Int[Array, "B T"]) -> Int[Array, "B S"]:

@@ -91,7 +91,7 @@ def forced_log_probs(
 
     Returns:
       O = T − 1 entries, entry i of the token i behind the prompt; 0 behind a text's end, NaN from where logits were not
-      numbers.
+      numbers, or where a function of `from_apply` has no more positions.
 
     Raises:
       ValueError: there are fewer than two tokens.
@@ -155,7 +155,9 @@ def log_probs_behind(
     lengths = lengths.astype(jnp.int32)
     strategy = Autoregressive(target=model_def, log_probs=n)
     read = prompts.lengths[prompts.of]
-    limit = jnp.maximum(lengths - read, 0)
+    longest = getattr(model_def, "max_positions", None)
+    # The last token is never read.
+    limit = jnp.maximum((lengths if longest is None else jnp.minimum(lengths, longest + 1)) - read, 0)
     rows = open_turn(take_rows(rows, prompts.of), limit=limit, stop=jnp.zeros_like(lengths))
     roles, state = {"target": params}, DecodeState(rows=rows, shared=_shared(tokens))
     state = decode(strategy, roles, start(strategy, roles, state), jnp.int32(tokens.shape[1]))

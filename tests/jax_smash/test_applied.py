@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from jax_smash import DraftOptions, SamplingOptions, from_apply, generate
+from jax_smash import DraftOptions, SamplingOptions, from_apply, generate, rollout
 from jax_smash.cache import Block
+from jax_smash.decode.forced import forced_log_probs
+from jax_smash.methods import make_method
+from jax_smash.serve.session import Session
 from tests.tiny import tiny_model
 from tests.tokenizers import byte_tokenizer
 
@@ -61,9 +64,6 @@ def test_a_function_streams_records_stops_and_keeps_to_a_grammar():
 
 
 def test_a_function_goes_on_with_a_second_turn():
-    from jax_smash.methods import make_method
-    from jax_smash.serve.session import Session
-
     texts = []
     for model in pair():
         options = {"sampling": [SamplingOptions()] * 2, "seeds": [0, 0]}
@@ -197,3 +197,34 @@ def test_logits_of_minus_infinity_are_no_fault():
 
     with jax.numpy_rank_promotion("allow"):
         assert generate(from_apply(apply_fn), [5], max_new_tokens=3)[0].token_ids == [6, 7, 0]
+
+
+def test_a_table_of_positions_is_never_left():
+    """Writes past its end are dropped, in rows of rollouts, sessions and given text alike."""
+    table, places = jnp.eye(8), jnp.zeros((20, 8))
+
+    def apply_fn(params, tokens):
+        return table[(tokens + 1) % 8] + places[None, : tokens.shape[1]]
+
+    prompt = [i % 8 for i in range(10)]
+    expected = [i % 8 for i in range(10, 20)]
+    with jax.numpy_rank_promotion("allow"):
+        model = from_apply(apply_fn, max_positions=20)
+        run = functools.partial(rollout, model.definition, max_new_tokens=10, temperature=0.0)
+        made = jax.jit(run)(model.params["target"], jnp.asarray([prompt]), jax.random.key(0))
+        assert made.tokens.tolist() == [expected]
+        rows = {"slots": 64, "max_new_tokens": 10, "sampling": [SamplingOptions()], "seeds": [0]}
+        session = Session(model, make_method(model, "ar"), **rows)
+        session.read([prompt])
+        session.run(20)
+        assert session.outputs() == [expected]
+        text = jnp.asarray([prompt + expected + [4, 5]])
+        told = [
+            jax.jit(functools.partial(forced_log_probs, model.definition))(
+                model.params["target"], text, jnp.asarray([length])
+            ).chosen[0]
+            for length in (20, 22)
+        ]
+    likeliest = jax.nn.log_softmax(jnp.eye(8))[0, 0]
+    np.testing.assert_allclose(told[0], [likeliest] * 19 + [0.0] * 2, rtol=1e-5)
+    np.testing.assert_allclose(told[1], [likeliest] * 20 + [math.nan], rtol=1e-5)
