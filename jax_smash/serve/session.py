@@ -85,15 +85,21 @@ class Session:
           among: options of other batches that should share this session's programs.
           stops: the automaton of the stop strings.
           grammar: the automaton that constrains the output.
-          log_probs: how many likeliest tokens to record beside each emitted one; None for no record.
+          log_probs: how many likeliest tokens to record beside each emitted one, as the method was made to; None for no
+            record.
           prompt_log_probs: the same for prompt tokens.
           memory: what the rows of an earlier session shared, to continue from; None starts with the method's own.
 
         Raises:
           MemoryError: the rows do not fit the device.
-          ValueError: a row samples, and the method was not made for that.
+          ValueError: a row samples or records are asked for, and the method was not made for that.
         """
         _check_sampled(method, sampling)
+        told = getattr(method.strategy, "log_probs", log_probs)
+        if log_probs is not None and told != log_probs:
+            raise ValueError(
+                f"log_probs is {log_probs}, but method {method.name} was made with log_probs={told}: they must be equal"
+            )
         self.model, self.method, self.slots, self.samples = model, method, slots, samples
         self.max_new_tokens, self.mesh = max_new_tokens, mesh_of(model.params)
         self.prompt_log_probs: list[list[TokenLogProb]] | None = None

@@ -47,6 +47,16 @@ def test_greedy_rows_of_a_method_that_samples_get_a_temperature_of_0(name, draft
     assert warmth == [[0.0, 0.0]]
 
 
+@pytest.mark.parametrize(("name", "draft"), PLAIN_AND_DRAFTING)
+def test_records_that_the_method_does_not_make_are_refused(name, draft):
+    model, rows = tiny_model(), TWO_ROWS | {"sampling": [SamplingOptions()] * 2}
+    with pytest.raises(ValueError, match=rf"log_probs is 2, but method {name} was made with log_probs=None"):
+        Session(model, make_method(model, name, draft=draft), log_probs=2, **rows)
+    with pytest.raises(ValueError, match=r"log_probs is 2, but method .* was made with log_probs=1"):
+        Session(model, make_method(model, name, draft=draft, log_probs=1), log_probs=2, **rows)
+    Session(model, make_method(model, name, draft=draft, log_probs=1), **rows)
+
+
 @pytest.mark.parametrize(
     ("prompts", "limits", "said"),
     [
