@@ -56,10 +56,11 @@ class Recurrent:
 
     def forward(self, inputs, position, cache, block, policy=None):
         def step(state, x):
-            state = 0.9 * state + x
+            entry, valid = x
+            state = jnp.where(valid[:, None], 0.9 * state + entry, state)
             return state, state
 
-        _, states = jax.lax.scan(step, cache.state, inputs.swapaxes(0, 1))
+        _, states = jax.lax.scan(step, cache.state, (inputs.swapaxes(0, 1), block.valid.T))
         hidden = jnp.tanh(states.swapaxes(0, 1))
         return jax_smash.Forward(hidden=hidden, taps=(inputs, hidden), block_kv=((inputs, inputs),))
 

@@ -3,10 +3,12 @@ import importlib.util
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_smash
+from jax_smash.cache import Block
 from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.methods import make_method
 from jax_smash.models.definition import NnxModel
@@ -52,6 +54,15 @@ def test_its_text_is_that_of_the_plain_recurrence():
         expected.append(int((params["head"] @ np.tanh(state)).argmax()))
         state = 0.9 * state + params["embedding"][expected[-1]]
     assert jax_smash.generate(model, [prompt], max_new_tokens=12)[0].token_ids == expected
+
+
+def test_padding_leaves_its_state_as_it_is():
+    model = example().make()
+    target, position = model.definition.bind(model.params["target"]), jnp.arange(4, dtype=jnp.int32)[None]
+    inputs, cache = target.embed(jnp.asarray([[0, 72, 0, 101]])), target.init_cache(1, 8, 4)
+    padded = target.forward(inputs, position, cache, Block.causal(jnp.asarray([[False, True, False, True]]))).hidden
+    alone = target.forward(inputs[:, 1::2], position[:, :2], cache, Block.causal(jnp.ones((1, 2), bool))).hidden
+    np.testing.assert_allclose(padded[:, 1::2], alone, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
