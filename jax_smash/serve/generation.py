@@ -35,7 +35,7 @@ def generate(
     smash: SmashOptions = SmashOptions(),  # noqa: B008 - frozen
     max_new_tokens: int = 128,
     sampling: SamplingOptions | Sequence[SamplingOptions] = SamplingOptions(),  # noqa: B008 - frozen
-    stop: str | Sequence[str] = (),
+    stop: str | Sequence[str] | None = (),
     json_schema: str | dict[str, Any] | None = None,
     regex: str | None = None,
     log_probs: int | None = None,
@@ -68,7 +68,7 @@ def generate(
       smash: options of HAMburger.
       max_new_tokens: at most, a continuation.
       sampling: how tokens are chosen, for all prompts or one a prompt.
-      stop: strings that end a continuation; they and what follows are cut.
+      stop: strings that end a continuation; they and what follows are cut. None is none.
       json_schema: the continuation is held to this schema.
       regex: the continuation is held to this regular expression, whole.
       log_probs: record this many likeliest tokens beside each emitted one.

@@ -181,13 +181,13 @@ def as_options(sampling: Any, count: int) -> list[SamplingOptions]:
 
 
 def as_stops(stop: Any) -> tuple[str, ...]:
-    """Returns stop strings, of which one may stand alone.
+    """Returns stop strings, of which one may stand alone; None is none.
 
     Raises:
       TypeError: something else is given.
       ValueError: one is no Unicode text.
     """
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
     if other := [text for text in stops if not isinstance(text, str)]:
         raise TypeError(f"stop must be strings; got {other[0]!r}")
     return tuple(map(checked_text, stops))
@@ -213,7 +213,7 @@ def make_request(
     *,
     max_new_tokens: int,
     sampling: SamplingOptions | Sequence[SamplingOptions],
-    stop: str | Sequence[str],
+    stop: str | Sequence[str] | None,
     json_schema: str | dict[str, Any] | None,
     regex: str | None,
     seed: Any,

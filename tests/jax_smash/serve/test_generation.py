@@ -346,6 +346,12 @@ def test_what_is_no_prompt_and_no_seed_is_refused_by_name(prompts, options, erro
         make_request(tiny_model(), prompts, stop=(), json_schema=None, regex=None, **request | options)
 
 
+def test_no_stop_may_be_none():
+    request = {"max_new_tokens": 4, "sampling": SamplingOptions(), "seed": 0, "chat": False, "slots": None}
+    made = make_request(tiny_model(), [1, 2], stop=None, json_schema=None, regex=None, **request)
+    assert (made.stop, made.stops) == ((), None)
+
+
 def test_options_and_stops_of_another_type_are_refused_by_name():
     with pytest.raises(TypeError, match="sampling must be SamplingOptions; got 'temperature'"):
         as_options({"temperature": 0.7}, 1)
