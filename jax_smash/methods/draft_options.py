@@ -120,7 +120,7 @@ def _foreign(folder: str | Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DraftOptions:
-    """The options of drafted decoding. A file may be named by a text, which becomes a `Path`.
+    """The options of drafted decoding. A file may be named by a text, which becomes a `Path`; `~` is the home folder.
 
     Attributes:
       tree: `auto`, a name of `draft.trees.templates.named_tree`, or of `draft.trees.confident.confident`.
@@ -159,8 +159,8 @@ class DraftOptions:
             raise TypeError(f"tree must be a name or a .json file's; got {type(self.tree).__name__}")
         for name in ("costs", "warm_start", "save_warm_start", "lookup_corpus"):
             given = getattr(self, name)
-            if isinstance(given, str):
-                object.__setattr__(self, name, Path(given))
+            if isinstance(given, str | Path):
+                object.__setattr__(self, name, Path(given).expanduser())
 
 
 def check_draft(name: str, draft: DraftOptions) -> None:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import jax.numpy as jnp
 import pytest
 
@@ -72,3 +74,10 @@ def test_chains_of_recycled_tokens_and_of_a_corpus_do_not_stop(tmp_path):
     for method, more in (("recycling", {}), ("lookup", {"lookup_corpus": tmp_path / "corpus.txt"})):
         with pytest.raises(ValueError, match=r"chain-3:least=0.1 needs .* and as a chain with lookup and suffix"):
             check_draft(method, DraftOptions(tree="chain-3:least=0.1", **more))
+
+
+@pytest.mark.parametrize("option", ["costs", "warm_start", "save_warm_start", "lookup_corpus"])
+def test_the_home_folder_may_be_written_short(option, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in ("~/file", Path("~/file"), tmp_path / "file"):
+        assert getattr(DraftOptions(**{option: given}), option) == tmp_path / "file"
