@@ -51,8 +51,8 @@ class Session:
       mesh: the devices that the model's parameters lie on, and the rows with them; None for one device.
       state: what is on the device. Every call replaces it and consumes the old one.
       sized: what divides steps into calls where trees are sized; None where they are not.
-      prompt_log_probs: a list per row, from the last `read`, with an entry for each prompt token after the first of the
-        turn; None unless asked for.
+      prompt_log_probs: a list per row, from the last `read`, with an entry for each prompt token. The first token of a
+        text has none; that of a later turn has one, for it follows the reply. None unless asked for.
     """
 
     def __init__(
