@@ -110,9 +110,7 @@ def test_keys_of_other_generators_become_keys_of_threefry_that_tell_rows_apart(i
     assert len({*map(tuple, jax.random.key_data(keys).tolist())}) == 3
     # No row's noise depends on who stands before it.
     model, rows = tiny_model(), jax.random.split(one, 2)
-    together, alone = (
-        texts(rolled(model, jnp.asarray([PROMPTS[0]] * len(keys)), keys)) for keys in (rows, rows[1:])
-    )
+    together, alone = (texts(rolled(model, jnp.asarray([PROMPTS[0]] * len(keys)), keys)) for keys in (rows, rows[1:]))
     assert together[1:] == alone
 
 
