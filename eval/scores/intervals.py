@@ -91,6 +91,37 @@ def tango(gained: int, lost: int, n: int) -> Interval:
     return Interval(low=low, high=high, kind="tango")
 
 
+def interval_of_mean(scores: Sequence[float]) -> Interval | None:
+    """Returns the interval of a mean of scores: a bootstrap's, and Wilson's where all are 0 or all are 1.
+
+    Scores that are all alike stay so however they are drawn again: a bootstrap would leave no doubt. Wilson's bound of
+    as many shares holds for them as well: of scores from 0 to 1 with one mean, those that are 0 or 1 vary most.
+
+    Args:
+      scores: from 0 to 1.
+
+    Returns:
+      None for fewer than two, since one says nothing about others.
+    """
+    if len(scores) > 1 and set(scores) in ({0}, {1}):
+        return wilson(round(sum(scores)), len(scores))
+    return ratio_bootstrap(scores, [1] * len(scores))
+
+
+def interval_of_mean_difference(apart: Sequence[float]) -> Interval | None:
+    """Returns the interval of a mean of differences of such scores, pair by pair: likewise, Tango's where none differs.
+
+    Args:
+      apart: from −1 to 1.
+
+    Returns:
+      None for fewer than two.
+    """
+    if len(apart) > 1 and not any(apart):
+        return tango(0, 0, len(apart))
+    return ratio_bootstrap(apart, [1] * len(apart))
+
+
 def ratio_bootstrap(above: Sequence[float], below: Sequence[float], *, seed: int = SEED) -> Interval | None:
     """Returns the percentile bootstrap interval of sum(above) / sum(below), documents drawn with their lengths.
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eval.scores.intervals import Interval, ratio_bootstrap, tango
+from eval.scores.intervals import Interval, interval_of_mean_difference, ratio_bootstrap, tango
 
 Examples = Sequence[dict[str, Any]]
 """An entry an example, each with a `score`; two sets that are compared have the same examples in the same order."""
@@ -43,11 +43,10 @@ def difference_of_shares(examples: Examples, baseline: Examples) -> Difference:
 
 
 def difference_of_means(examples: Examples, baseline: Examples) -> Difference:
-    """Returns the difference of two means of `score`."""
+    """Returns the difference of two means of `score`, each from 0 to 1."""
     apart = [e["score"] - b["score"] for e, b in zip(examples, baseline, strict=True)]
-    return Difference(
-        sum(apart) / len(apart), "mean", ratio_bootstrap(apart, [1] * len(apart)), *_counts(examples, baseline)
-    )
+    interval = interval_of_mean_difference(apart)
+    return Difference(sum(apart) / len(apart), "mean", interval, *_counts(examples, baseline))
 
 
 def difference_of_nats(examples: Examples, baseline: Examples) -> Difference:

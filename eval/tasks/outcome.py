@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from eval.scores.engine import Engine
-from eval.scores.intervals import Interval, ratio_bootstrap, wilson
+from eval.scores.intervals import Interval, interval_of_mean, wilson
 from eval.scores.paired import Compare, difference_of_means, difference_of_shares
 from eval.scores.smashing import Compression
 
@@ -81,7 +81,7 @@ def mean_score(
         settings=settings,
         n=len(scores),
         score=sum(scores) / len(scores),
-        interval=ratio_bootstrap(scores, [1] * len(scores)),
+        interval=interval_of_mean(scores),
         examples=list(examples),
         compare=difference_of_means,
         more=more,

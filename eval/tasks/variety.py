@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from eval.scores.engine import Engine
-from eval.scores.intervals import ratio_bootstrap
+from eval.scores.intervals import interval_of_mean
 from eval.scores.paired import difference_of_means
 from eval.tasks.outcome import Outcome, accuracy
 from eval.tasks.records import front, read_records
@@ -74,7 +74,7 @@ class VarietySet:
             settings=settings,
             n=len(ratios),
             score=sum(ratios) / len(ratios),
-            interval=ratio_bootstrap(ratios, [1] * len(ratios)),
+            interval=interval_of_mean(ratios),
             examples=examples,
             compare=difference_of_means,
             more=more,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.scores.intervals import ratio_bootstrap, tango, wilson
+from eval.scores.intervals import interval_of_mean, interval_of_mean_difference, ratio_bootstrap, tango, wilson
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 1), (1, 1), (0, 10), (3, 10), (50, 100), (99, 100), (700, 1000)])
@@ -72,6 +72,21 @@ def test_the_order_of_a_pair_is_the_sign_of_its_difference():
 def test_impossible_pairs_are_refused(gained, lost, n):
     with pytest.raises(ValueError, match="0 <= gained"):
         tango(gained, lost, n)
+
+
+@pytest.mark.parametrize("score", [0, 1.0])
+def test_scores_that_are_all_0_or_all_1_leave_the_doubt_of_a_share(score):
+    assert interval_of_mean([score] * 8) == wilson(8 * int(score), 8)
+    mixed = [score] * 7 + [0.5]
+    assert interval_of_mean(mixed) == ratio_bootstrap(mixed, [1] * 8)
+    assert interval_of_mean([score]) is None
+
+
+def test_pairs_of_which_none_differs_leave_the_doubt_of_as_many_shares():
+    assert interval_of_mean_difference([0.0] * 8) == tango(0, 0, 8)
+    one = [0.0] * 7 + [0.5]
+    assert interval_of_mean_difference(one) == ratio_bootstrap(one, [1] * 8)
+    assert interval_of_mean_difference([0.0]) is None
 
 
 def test_documents_of_size_0_have_no_ratio():

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from eval.scores.intervals import tango
 from eval.scores.paired import difference_of_means, difference_of_nats, difference_of_shares
 
 
@@ -38,6 +39,11 @@ def test_five_thousand_equal_answers_show_a_method_to_be_within_a_point():
     few = difference_of_shares(scored([1] * 20), scored([1] * 20))
     assert few.interval.low < -0.1
     assert few.interval.high > 0.1
+
+
+def test_equal_means_leave_the_doubt_of_equal_shares():
+    examples = scored([0.5, 0.75, 1.0] * 10)
+    assert difference_of_means(examples, examples).interval == tango(0, 0, 30)
 
 
 @pytest.mark.parametrize("difference", [difference_of_shares, difference_of_means])
