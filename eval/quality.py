@@ -28,7 +28,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from eval.reports.report import commit, heading, print_table, run_program, write_json, write_whole
+from eval.reports.report import (
+    commit,
+    describe_device,
+    heading,
+    print_table,
+    run_program,
+    versions,
+    write_json,
+    write_whole,
+)
 from eval.scores.engine import Engine
 from eval.scores.finished import Finished, file_states
 from eval.scores.intervals import RESAMPLES, SEED
@@ -89,7 +98,8 @@ def finished_tasks(settings: Settings) -> Finished | None:
     """Returns the tasks that an earlier run has finished, and where this one keeps its own; None without a report.
 
     Raises:
-      ValueError: an earlier run had other options, another commit, other models or other data.
+      ValueError: an earlier run had other options, another commit, other models, other data or other code, or ran on
+        another device or with other versions.
       OSError: a file cannot be read.
     """
     path = settings.partial()
@@ -101,8 +111,14 @@ def finished_tasks(settings: Settings) -> Finished | None:
     folders += [path for c in settings.contenders() if c.sparse for path in named_files(c.sparse, c.model).values()]
     sources = [Path(source) for source in settings.sources().values() if source]
     here = commit()
-    run = chosen | {"commit": here and here["hash"], "files": file_states(*models, *folders, *sources)}
-    return Finished(path, run, resume=settings.resume)
+    device = describe_device()
+    run = chosen | {
+        "commit": here and here["hash"],
+        "files": file_states(*models, *folders, *sources),
+        "device": {name: device[name] for name in ("platform", "kind")},
+        "versions": versions(),
+    }
+    return Finished(path, run, resume=settings.resume, same_code=True)
 
 
 def measure(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:

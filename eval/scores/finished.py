@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.reports.code_hashes import changed_files, code_hashes
 from eval.scores.intervals import Interval
 from eval.scores.paired import COMPARES
 from eval.scores.smashing import Compression
@@ -25,21 +26,23 @@ class Finished:
       path: of the file.
     """
 
-    def __init__(self, path: Path, run: Mapping[str, Any], *, resume: bool):
+    def __init__(self, path: Path, run: Mapping[str, Any], *, resume: bool, same_code: bool = False):
         """Reads what an earlier run has finished, where it is to go on; writes nothing.
 
         Args:
           path: of the file.
           run: what the outcomes depend on, in JSON's types; an earlier run's must be equal.
           resume: go on from the file, if there is one; else it is replaced.
+          same_code: outcomes are kept with the hashes of their code, which must not have changed.
 
         Raises:
-          ValueError: the file is of another run, or no such file.
+          ValueError: the file is of another run or of other code, or no such file.
           OSError: it cannot be read.
         """
         self.path, self._run = path, json.loads(json.dumps(run))
         self._found: dict[str, list[Outcome]] = {}
         self._size = 0
+        self._same_code, self._code = same_code, dict[str, str]()
         if resume and path.exists():
             self._read(path.read_bytes())
 
@@ -54,13 +57,17 @@ class Finished:
           OSError: they cannot be written.
         """
         lines = [] if self._size else [{"run": self._run}]
-        lines.append({"set": _key(contender, number), "outcomes": [_written(outcome) for outcome in outcomes]})
+        line = {"set": _key(contender, number), "outcomes": [_written(outcome) for outcome in outcomes]}
+        # A set may import further files; each is told once.
+        code = {k: v for k, v in code_hashes().items() if k not in self._code} if self._same_code else {}
+        lines.append(line | ({"code": code} if code else {}))
         content = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
         with open(self.path, "r+b" if self._size else "wb") as file:
             file.truncate(self._size)  # What was cut off.
             file.seek(self._size)
             file.write(content)
         self._size += len(content)
+        self._code |= code
 
     def _read(self, content: bytes) -> None:
         whole = content[: content.rfind(b"\n") + 1]
@@ -70,6 +77,7 @@ class Finished:
             begun, *lines = (json.loads(line) for line in whole.splitlines())
             run = begun["run"]
             found = {line["set"]: [_outcome(fields) for fields in line["outcomes"]] for line in lines}
+            code = {name: digest for line in lines for name, digest in line.get("code", {}).items()}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path} cannot be read as finished tasks: {error!r}") from error
         for name in sorted(run.keys() | self._run.keys()):
@@ -78,7 +86,11 @@ class Finished:
                     f"{self.path} was begun with {name} {_short(run.get(name))}; got {_short(self._run.get(name))}: "
                     "resume as it was begun, or start again with --overwrite"
                 )
-        self._found, self._size = found, len(whole)
+        if self._same_code and (changed := changed_files(code)):
+            raise ValueError(
+                f"{self.path} was begun by another {changed[0]}: its tasks are not kept; start again with --overwrite"
+            )
+        self._found, self._size, self._code = found, len(whole), code
 
 
 def file_states(*paths: Path) -> dict[str, list[int]]:

@@ -367,6 +367,33 @@ def test_a_run_whose_data_have_changed_is_not_resumed(model, piqa, tmp_path, ask
         main(several(model, piqa, tmp_path, resume=True), [])
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "message"),
+    [
+        ("device", {"platform": "tpu", "kind": "TPU v5e"}, 'was begun with device .*TPU v5e.*; got .*"cpu"'),
+        ("versions", {"jax": "0.1"}, r'was begun with versions \{"jax": "0.1"\}; got .*flax'),
+    ],
+)
+def test_a_run_of_another_device_or_of_other_versions_is_not_resumed(model, piqa, tmp_path, name, before, message):
+    settings = Settings(model=model, tasks=("piqa",), data=(piqa,), json=tmp_path / "a.json", resume=True)
+    quality.finished_tasks(settings).add({}, 0, [])
+    begun, *lines = map(json.loads, settings.partial().read_text().splitlines())
+    begun["run"][name] = before
+    settings.partial().write_text("".join(json.dumps(line) + "\n" for line in (begun, *lines)))
+    with pytest.raises(ValueError, match=message):
+        quality.finished_tasks(settings)
+
+
+def test_a_run_of_other_code_is_not_resumed(model, piqa, tmp_path):
+    settings = Settings(model=model, tasks=("piqa",), data=(piqa,), json=tmp_path / "a.json", resume=True)
+    quality.finished_tasks(settings).add({}, 0, [])
+    begun, line = map(json.loads, settings.partial().read_text().splitlines())
+    line["code"]["eval/quality.py"] = "0" * 64
+    settings.partial().write_text("".join(json.dumps(line) + "\n" for line in (begun, line)))
+    with pytest.raises(ValueError, match=r"was begun by another eval/quality\.py: its tasks are not kept"):
+        quality.finished_tasks(settings)
+
+
 def test_what_a_share_of_a_text_is_at_least_is_told(model, piqa, caplog):
     policy = "oracle:prompt=stepwise"
     measure(Settings(model=model, tasks=("piqa",), data=(piqa,), count=1, sparse=(policy,), kv_budget="25%"))

@@ -83,6 +83,22 @@ def test_another_run_is_told_by_what_differs(tmp_path):
     assert Finished(path, RUN | {"seed": 1}, resume=False).get(WHOSE, 0) is None
 
 
+def test_outcomes_of_other_code_are_not_kept(tmp_path):
+    path = tmp_path / "a.partial"
+    one = Finished(path, RUN, resume=False, same_code=True)
+    one.add(WHOSE, 0, [outcome()])
+    one.add(WHOSE, 1, [outcome()])
+    _, first, second = map(json.loads, path.read_text().splitlines())
+    assert "eval/scores/finished.py" in first["code"]
+    assert "code" not in second
+    assert Finished(path, RUN, resume=True, same_code=True).get(WHOSE, 1) == [outcome()]
+    second["code"] = {"eval/gone.py": "0" * 64}
+    path.write_text("".join(json.dumps(line) + "\n" for line in ({"run": RUN}, first, second)))
+    with pytest.raises(ValueError, match=r"a\.partial was begun by another eval/gone\.py: its tasks are not kept"):
+        Finished(path, RUN, resume=True, same_code=True)
+    assert Finished(path, RUN, resume=True).get(WHOSE, 1) == [outcome()]
+
+
 def test_a_damaged_file_is_named(tmp_path):
     path = tmp_path / "a.partial"
     path.write_text(json.dumps({"other": 1}) + "\n")
