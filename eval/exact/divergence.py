@@ -162,7 +162,8 @@ def summary(
 
     `unexplained` counts tokens that rounding does not explain, wherever they stand; `worst_gap` is the largest gap from
     the best token, in units of the largest logit's magnitude. Log-probabilities differ where that of a token before the
-    divergence is off plain decoding's by more than twice what rounding moves a logit by: token and sum each move.
+    divergence is off plain decoding's by more than twice what rounding moves a logit by: token and sum each move. What
+    is no number differs, and is left out of `worst_gap` and `worst_log_prob_error`.
     """
     listed = divergences(decoded, plain, said)
     diverged = {d.prompt for d in listed}
@@ -175,9 +176,9 @@ def summary(
         "divergences": len(listed),
         "beyond_near_ties": sum(not d.near_tie for d in listed),
         "unexplained": int(sum((~row.explained).sum() for row in said)),
-        "worst_gap": float(max(((row.gap / row.scale).max() for row in said if row.gap.size), default=0.0)),
-        "log_probs_differing": int(sum((error > 2 * tolerance).sum() for error in errors)),
-        "worst_log_prob_error": float(max((error.max() for error in errors if error.size), default=0.0)),
+        "worst_gap": _worst([row.gap / row.scale for row in said]),
+        "log_probs_differing": int(sum((~(error <= 2 * tolerance)).sum() for error in errors)),
+        "worst_log_prob_error": _worst(errors),
         "finish_differing": sum(
             a.finish != b.finish for i, (a, b) in enumerate(zip(decoded, plain, strict=True)) if i not in diverged
         ),
@@ -201,8 +202,15 @@ def _log_prob_errors(ours: Decoded, theirs: Decoded, said: Rescored) -> np.ndarr
             break
         values = [(a.log_prob, b.log_prob), (a.log_prob, float(said.log_prob[i]))]
         values += [(x, y) for (_, x), (_, y) in zip(a.top, b.top, strict=True)]
-        errors.append(max(abs(x - y) for x, y in values) / float(said.log_prob_scale[i]))
+        # What is banned has −inf in both: no difference.
+        apart = [0.0 if x == y else abs(x - y) for x, y in values]
+        errors.append(np.max(apart) / float(said.log_prob_scale[i]))  # Of NaN and a number it is NaN.
     return np.asarray(errors)
+
+
+def _worst(values: Sequence[np.ndarray]) -> float:
+    """Returns the largest finite value; 0 where there is none."""
+    return float(max((x for row in values for x in row if np.isfinite(x)), default=0.0))
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> jnp.ndarray:

@@ -177,3 +177,20 @@ def test_log_probabilities_behind_a_divergence_are_not_compared():
     said = dataclasses.replace(judged([1, 2]), log_prob=np.asarray([-1.0, -9.0]))
     found = summary([text([1, 2], log_probs=ours)], [text([1, 3], log_probs=theirs)], [said], tolerance=TOLERANCE)
     assert (found["divergences"], found["log_probs_differing"], found["worst_log_prob_error"]) == (1, 0, 0)
+
+
+def test_log_probabilities_that_are_no_numbers_differ():
+    ours = [TokenLogProb(1, float("nan"), ()), TokenLogProb(2, -1.5, ((2, -1.5), (3, float("nan"))))]
+    theirs = [TokenLogProb(1, -1.0, ()), TokenLogProb(2, -1.0, ((2, -1.0), (3, -2.0)))]
+    ours.append(TokenLogProb(4, -1.25, ()))
+    theirs.append(TokenLogProb(4, -1.0, ()))
+    said = dataclasses.replace(judged([1, 2, 4]), log_prob=np.full(3, -1.0))
+    found = summary([text([1, 2, 4], log_probs=ours)], [text([1, 2, 4], log_probs=theirs)], [said], tolerance=TOLERANCE)
+    assert (found["log_probs_differing"], found["worst_log_prob_error"]) == (3, 0.25)
+
+
+def test_tokens_that_are_banned_in_both_do_not_differ():
+    record = [TokenLogProb(1, -1.0, ((1, -1.0), (2, -float("inf"))))]
+    said = dataclasses.replace(judged([1]), log_prob=np.full(1, -1.0))
+    found = summary([text([1], log_probs=record)], [text([1], log_probs=record)], [said], tolerance=TOLERANCE)
+    assert (found["log_probs_differing"], found["worst_log_prob_error"]) == (0, 0)
