@@ -159,7 +159,18 @@ def _asked(settings: Settings) -> dict[str, Any]:
         texts = read_prompts(PROMPTS)
         prompts = [texts[i % len(texts)] for i in range(most)]
     names = ("model", "random_init", "dtype", "tree", "temperature", "max_new_tokens")
-    return {name: getattr(settings, name) for name in names} | {"cases": settings.cases(), "prompts": prompts}
+    asked = {name: getattr(settings, name) for name in names}
+    # Each side runs in its version's folder: what lies in the caller's is named from the root.
+    asked |= {name: _absolute(asked[name]) for name in ("model", "random_init") if asked[name]}
+    if settings.tree and settings.tree.endswith(".json"):
+        asked["tree"] = _absolute(settings.tree)
+    return asked | {"cases": settings.cases(), "prompts": prompts}
+
+
+def _absolute(name: str) -> str:
+    """Returns the absolute path of a file or folder; a name that is none stays."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
 
 
 @contextlib.contextmanager

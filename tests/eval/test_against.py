@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from eval.against import Settings, files_of, main
+from eval.against import Settings, _asked, files_of, main
 from eval.reports.report import ROOT, commit
 
 pytestmark = pytest.mark.skipif(commit() is None, reason="needs the project's repository")
@@ -54,6 +54,20 @@ def test_the_files_are_those_of_the_commit():
 def test_what_cannot_be_measured_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
         main(dataclasses.replace(FEW, **changes), ["HEAD"])
+
+
+def test_what_lies_in_the_callers_folder_is_found_from_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("model", "auto"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tree.json").write_text("[[0]]")
+    asked = _asked(dataclasses.replace(FEW, model="model", tree="tree.json"))
+    assert (asked["model"], asked["tree"]) == (str(tmp_path / "model"), str(tmp_path / "tree.json"))
+    assert asked["random_init"] is None
+    shape = _asked(dataclasses.replace(FEW, model=None, random_init="./model"))
+    assert (shape["model"], shape["random_init"]) == (None, str(tmp_path / "model"))
+    named = _asked(dataclasses.replace(FEW, model="smollm2", tree="auto"))
+    assert (named["model"], named["tree"]) == ("smollm2", "auto")
 
 
 def test_a_side_that_fails_says_why():
