@@ -69,13 +69,15 @@ def started(settings: Settings, cache: Path, *options: str) -> tuple[float, str]
     command = [sys.executable, "-m", "jax_smash", "generate", "--model", settings.model, "--chat", *options]
     # Of the process's own choice nothing but the folder is changed: a setting of JAX's own would win over it.
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    # Fetched models stay where they are: by default that is under the folder of caches, too.
+    environment |= {"XDG_CACHE_HOME": str(cache), "HF_HOME": _hub_home()}
     with tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
         with subprocess.Popen(
             [*command, "--prompt", settings.prompt],
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=environment | {"XDG_CACHE_HOME": str(cache)},
+            env=environment,
         ) as process:
             assert process.stdout is not None
             first = process.stdout.read(1)
@@ -85,6 +87,13 @@ def started(settings: Settings, cache: Path, *options: str) -> tuple[float, str]
             errors.seek(0)
             raise RuntimeError(f"jax-smash generate failed: {errors.read().strip()[-500:]}")
     return seconds, text.strip()
+
+
+def _hub_home() -> str:
+    """Returns where the hub keeps what it fetched."""
+    from huggingface_hub.constants import HF_HOME  # Takes half a second to import.
+
+    return HF_HOME
 
 
 def measure(settings: Settings) -> dict[str, Any]:
