@@ -13,11 +13,11 @@ from eval.tasks.totals import ALL
 PLACE, LETTER, LINE = 0.6, 0.07, 0.2
 """Inches: a task's place, and a letter's width and a line's height in a legend."""
 
-HIGHEST = {"perplexity": None}
+HIGHEST = {"perplexity": None, "word_perplexity": None}
 """Upper end of a metric's axis where it is not 1; None leaves it open."""
 
 
-SECOND = ("acc_norm", "distinct_4grams")
+SECOND = ("acc_norm", "distinct_4grams", "word_perplexity")
 """Metrics that stand beside another of the same task."""
 
 SETTINGS = ("confidence", "token_confidence", "weights", "modules")
@@ -45,7 +45,7 @@ def plot_scores(rows: Sequence[dict[str, Any]], *, title: str) -> bytes:
     """
     panels = [
         ("share", [row for row in rows if row["metric"] not in HIGHEST]),
-        ("perplexity a token", [row for row in rows if row["metric"] in HIGHEST]),
+        ("perplexity a token or word", [row for row in rows if row["metric"] in HIGHEST]),
     ]
     panels = [(label, chosen) for label, chosen in panels if chosen]
     labels = _labels(rows)

@@ -39,6 +39,13 @@ def test_perplexities_get_a_panel_of_their_own():
     pixels([perplexity])
 
 
+def test_perplexities_a_word_stand_with_those_a_token():
+    word, token = (row("ar", "wikitext", 90.0, metric=metric) for metric in ("word_perplexity", "perplexity"))
+    # In the panel of shares, which ends at 1, neither would be seen.
+    assert not np.array_equal(pixels([word]), pixels([word | {"score": 50.0}]))
+    assert not np.array_equal(pixels([token, word]), pixels([token, token]))
+
+
 def test_other_weights_stand_beside_the_plain_ones():
     same = [row("ar", "state", 0.5), row("ar", "state", 0.2)]
     assert not np.array_equal(pixels(same), pixels([same[0], row("ar", "state", 0.2, weights="int8")]))
