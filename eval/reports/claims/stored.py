@@ -76,7 +76,9 @@ class Report:
     @property
     def seed(self) -> str:
         """Seed of what was drawn; decoding is greedy where no temperature is told."""
-        sampled = any(self.settings.get("temperatures") or ()) or "sampled" in (self.settings.get("choices") or ())
+        # A study has temperatures of its own where none are asked for.
+        heats = [*(self.settings.get("temperatures") or ()), *(row.get("temperature") for row in self.rows)]
+        sampled = any(heats) or "sampled" in (self.settings.get("choices") or ())
         seed = self.settings.get("seed")
         told = "" if seed is None else f"seed {seed}"
         return told if sampled or self.program not in GREEDY else ", ".join(x for x in ("greedy", told) if x)

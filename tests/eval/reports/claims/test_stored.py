@@ -50,6 +50,10 @@ def test_a_report_tells_its_device_commit_size_and_seed_in_words():
     assert report(commit=None).commit == "no commit"
     warm = report(program="eval.acceptance", settings={"temperatures": [0.8], "seed": 3}, questions=7)
     assert (warm.size, warm.seed) == ("7 questions, 8 tokens each at most", "seed 3")
+    rows = [{"temperature": 0.0}, {"temperature": 0.25}]
+    study = report(program="eval.acceptance", rows=rows, settings={"temperatures": [], "seed": 3}, questions=7)
+    assert study.seed == "seed 3"
+    assert report(program="eval.acceptance", rows=rows[:1], settings={"temperatures": []}).seed == "greedy"
     tasks = [{"prompts": [3, 4]}, {"prompts": [5]}]
     by_task = report(program="eval.by_task", tasks=tasks)
     assert by_task.size == "3 prompts of 2 tasks, 8 tokens each at most, repeats: 3"
