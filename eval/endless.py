@@ -69,7 +69,7 @@ class Settings:
           ValueError: an option is out of range.
           FileExistsError, FileNotFoundError: the output file cannot be written.
         """
-        for name, least in {"new_tokens": 1, "piece": 1, "checked_tokens": 0}.items():
+        for name, least in {"new_tokens": 2, "piece": 1, "checked_tokens": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         check_method(self.method)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from eval.scores.intervals import ratio_bootstrap
 from eval.scores.paired import Compare, difference_of_nats, difference_of_nats_a_word
 from eval.tasks.outcome import Outcome
 from eval.tasks.records import front, read_records
+
+MOST_NATS = math.log(sys.float_info.max)
+"""A token or word, that a perplexity can be told of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,7 @@ class DocumentSet:
         opening; the end of a text is not scored.
 
         Raises:
-          ValueError: a document is too short to score.
+          ValueError: a document is too short to score, or its perplexity too large for a number.
         """
         texts = [engine.encode_whole(document.text) for document in self.documents]
         for document, text in zip(self.documents, texts, strict=True):
@@ -102,6 +106,12 @@ class DocumentSet:
         more: dict[str, Any],
     ) -> Outcome:
         """Returns the perplexity of all documents, by the tokens or words that `sizes` counts in each."""
+        for document, n, size in zip(self.documents, nats, sizes, strict=True):
+            if n / size > MOST_NATS:
+                raise ValueError(
+                    f"{document.name}: a perplexity is a number up to {MOST_NATS:.0f} nats a {unit[:-1]}; "
+                    f"got {n / size:.0f}"
+                )
         interval = ratio_bootstrap(nats, sizes)
         if interval:
             interval = dataclasses.replace(interval, low=math.exp(interval.low), high=math.exp(interval.high))

@@ -135,3 +135,9 @@ def test_a_text_without_a_token_to_score_is_refused():
     document = Document(name="here", text="")
     with pytest.raises(ValueError, match="here: expected a text of several tokens"):
         DocumentSet(task="perplexity", documents=(document,)).measure(Engine(small()))
+
+
+def test_a_perplexity_beyond_all_numbers_is_refused_by_name():
+    document = Document(name="here", text="ab" * 100, original="one")
+    with pytest.raises(ValueError, match=r"here: a perplexity is a number up to 710 nats a word; got 1\d\d\d"):
+        DocumentSet(task="t", documents=(document,)).measure(Engine(small()))
