@@ -79,5 +79,5 @@ def test_chains_of_recycled_tokens_and_of_a_corpus_do_not_stop(tmp_path):
 @pytest.mark.parametrize("option", ["costs", "warm_start", "save_warm_start", "lookup_corpus"])
 def test_the_home_folder_may_be_written_short(option, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    for given in ("~/file", Path("~/file"), tmp_path / "file"):
+    for given in (Path("~/file"), tmp_path / "file"):
         assert getattr(DraftOptions(**{option: given}), option) == tmp_path / "file"
