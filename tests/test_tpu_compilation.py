@@ -48,6 +48,7 @@ def check(report, *, least=0.99):
         assert row["modelled_ms"] > 0.9 * least * row["roofline_ms"] > 0, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "chip"),
     [

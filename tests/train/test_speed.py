@@ -70,6 +70,7 @@ def test_a_shape_comes_from_a_file_or_by_name():
         main(shape="huge")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "kind", "fields"),
     [

@@ -56,6 +56,7 @@ def objective_of(graphdef):
     return objective
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [2, pytest.param(32, marks=pytest.mark.slow)])
 def test_devices_hold_a_frozen_base_once_in_bfloat16(layers):
     config = preset("llama-3.1-8b")

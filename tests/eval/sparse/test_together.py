@@ -65,6 +65,7 @@ def read(model):
     return session.state.rows
 
 
+@pytest.mark.slow
 def test_a_prompt_leaves_each_policy_what_it_keeps_alone(arms):
     shared = SharedPrompts(small(), arms, batch_size=4)
     together = read(reading_together(small(), [one for name, one in arms.items() if name != "dense"]))
@@ -103,6 +104,7 @@ def test_answers_behind_shared_prompts_are_those_of_each_arm_alone(few):
     assert not shared.waiting
 
 
+@pytest.mark.slow
 def test_texts_behind_shared_contexts_score_as_each_arm_alone_says(few):
     shared = SharedPrompts(small(), few, batch_size=3)
     texts, scored = (

@@ -23,12 +23,14 @@ def test_a_hand_worked_text():
     assert plain_lookup(tree_from_ranks([[0], [1], [2], [0, 0], [1, 0], [2, 0]]), text) == [3, 7, 4, 9, 3, 2, 2]
 
 
+@pytest.mark.slow
 def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
     found, expected = follow_a_chat("lookup", plain_lookup)
     assert found == expected
     assert any(draft[1] >= 0 for draft in found)
 
 
+@pytest.mark.slow
 def test_a_chain_stops_where_a_plain_program_has_it_stop():
     drafts = []
     for least in (0.1, 0.2):

@@ -73,6 +73,7 @@ def predictor(tmp_path):
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["gate", *(pytest.param(form, marks=pytest.mark.slow) for form in (*LEARNED, "ahead") if form != "gate")]
 )
