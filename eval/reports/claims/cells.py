@@ -1,10 +1,12 @@
 """Cells that several tables share."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from eval.reports.claims.rows import ALL
 from eval.reports.claims.table import NOTHING, Cell, Row, figure, span, text
+from eval.scores.intervals import wilson
 
 METHODS = {
     "ar": "plain",
@@ -78,6 +80,9 @@ def share(row: Row) -> str:
     if row["score"] is None:
         return NOTHING
     value, bounds = f"{100 * row['score']:.1f}%", row["interval"]
+    if bounds is not None and bounds["low"] == bounds["high"] == 0:
+        # Older reports have a bootstrap's, which knows no doubt where all scores are alike.
+        bounds = dataclasses.asdict(wilson(0, row["n"]))
     return value if bounds is None else f"{value} ({100 * bounds['low']:.1f} to {100 * bounds['high']:.1f})"
 
 

@@ -121,6 +121,13 @@ def test_a_task_of_ruler_has_the_share_that_is_found():
     assert table.lines == [["dense", "100%", "50.0% (40.0 to 60.0)"], ["oracle", "10%", "40.0% (40.0 to 60.0)"]]
 
 
+def test_nothing_found_in_fifty_examples_is_not_nothing_without_doubt():
+    none = {"low": 0.0, "high": 0.0, "kind": "bootstrap"}
+    row = {"policy": "dense", "task": "ruler_vt", "metric": "contained", "n": 50, "score": 0.0, "interval": none}
+    table = layouts.by_ruler_task(report(program="eval.sparsity", rows=[row]).rows)
+    assert table.lines == [["vt", "0.0% (0.0 to 7.1)"]]
+
+
 def test_policies_have_the_mean_of_rulers_tasks_where_they_were_asked_all():
     def row(policy, task, budget, score, unmet=None):
         interval = {"low": 0.0, "high": 1.0, "kind": "bootstrap"}
