@@ -92,8 +92,8 @@ def _trained() -> tuple[Claim, ...]:
             "tokens of the model's own answers, `eagle1-3m` (EAGLE-1) on other and fewer answers, read six times; "
             "`hybrid+NAME` is method hybrid with a drafter. `eagle-3m` and `chimera-3m` come with the package. "
             "`recycling`, `suffix` and `hybrid` need no training. `confident-N` is EAGLE-2's tree of N nodes, another "
-            "at each step. `micro`, HAMburger's decoder in mode `exact`, `eagle1`, EAGLE-1, and `dflash`, DFlash's form, "
-            "were trained on 0.48M tokens alone.",
+            "at each step. `micro`, HAMburger's decoder in mode `exact`, `eagle1`, EAGLE-1, and `dflash`, DFlash's "
+            "form, were trained on 0.48M tokens alone.",
             **accepted,
             table=layouts.accepted_by_tree,
             picture=_accepted_bars(layouts.greedy_trees, group=cells.tree, bar=cells.method),
