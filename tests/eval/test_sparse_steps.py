@@ -10,6 +10,7 @@ from tests.predictors import modules_of, sizes_of
 POLICY = "quest:budget=25%:page_size=4:dense_layers=1"
 
 
+@pytest.mark.slow
 def test_every_way_is_timed_behind_one_reading_of_the_prompt(tmp_path, capsys):
     out = tmp_path / "out.json"
     main(

@@ -129,6 +129,7 @@ def test_the_run_says_how_often_the_targets_token_was_among_the_likeliest(whole)
     assert "| Trained on | rows of 16 tokens; of later ones the target may keep fewer |" in card
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_programs, tmp_path):
     with (tmp_path / "errors").open("w") as errors:
         process = begin(root, tmp_path / "run", same_programs(), errors)

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.compilations import COUNTING, COUNTS
 from tests.compiling import QUICKLY
 from tests.hosts import ROOT
@@ -42,6 +44,7 @@ def trained(folder, output, *words):
     return programs, hits
 
 
+@pytest.mark.slow
 def test_a_second_start_of_a_run_compiles_nothing(tmp_path):
     make_packed(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(FIELDS | {"steps": 3}))

@@ -188,6 +188,7 @@ def test_long_documents_are_read_in_windows_that_begin_groups(place, tmp_path):
     assert all(places[:16] == [0, 0, 1, 2, 0, 1, 2, 0, 0, 1, 2, 0, 1, 2, 0, 1] for places in long)
 
 
+@pytest.mark.slow
 def test_groups_follow_what_the_embedder_loses(place, tmp_path):
     model = load(str(place / "model"), dtype=jnp.float32)
     graphdef, smasher = random_smasher(model.config, SmashConfig.for_base(model.config, micro_layers=1, micro_steps=3))

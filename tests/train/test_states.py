@@ -258,6 +258,7 @@ def hosts_keep(root, tmp_path):
     return keep
 
 
+@pytest.mark.slow
 def test_two_hosts_keep_what_one_does_and_go_on_where_one_stood(root, hosts_keep, tmp_path):
     alone, both, work = tmp_path / "alone", tmp_path / "both", tmp_path / ".both.part"
     given = (str(root / "base"), root / "packed")

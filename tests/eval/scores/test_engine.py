@@ -60,6 +60,7 @@ def test_what_is_scored_behind_a_context_is_read_by_steps_of_the_policy_where_th
         np.testing.assert_allclose(whole, [r.log_prob for r in plain[1]], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_texts_behind_the_same_context_score_as_they_do_alone():
     """The context is read once for all of them that share a batch; one of them is alone in the next."""
     beginnings = ("Tom sat on", "Tom sat on", "The cat and", "Tom sat on", "a")

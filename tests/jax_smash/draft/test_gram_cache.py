@@ -59,6 +59,7 @@ def test_codes_are_looked_up_where_all_that_are_wanted_are_kept_and_made_else():
     np.testing.assert_array_equal(cache.codes(grams, jnp.ones((1, 2), bool), made), made(grams))
 
 
+@pytest.mark.slow
 def test_rows_that_have_ended_do_not_keep_others_from_their_grams(siblings):
     chat = Chat(random_drafter(target()), method="chimera", plain=PlainChimera, gram_slots=4)
     chat.session.read(prompts_of((4, 1, 9)), limits=[1, 14, 14])

@@ -60,6 +60,7 @@ def test_the_trained_drafter_has_the_first_nodes_and_the_others_chains_the_last(
     assert any(draft[8] >= 0 for draft in together)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_stops_learns_where_the_suffix_drafts():
     """Its drafts are those of one that reads the whole text as a prompt."""
     drafter, name = random_drafter(target()), "chain-4:least=0.0001"

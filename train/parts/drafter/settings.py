@@ -223,6 +223,14 @@ class ChimeraSettings(DrafterSettings):
                 raise ValueError(
                     f"gram_encoder {TEXT_LAYER} needs a target whose {name} is {needs}, as the encoder's; got {has}"
                 )
+        if 0 in self.model.unrotated_layers:
+            raise ValueError(f"gram_encoder {TEXT_LAYER} needs a target whose first layer has a rotary embedding")
+        slides = self.model.layer_kinds[0] == "sliding"
+        if slides and (self.model.window < self.length or self.model.rope_sliding != self.model.rope):
+            raise ValueError(
+                f"gram_encoder {TEXT_LAYER} needs a target whose first layer sees all {self.length} tokens of a row, "
+                f"and has the rotary embedding of those that do; this one's is a sliding layer of {self.model.window}"
+            )
 
     def measured(self) -> ChimeraSettings:
         """Returns the settings under which exported weights are measured: in float32, by the cross-entropy alone."""

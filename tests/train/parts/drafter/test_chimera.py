@@ -176,6 +176,8 @@ def test_what_is_exported_is_measured_by_the_cross_entropy_alone():
         ({"query_scale": 0.5}, "whose query_scale is .*, as the encoder's; got 0.5"),
         ({"residual_scale": 0.5}, "whose residual_scale is 1.0, as the encoder's; got 0.5"),
         ({"attention_softcap": 30.0}, "whose attention_softcap is 0.0, as the encoder's; got 30.0"),
+        ({"unrotated_layers": (0,)}, "whose first layer has a rotary embedding"),
+        ({"layer_kinds": ("sliding", "full"), "window": 4}, "whose first layer sees all .* a sliding layer of 4"),
     ],
 )
 def test_an_encoder_does_not_begin_as_a_layer_that_computes_something_else(changes, said):
