@@ -16,6 +16,7 @@ from jax_smash.draft.medusa import MedusaDrafter, MedusaRows
 from jax_smash.draft.micro import Micro
 from jax_smash.draft.trees.tree import pack
 from jax_smash.models.grams import grams_of
+from jax_smash.models.short_head import saying
 from jax_smash.protocols import Drafter, Params
 from jax_smash.pytree import pytree
 from jax_smash.smash.entry import Entry, last_entry
@@ -76,6 +77,9 @@ class _Read:
     def _target(self, params: Params) -> Any:
         return self.drafter.target.bind(params["target"])
 
+    def _said_by(self, params: Params) -> Any:
+        return saying(self.drafter.target, params)
+
 
 @dataclasses.dataclass(frozen=True)
 class ForcedMedusa(_Read):
@@ -90,7 +94,7 @@ class ForcedMedusa(_Read):
     def logits(self, params: Params, made: Float[Array, "B depths D"]) -> Float[Array, "B depths V"]:
         """Returns those of each head's own rows, or of the target's."""
         by_head = jnp.moveaxis(jnp.pad(made, ((0, 0), (0, self.depths - made.shape[1]), (0, 0))), 1, 0)
-        logits = self._model(params).unembed(by_head[:, :, None], self._target(params))
+        logits = self._model(params).unembed(by_head[:, :, None], self._said_by(params))
         return jnp.moveaxis(logits[:, :, 0], 0, 1)[:, : made.shape[1]]
 
 
@@ -119,7 +123,7 @@ class ForcedEagle(_Read):
 
     def logits(self, params: Params, made: Float[Array, "B depths D"]) -> Float[Array, "B depths V"]:
         """Returns those of the drafter's head, or of the target's."""
-        return self._model(params).logits(made, self._target(params))
+        return self._model(params).logits(made, self._said_by(params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +142,7 @@ class ForcedChimera(_Read):
 
     def logits(self, params: Params, made: Float[Array, "B depths D"]) -> Float[Array, "B depths V"]:
         """Returns those of the target's rows."""
-        return self._target(params).unembed(made)
+        return self._said_by(params).unembed(made)
 
     def _codes(self, params: Params, own: Any, ahead: Array, position: Array, block: Block) -> Array:
         """Returns the code of each entry of the chain."""
@@ -213,7 +217,7 @@ class ForcedDFlash(_Read):
 
     def logits(self, params: Params, made: Float[Array, "B depths D"]) -> Float[Array, "B depths V"]:
         """Returns those of the target's rows."""
-        return self._target(params).unembed(made)
+        return self._said_by(params).unembed(made)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Drafters of every kind with random weights, and what training says of them."""
 
+import dataclasses
+
 import jax
 import numpy as np
 from flax import nnx
@@ -53,6 +55,23 @@ MODULES = {
 }
 """Of each kind; a kind that is new needs one here."""
 
+SAID = np.arange(10)
+
+SAYING_SOME = {
+    "eagle": lambda model: random_eagle(model, tokens=SAID.tolist(), own_rows=False),
+    "eagle1": lambda model: random_eagle1(model, head_size=len(SAID)),
+    "medusa": lambda model: random_heads(model, num_heads=DEPTHS, own_rows=False, head_size=len(SAID)),
+    "chimera": lambda model: random_chimera(model, decoding_heads=DEPTHS, head_size=len(SAID)),
+    "dflash": lambda model: random_dflash(model, block_size=DEPTHS + 1, head_size=len(SAID)),
+}
+"""Of each kind, with the target's rows of `SAID` alone."""
+
+
+def saying_some(model, kind):
+    """Returns modules that say `SAID` alone."""
+    modules = SAYING_SOME[kind](model)
+    return modules if kind == "eagle" else dataclasses.replace(modules, tokens=SAID)
+
 
 def method_of(model, kind, modules, **draft):
     """Returns the method that drafts with modules."""
@@ -66,18 +85,23 @@ def method_of(model, kind, modules, **draft):
 def settings_of(kind, config):
     """Returns the settings of a training run that are those of a drafter."""
     if kind == "medusa":
-        return {"num_heads": DEPTHS, "blocks": config.blocks, "own_head": config.own_rows}
+        return {
+            "num_heads": DEPTHS,
+            "blocks": config.blocks,
+            "own_head": config.own_rows,
+            "head_size": config.head_size,
+        }
     own = {
-        "eagle": {"test_steps": DEPTHS},
+        "eagle": {"test_steps": DEPTHS, "own_head": getattr(config, "own_rows", True)},
         "eagle1": {"test_steps": DEPTHS, "noise": 0.0},
         "chimera": {"decoding_heads": DEPTHS},
         TEXTS: {"decoding_heads": DEPTHS, "gram_encoder": "layer", "residual_heads": False},
         "dflash": {"anchors": SIZES["length"]},
         "micro": {"micro_steps": DEPTHS + 1},
     }
-    names = {"eagle": ("head_size", "taps"), "eagle1": ("join_bias",), "dflash": SHAPE}.get(kind, ())
-    wide = () if kind == "micro" else ("mlp_width",)
-    return own[kind] | {name: getattr(config, name) for name in (*wide, *names)}
+    names = {"eagle": ("taps",), "eagle1": ("join_bias",), "dflash": SHAPE}.get(kind, ())
+    sizes = () if kind == "micro" else ("mlp_width", "head_size")
+    return own[kind] | {name: getattr(config, name) for name in (*sizes, *names)}
 
 
 def told_by_training(model, kind, modules, texts, said):

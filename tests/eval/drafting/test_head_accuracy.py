@@ -7,7 +7,15 @@ from eval.drafting.forced import ForcedTextChimera, forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Text
 from jax_smash.draft.context import Context, Seen
-from tests.eval.drafting.drafters import DEPTHS, MODULES, TEXTS, method_of, told_by_training
+from tests.eval.drafting.drafters import (
+    DEPTHS,
+    MODULES,
+    SAYING_SOME,
+    TEXTS,
+    method_of,
+    saying_some,
+    told_by_training,
+)
 from tests.tiny import tiny_model
 
 SLOW = ("eagle1", "dflash", TEXTS)
@@ -25,7 +33,19 @@ def texts_of(model, lengths=(21, 9), *, prompt=1):
 @pytest.mark.parametrize("kind", EACH)
 def test_accuracies_are_those_that_training_measures(kind):
     model = tiny_model(vocab_size=14)
-    modules, texts = MODULES[kind](model), texts_of(model)
+    check_beside_training(model, kind, MODULES[kind](model))
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else []) for kind in SAYING_SOME]
+)
+def test_accuracies_of_drafters_that_say_some_tokens_are_those_that_training_measures(kind):
+    model = tiny_model(vocab_size=14)
+    check_beside_training(model, kind, saying_some(model, kind))
+
+
+def check_beside_training(model, kind, modules):
+    texts = texts_of(model)
     method = method_of(model, kind, modules)
     drafter, params = method.strategy.drafter, method.params
     ranks = ranker(forced(drafter, modules.config), DEPTHS)
