@@ -18,7 +18,7 @@ from jax_smash.models.grams import NONE, grams_of
 from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree
-from jax_smash.sampling import gumbel_noise, likeliest, likeliest_tokens
+from jax_smash.sampling import likeliest, likeliest_tokens
 from jax_smash.sharding import constrain
 
 
@@ -182,10 +182,8 @@ class ChimeraDrafter:
             node = levels.at(depth)[0][: full.shape[1]]
             # Gather the vocabulary: what follows is separate for each row.
             logits = constrain(target.unembed(vectors), "batch")
-            logits = context.process(logits, grow(topology, token).paths()[:, node])
-            if self.noisy:
-                place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
-                logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
+            place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
+            logits = context.ranked(logits, grow(topology, token).paths()[:, node], place if self.noisy else None)
             value, child = likeliest(logits, self.width)
         else:
             found = likeliest_tokens(target, vectors, self.width)

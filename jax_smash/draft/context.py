@@ -1,7 +1,9 @@
 """What a drafter is told: of the rows as they are, of what was read, and of what became of its tree."""
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -9,7 +11,7 @@ from jax_smash.draft.trees.tree import DraftTree, at_nodes
 from jax_smash.draft.verify.accept import Accepted
 from jax_smash.protocols import LogitsProcessor
 from jax_smash.pytree import pytree
-from jax_smash.sampling import Likeliest, process
+from jax_smash.sampling import Constrained, Likeliest, Temperature, gumbel_noise, highest, process
 
 
 @pytree
@@ -41,6 +43,52 @@ class Context:
           path: tokens behind the pending one, up to each node, padded with −1.
         """
         return process(self.processors, self.processed, logits, path)
+
+    def ranked(
+        self, logits: Float[Array, "B A V"], path: Int[Array, "B A P"], noisy: Int[Array, "B A"] | None = None
+    ) -> Float[Array, "B A V"]:
+        """Returns the logits that drafts are ranked by.
+
+        They are those that tokens are chosen from, but for rows of temperature 0, whose choice leaves one token: their
+        drafts are ranked as in a batch that does not sample, and have siblings.
+
+        Args:
+          logits, path: as of `process`.
+          noisy: index, in the row's sequence, of the token behind each node, where the rows that sample have the noise
+            of the target's choice after it; None for none.
+        """
+        chosen = next((i for i, p in enumerate(self.processors) if isinstance(p, Temperature)), len(self.processors))
+        text = process(self.processors[:chosen], self.processed[:chosen], logits, path).astype(jnp.float32)
+        ranked = process(self.processors[chosen:], self.processed[chosen:], text, path)
+        if noisy is not None:
+            ranked = ranked + gumbel_noise(self.key, noisy, logits.shape[-1])
+        for temperature in self.processors[chosen : chosen + 1]:
+            ranked = jnp.where((temperature.temperature == 0)[:, None, None], text, ranked)
+        return ranked
+
+    def between(self, logits: Float[Array, "B T V"], noisy: Int[Array, "B T"] | None = None) -> Int[Array, "B T P"]:
+        """Returns the `path` to each of several places in a row, for a drafter that guesses them without knowing it.
+
+        Beside a grammar it is the likeliest token of each place before, for these decide what may be said. Else nothing
+        is taken to lie between.
+
+        Args:
+          logits: of each place.
+          noisy: as of `ranked`.
+        """
+        batch, places = logits.shape[:2]
+        if not any(isinstance(p, Constrained) for p in self.processors):
+            return jnp.full((batch, places, 1), -1, jnp.int32)
+
+        def behind(path: Int[Array, "B T"], place: Int[Array, ""]) -> tuple[Array, Array]:
+            here = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=place, slice_size=1, axis=1)
+            ranked = self.ranked(here(logits), path[:, None], None if noisy is None else here(noisy))
+            said = jnp.where(ranked.max(-1) > -jnp.inf, highest(ranked), -1)
+            return path.at[:, place].set(said[:, 0]), path
+
+        nothing = jnp.full((batch, places), -1, jnp.int32)
+        _, paths = jax.lax.scan(behind, nothing, jnp.arange(places, dtype=jnp.int32))
+        return jnp.swapaxes(paths, 0, 1)
 
 
 @pytree

@@ -17,7 +17,7 @@ from jax_smash.models.dflash import DFlash
 from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import Likeliest, gumbel_noise, likeliest_of, likeliest_tokens
+from jax_smash.sampling import Likeliest, likeliest_of, likeliest_tokens
 from jax_smash.sharding import constrain
 
 
@@ -45,7 +45,8 @@ class DFlashDrafter:
     Source: Chen et al. 2026, "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036).
     Differs: where rows sample, the noise of the target's choice is shared in place of a rejection rule, so that the
     text is plain decoding's, token for token; drawn drafts are for the other rules. Beside the paper's chain there are
-    trees. Logits processors see the text up to the pending token alone, for a place does not know the tokens between.
+    trees. Logits processors see the text up to the pending token alone, for a place does not know the tokens between;
+    beside a grammar they see the likeliest token of each place before.
 
     Attributes:
       target: the model that is drafted for, whose vectors and rows of tokens are used.
@@ -97,7 +98,8 @@ class DFlashDrafter:
         # Behind the positions that there are, nothing is drafted.
         within = root[:, None] + 1 + place < config.max_positions
         if self.sampled and self.draws in (Draws.INDEPENDENT, Draws.DIFFERENT):
-            return self._drawn(context, topology, self._logits(params, context, hidden), within), root
+            logits = self._logits(params, hidden)
+            return self._drawn(context, topology, context.process(logits, context.between(logits)), within), root
         found = self._likeliest(params, context, hidden)
         child = jnp.where((found.values > -jnp.inf) & within[:, :, None], found.tokens, -1)
         if self.grows:
@@ -144,12 +146,10 @@ class DFlashDrafter:
         block = Block(valid=everything[:, 0], ancestors=pack(everything))
         return model.filled(vectors, position, own.cache, block)
 
-    def _logits(self, params: Params, context: Context, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Returns the processed logits of each place."""
+    def _logits(self, params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Returns the logits of each place."""
         # Gather the vocabulary: what follows is separate for each row.
-        logits = constrain(saying(self.target, params).unembed(hidden), "batch")
-        # What lies between is not known.
-        return context.process(logits, jnp.full((*logits.shape[:2], 1), -1, jnp.int32))
+        return constrain(saying(self.target, params).unembed(hidden), "batch")
 
     def _likeliest(self, params: Params, context: Context, hidden: Float[Array, "B T D"]) -> Likeliest:
         """Returns the likeliest tokens of each place, where rows share the noise of the target's choice after it."""
@@ -157,10 +157,10 @@ class DFlashDrafter:
         if not (noisy or context.processors):
             target = saying(self.target, params)
             return likeliest_tokens(target, hidden, self.width, total=self.grows)
-        logits = self._logits(params, context, hidden).astype(jnp.float32)
-        if noisy:
-            place = context.token_length[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
-            logits = logits + gumbel_noise(context.key, place, logits.shape[-1])
+        logits = self._logits(params, hidden)
+        place = context.token_length[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
+        noise = place if noisy else None
+        logits = context.ranked(logits, context.between(logits, noise), noise)
         return likeliest_of(logits, self.width, total=self.grows)
 
     def _drawn(

@@ -15,7 +15,7 @@ from jax_smash.draft.trees.tree import DraftTree, Topology, at_nodes, grow, pack
 from jax_smash.draft.verify.children import Children, draw_independent, draw_without_replacement
 from jax_smash.protocols import CausalLM, Forward, ModelDef, Needs, Params, continues_blocks, honours_trees
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import gumbel_noise, likeliest
+from jax_smash.sampling import likeliest
 from jax_smash.sharding import constrain
 
 
@@ -195,7 +195,7 @@ class DraftModel:
         tree = grow(topology, growing.token)
         node, there = levels.at(depth)
         node, there = node[: logits.shape[1]], there[: logits.shape[1]]
-        children = self._children(context, context.process(logits, tree.paths()[:, node]), node, depth)
+        children = self._children(context, logits, tree.paths()[:, node], node, depth)
         drafted = children.token
         if self.positions is not None:
             within = context.token_length - 1 + depth < self.positions
@@ -234,16 +234,21 @@ class DraftModel:
         return own, shared
 
     def _children(
-        self, context: Context, logits: Float[Array, "B A V"], node: Int[Array, "A"], depth: Int[Array, ""]
+        self,
+        context: Context,
+        logits: Float[Array, "B A V"],
+        path: Int[Array, "B A levels"],
+        node: Int[Array, "A"],
+        depth: Int[Array, ""],
     ) -> Children:
         """Returns the children of nodes of one depth."""
         position = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
         if self.sampled and self.draws in (Draws.INDEPENDENT, Draws.DIFFERENT):
             draw = draw_independent if self.draws is Draws.INDEPENDENT else draw_without_replacement
-            return draw(logits, context.key, position, jnp.broadcast_to(node, position.shape), count=self.width)
-        if self.sampled and self.draws is Draws.COUPLED:
-            logits = logits.astype(jnp.float32) + gumbel_noise(context.key, position, logits.shape[-1])
-        values, token = likeliest(logits, self.width)
+            chosen = context.process(logits, path)
+            return draw(chosen, context.key, position, jnp.broadcast_to(node, position.shape), count=self.width)
+        noisy = self.sampled and self.draws is Draws.COUPLED
+        values, token = likeliest(context.ranked(logits, path, position if noisy else None), self.width)
         return Children(token=jnp.where(values > -jnp.inf, token, -1))
 
     def _committed(

@@ -18,7 +18,7 @@ from jax_smash.models.pairs import EagleForward, PairLayer
 from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import gumbel_noise, likeliest_of
+from jax_smash.sampling import likeliest_of
 from jax_smash.sharding import constrain
 
 
@@ -217,10 +217,9 @@ class EagleDrafter:
         def make() -> Found:
             if self.noisy or context.processors:
                 # Gather the vocabulary: what follows is separate for each row.
-                logits = context.process(constrain(model.logits(hidden, target), "batch"), path)
-                if self.noisy:
-                    place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
-                    logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
+                logits = constrain(model.logits(hidden, target), "batch")
+                place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
+                logits = context.ranked(logits, path, place if self.noisy else None)
                 found = likeliest_of(logits, width, total=total)
             else:
                 found = model.guesses(hidden, width, target, total=total)

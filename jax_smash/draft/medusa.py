@@ -16,7 +16,7 @@ from jax_smash.models.medusa import Medusa
 from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree, replace
-from jax_smash.sampling import gumbel_noise, likeliest_of
+from jax_smash.sampling import likeliest_of
 from jax_smash.sharding import constrain
 
 
@@ -40,7 +40,8 @@ class MedusaDrafter:
     Source: Cai et al. 2024, "Medusa", sections 2.1 and 2.3.
     Differs: where rows sample, the noise of the target's choice is shared in place of typical acceptance, so that the
     text is plain decoding's, token for token (`--verify typical-lossy` has the paper's rule). Logits processors see
-    the text up to the pending token alone, for a head does not know the tokens between.
+    the text up to the pending token alone, for a head does not know the tokens between; beside a grammar they see the
+    likeliest token of each head before.
 
     Attributes:
       target: the model that is drafted for, whose rows of tokens heads may share.
@@ -96,12 +97,9 @@ class MedusaDrafter:
         vectors = heads.vectors(constrain(own.last[:, None], "rows", None, "embed"))
         if self.noisy or context.processors or self.confident is not None:
             logits = jnp.swapaxes(heads.unembed(vectors, target)[:, :, 0], 0, 1)
-            # What lies between is not known.
-            logits = context.process(logits, jnp.full((*logits.shape[:2], 1), -1, jnp.int32))
-            if self.noisy:
-                head = jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
-                place = context.token_length[:, None] + head
-                logits = logits.astype(jnp.float32) + gumbel_noise(context.key, place, logits.shape[-1])
+            place = context.token_length[:, None] + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
+            noisy = place if self.noisy else None
+            logits = context.ranked(logits, context.between(logits, noisy), noisy)
             found = likeliest_of(logits, self.width)
             value, child = found.values, found.tokens
             everything = jax.nn.logsumexp(logits, axis=-1)

@@ -51,7 +51,9 @@ def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
 
 def test_a_chain_stops_where_a_plain_program_has_it_stop():
     stopping = Suffix(least=0.2)
-    found, expected = follow_a_chat("suffix", functools.partial(plain_suffix, drafter=stopping), tree="chain-4:least=0.2")
+    found, expected = follow_a_chat(
+        "suffix", functools.partial(plain_suffix, drafter=stopping), tree="chain-4:least=0.2"
+    )
     assert found == expected
     assert {any(token >= 0 for token in draft[1:]) for draft in found} == {True, False}
     # One token that agrees says too little; of two, what follows counts while the places do not differ.

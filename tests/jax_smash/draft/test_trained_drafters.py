@@ -47,6 +47,17 @@ def test_greedy_rows_keep_their_text_beside_rows_of_typical_acceptance(kind, sib
     assert drafted[3].token_ids != plain[3].token_ids
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_rows_take_as_many_forwards_beside_a_row_that_samples(kind, siblings):
+    prompts, draft = prompts_of((6, 1, 9, 3)), DraftOptions(tree="tree.json", drafter=drafter(kind))
+    request = {"method": KINDS[kind][0], "draft": draft, "batch_size": 4, "max_new_tokens": 20, "slots": 64}
+    alone = generate(target(), prompts[:3], **request)
+    choices = [*[SamplingOptions()] * 3, SamplingOptions(temperature=1.0)]
+    beside = generate(target(), prompts, sampling=choices, seed=[1, 2, 3, 4], **request)
+    assert [c.token_ids for c in beside[:3]] == [c.token_ids for c in alone]
+    assert [c.target_forwards for c in beside[:3]] == [c.target_forwards for c in alone]
+
+
 class Watched(Chat):
     """A chat in which a tree, and the trained drafter's chain in the same state, are noted after each step.
 
