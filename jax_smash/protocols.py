@@ -39,11 +39,6 @@ class Cache(Protocol):
 
     slot_length: Int[Array, "B"]
 
-    @property
-    def slots(self) -> int:
-        """Capacity in slots."""
-        ...
-
     def commit(self, block_kv: Any, write: Write) -> Any:
         """Returns the cache with some of the entries written that a forward made."""
         ...
