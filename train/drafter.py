@@ -25,9 +25,9 @@ text than the target, and the heads go with it alone.
 `--change NAME=VALUE` takes another value of a field of the training file, as `--change gram=1` does of `chimera` and
 `--change optimiser.learning_rate=0.001` of any kind. So one file serves all runs of a comparison.
 
-With `head_size` a drafter says so many tokens alone, the commonest of the replies, by the target's rows of these. Of a
-large vocabulary that is a fraction of the work, in training and in each draft; `jax-smash convert` exports such a
-drafter of EAGLE-3 alone.
+With `head_size` a drafter proposes only that many tokens, the commonest ones in the replies, and uses the target's
+output rows for them; only an EAGLE-3 drafter with `own_head` has rows of its own. Of a large vocabulary that is a
+fraction of the work, in training and in each draft; `jax-smash convert` exports such a drafter of EAGLE-3 alone.
 
 `--states STATES` reads from disk what the target makes of the rows (`train.states`), for drafters of any kind.
 
