@@ -37,7 +37,8 @@ class Tune:
     ] = None
     """Cache slots that a step reads, at most the model's context."""
     methods: Names = ()
-    """Also measure whole steps of these methods, drafting and learning included; --tree auto then goes by those."""
+    """Also measure whole steps of these methods (recycling, lookup, suffix, hybrid), drafting and learning included;
+    --tree auto then goes by those."""
     sampled: tyro.conf.FlagCreatePairsOff[bool] = False
     """Let the rows of --methods sample; --tree auto goes by that where rows sample."""
     nodes: Numbers = NODES

@@ -138,14 +138,14 @@ def measure_method(
 
     Args:
       model, batch, slots, entries, repeats, call_s, progress: as in `measure_costs`.
-      name: of a method whose trees have an automatic size.
+      name: of `methods.REACH`.
       sampled: rows sample, at temperature 1; False where they take the likeliest token.
 
     Raises:
       ValueError: as `measure_costs` says, or the method is another one.
     """
     if name not in REACH:
-        raise ValueError(f"method must be one of {', '.join(REACH)}, whose trees are sized; got {name!r}")
+        raise ValueError(f"method must be one of {', '.join(REACH)}, whose steps can be measured; got {name!r}")
     _check(model, batch=batch, slots=slots, entries=entries, repeats=repeats)
     reach, held = REACH[name], slots // 2
     method = make_method(model, name, sampled=sampled, draft=DraftOptions(tree="off"), batch=batch, slots=slots)
