@@ -24,11 +24,11 @@ class Convert:
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """The directory to make; it must not exist."""
     to: Literal["huggingface", "orbax", "eagle", "medusa", "vllm", "sglang", "authors"] = "huggingface"
-    """The layout to write: of a model; of a published drafter, ours (eagle, of EAGLE-3 or EAGLE-1; medusa); of ours, a
-    published one (vllm, sglang for EAGLE, authors for Medusa)."""
+    """The layout to write. For a model: huggingface or orbax. For a published drafter: ours, eagle (EAGLE-3 or EAGLE-1)
+    or medusa. For a drafter of ours: a published one, vllm (EAGLE or Medusa), sglang (EAGLE) or authors (Medusa)."""
     base: str | None = None
-    """With --to eagle, medusa or authors, of an EAGLE-1 drafter, and of one that says tokens by the rows of the model
-    that it is for: that model."""
+    """The model that the drafter is for. Needed with --to eagle, medusa and authors, for an EAGLE-1 drafter, and for a
+    drafter that uses the output head of that model."""
     layer_ids: Literal["told", "inputs", "outputs"] = "told"
     """With --to eagle: what a published drafter's ids of layers mean, where they do not tell it themselves."""
     dtype: DtypeName = "auto"

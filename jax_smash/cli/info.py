@@ -81,7 +81,7 @@ def describe(
     """Returns what there is to know of a model, from its configuration, file headers and tokenizer.
 
     Args:
-      name: a shipped model's name, a directory or a hub id.
+      name: a model's name, a directory, a .gguf file or a hub id.
       slots: cache slots that a decode step is taken to read of each row; no more than the model's context count.
       batch: rows of that step.
       weights: how a decode step is taken to hold matrices, one of `quantise.WEIGHTS`.
@@ -89,7 +89,8 @@ def describe(
 
     Raises:
       UsageError: a policy is out of range.
-      ValueError: it does not go with the model.
+      FileNotFoundError: there is no such model.
+      ValueError: a file of the model is damaged or not supported, or the policy does not go with it.
     """
     import jax
 

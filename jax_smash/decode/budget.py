@@ -18,6 +18,7 @@ ROUND_STEPS = 16
 """Steps after which trees and budget are chosen again.
 
 If none of these steps drafted, one draft is made then and compared with the token that followed, without being checked.
+A drafter that reads the target's cache makes none.
 """
 
 

@@ -24,7 +24,7 @@ class GivenText:
     Its state counts the tokens that each row has seen.
 
     Attributes:
-      tokens: of each row; the last one is given for ever.
+      tokens: of each row; after the last one, that one is given again and again.
     """
 
     tokens: Int[Array, "B T"]

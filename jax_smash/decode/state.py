@@ -22,7 +22,9 @@ State = TypeVar("State", "Rows", "DecodeState")
 
 @pytree
 class LogProbs:
-    """Log-probabilities of emitted tokens under the model itself, before any processor, in nats.
+    """Log-probabilities of emitted tokens, in nats.
+
+    They are those under the model itself, before any processor, unless the strategy says otherwise.
 
     Attributes:
       chosen: of each emitted token.

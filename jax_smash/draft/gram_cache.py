@@ -15,7 +15,7 @@ EMPTY = -2
 
 @pytree
 class GramCache:
-    """Grams and their codes, of each row. Where there is no room, the one leaves whose last use is longest ago.
+    """Grams and their codes, of each row. When it is full, the gram that was used longest ago is replaced.
 
     A gram is used when its last token is emitted or read.
 

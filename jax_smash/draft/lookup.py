@@ -20,8 +20,8 @@ MOST_PLACES = 30
 class Lookup:
     """Drafts what followed where the text so far, prompt and output, has the same last tokens.
 
-    The place where most of the last `max_ngram` tokens agree comes first, of equal ones the latest. A chain continues
-    it; in a tree, a further child is what followed at the next best place that says otherwise.
+    The place where most of the last `max_ngram` tokens agree comes first, of equal ones the latest. A chain is what
+    followed there. In a tree, each further child is what followed at the next best place where another token stands.
 
     Source: Saxena 2023, "Prompt Lookup Decoding".
     Differs: several places make a tree; the latest place comes first; and where the text ends, a continuation goes on

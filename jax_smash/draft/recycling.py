@@ -110,7 +110,7 @@ class Recycling:
     probabilities a tree has its topology's nodes and levels, but its own shape, made anew each step: the nodes of the
     highest product of likelihoods, their ranks at most the topology's highest, so that a chain stays one. A successor's
     likelihood is the weighted geometric mean of its probability, where it was last read, and of what is kept of its
-    rank: of first successors as many are kept where the probability was 0.05 as where it was 0.6.
+    rank. In text, first successors were kept equally often whether their stored probability was 0.05 or 0.6.
 
     Attributes:
       target: the model that is drafted for.

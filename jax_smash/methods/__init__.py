@@ -48,6 +48,7 @@ def make_method(
 
     Raises:
       ValueError: no method has this name, or an option does not fit it.
+      TypeError: `draft` or an option of HAMburger is of another type.
       OSError: a file that an option names cannot be read.
     """
     check_method(name)

@@ -42,7 +42,10 @@ REACH: dict[str, Reach] = {
     "suffix": LOOKED_UP,
     "hybrid": Reach(ranks=WIDTH, levels=10),
 }
-"""How far the automatic trees of a method may reach; a method not named here has none, or a tree of its own."""
+"""How far the automatic trees of methods that need no weights may reach.
+
+Trained drafters and self-sparse have a reach in their own files; all others have a tree of their own, or none.
+"""
 
 STOPPING = Confident(7, depth=7, width=1, least=0.2)
 """The automatic tree of a lookup where forwards over fewer nodes take less time."""
@@ -54,6 +57,12 @@ DRAFT_MODEL_TREE = "chain-4"
 
 
 def recycling(setup: Setup) -> Method:
+    """Makes the method Token Recycling for a model.
+
+    Raises:
+      ValueError: the file to start from is damaged, or was made with another vocabulary or tokenizer.
+      OSError: it cannot be read.
+    """
     drafter = Recycling(target=setup.model.definition, probabilities=setup.draft.stored_probabilities)
     known, file = drafter.empty(setup.model.params), setup.draft.warm_start
     if file is not None:
@@ -64,6 +73,12 @@ def recycling(setup: Setup) -> Method:
 
 
 def lookup(setup: Setup) -> Method:
+    """Makes the method prompt lookup for a model: in the text itself, or in texts that the options name.
+
+    Raises:
+      ValueError: these texts are damaged, or hold nothing to look up.
+      OSError: they cannot be read.
+    """
     path = setup.draft.lookup_corpus
     if path is None:
         return _looked_up("lookup", setup, Lookup)
@@ -72,6 +87,7 @@ def lookup(setup: Setup) -> Method:
 
 
 def suffix(setup: Setup) -> Method:
+    """Makes the method suffix lookup for a model."""
     return _looked_up("suffix", setup, Suffix)
 
 
@@ -88,6 +104,7 @@ def _looked_up(name: str, setup: Setup, kind: type[Lookup] | type[Suffix]) -> Me
 
 
 def lookahead(setup: Setup) -> Method:
+    """Makes the method Lookahead for a model; its automatic tree holds the method's own window and guesses."""
     drafter = Lookahead()
     own = None
     if setup.draft.tree == "auto":
@@ -96,6 +113,13 @@ def lookahead(setup: Setup) -> Method:
 
 
 def draft_model(setup: Setup) -> Method:
+    """Makes the method for a model whose tokens another model drafts, or a copy of itself.
+
+    Raises:
+      ValueError: no draft model is named, nothing is to be drafted, or the draft model does not fit: its vocabulary,
+        tokenizer or positions are other ones, or it cannot read such trees.
+      FileNotFoundError: there is no such model.
+    """
     name, target = setup.draft.draft_model, setup.model
     if name is None:
         raise ValueError("method draft-model needs a draft_model: a model's name, or int8 for the target's own copy")
@@ -232,6 +256,20 @@ def drafted(
     ladder: Ladder | None = None,
     reach: Reach | None = None,
 ) -> Method:
+    """Makes a method of a drafter, which proposes a tree at each step.
+
+    Args:
+      name: of the method.
+      setup: the model and the options.
+      drafter: what proposes.
+      shared: what the rows share of it at first.
+      ladder: the trees; None makes those that the options name.
+      reach: of trees that are sized; None for that of `REACH`.
+
+    Raises:
+      ValueError: there is no such tree, or it or the drafter does not go with the model.
+      OSError: a file with a tree or a cost curve cannot be read.
+    """
     ladder = ladder or make_ladder(
         setup.model,
         setup.draft.tree,

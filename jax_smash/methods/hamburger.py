@@ -70,7 +70,12 @@ def fitting_modules(model: str | Path, modules: str | Path | None, *options: Sma
 
 
 def hamburger(setup: Setup) -> Method:
-    """Makes the method for a model that was loaded with modules."""
+    """Makes the method for a model that was loaded with modules.
+
+    Raises:
+      ValueError: it was loaded without modules, or an option does not go with the modules or the model.
+      TypeError: an option is of the wrong type.
+    """
     model, modules = setup.model, setup.model.modules
     if modules is None:
         raise ValueError(f"{model.name} has no HAMburger modules: load it with modules, or give --modules FOLDER")

@@ -37,7 +37,8 @@ def hybrid(setup: Setup) -> Method:
 
     Without a trained drafter, Token Recycling drafts a tree and suffix lookup a chain; beside one, which drafts the
     tree, both draft a chain. A trained drafter that stops where it is unsure drafts for rows for which suffix lookup
-    finds nothing likely, and nothing is recycled: nobody knows how likely that is kept.
+    finds nothing likely. Nothing is recycled then, because there is no estimate of how likely recycled tokens are to be
+    kept.
     """
     recycling, given = Recycling(target=setup.model.definition), setup.draft.drafter
     if given is None:

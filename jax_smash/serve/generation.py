@@ -90,9 +90,12 @@ def generate(
       Completions in the order of the prompts; the samples of one prompt are consecutive.
 
     Raises:
-      ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded.
-      TypeError: a prompt or a seed is neither text nor whole numbers, or an option is of another type; likewise.
+      ValueError: an option or prompt is out of range, or does not fit; raised before anything is decoded. Or the
+        model's logits are not numbers, which shows while decoding.
+      TypeError: a prompt or a seed is neither text nor whole numbers, or an option is of another type; raised before
+        anything is decoded.
       OSError: a file that an option names cannot be read or made; likewise, but for a disk that is full at the end.
+      MemoryError: the rows do not fit the device.
     """
     check_method(method)
     check_draft(method, draft)

@@ -32,8 +32,9 @@ class SmashOptions:
         them all, as the paper does. Such a token's micro-step is made in vain.
       micro_steps: tokens of a group at most; where the modules do not say, as many as they were trained for.
       micro_head: what tokens behind a group's first are read with: one of `HEADS`, or a number of tokens.
-      least_rows: rows that a further micro-step is worth: with fewer, all groups end, for the others wait. None
-        chooses by what a micro-step costs; with 1 a row's text does not depend on the rows beside it.
+      least_rows: the fewest rows for which another micro-step is made. With fewer, all groups end, because the other
+        rows would have to wait. None chooses by what a micro-step costs; with 1 a row's text does not depend on the
+        rows beside it.
       group_length: every group has as many tokens, whatever the stop head says; for measuring.
     """
 

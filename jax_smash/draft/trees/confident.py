@@ -58,7 +58,10 @@ class Confident:
 
     @property
     def branches(self) -> bool:
-        """Whether a tree may branch, as it may where its chain ends early though `topology` is one."""
+        """Whether a tree may branch.
+
+        It may even where `topology` is a chain, because the drafter's own chain may end early.
+        """
         return self.width > 1
 
     @property

@@ -1,4 +1,4 @@
-"""Trees by name: `off`, `chain-N`, `tree-N`, the published templates, and a user's own from a file."""
+"""Trees by name: `off`, `chain-N`, `tree-N`, Token Recycling's without one node, and a user's own from a file."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from jax_smash.draft.trees.sizing import best_tree
 from jax_smash.draft.trees.tree import Topology, chain, topology, tree_from_ranks
 
 LEVELS, RANKS = 6, 8
-"""Of a tree of so many nodes: its depth at most, and the children of a node."""
+"""The largest depth of `tree-N`, and the most children of one of its nodes; the reach of a method may set others."""
 
 RECYCLING_CHILDREN = (
     ":8 0:8 1:4 2:3 3:2 4:1 5:1 6:1 7:1 00:8 01:3 02:2 03:1 04:1 05:1 06:1 07:1 10:2 11:1 20:1 30:1 40:1 50:1 "

@@ -51,7 +51,7 @@ class DraftTree:
       depth: edges from the root.
       valid: False where nothing is proposed; a valid node's ancestors are valid.
       ancestors: packed bits, as in `Topology`.
-      proposal: the distribution that the children of each node were drawn from; None where children are certain.
+      proposal: the distribution that the children of each node were drawn from; None where children are deterministic.
       rank: of each node among its parent's candidates, 0 for the likeliest; None where the order of siblings gives it.
       levels: an upper bound on the depth of a node.
     """

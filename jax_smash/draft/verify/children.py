@@ -15,7 +15,8 @@ class Children:
 
     Attributes:
       token: of each child, in the order in which children are tried; −1 is no child.
-      proposal: the distribution that they were drawn from, as `DraftTree.proposal` holds it; None for certain ones.
+      proposal: the distribution that they were drawn from, as `DraftTree.proposal` holds it; None for deterministic
+        ones.
     """
 
     token: Int[Array, "B M k"]
