@@ -205,7 +205,10 @@ def _config(
             raise ValueError(f"eagle_config must be an object; got {inner!r}")
         if inner.get("use_aux_hidden_state", True) is not True:
             raise ValueError("use_aux_hidden_state must be true: EAGLE-3 reads several layers")
-        taps = _taps(inner.get(IDS, raw.get(IDS)), target.num_layers, layer_ids)
+        nested, ids = inner.get(IDS), raw.get(IDS)
+        if None not in (nested, ids) and nested != ids:
+            raise ValueError(f"{IDS} is {ids!r}, and within eagle_config {nested!r}")
+        taps = _taps(ids if nested is None else nested, target.num_layers, layer_ids)
         if raw.get(TAPS) not in (None, len(taps)):
             raise ValueError(f"{TAPS} must be {len(taps)}, as many as there are ids of layers; got {raw[TAPS]!r}")
         return EagleConfig(
@@ -323,6 +326,8 @@ def _fields(config: EagleConfig, ids: list[int]) -> dict[str, Any]:
         "target_hidden_size": config.d_model,
         # Loaders that read it make `fc` for three taps where it is absent.
         TAPS: len(config.taps),
+        # Some loaders read ids and flags here, others within.
+        IDS: ids,
         **flags,
         "eagle_config": {IDS: ids, "use_aux_hidden_state": True, **flags},
     }

@@ -103,6 +103,17 @@ def test_predictions_that_were_not_kept_are_computed(root, kind):
         np.testing.assert_array_equal(x, y)
 
 
+def test_states_of_held_out_batches_are_read_when_the_batches_are(root, monkeypatch):
+    part, read, beside = made(root, "medusa", root / "kept"), [], States.beside
+    monkeypatch.setattr(States, "beside", lambda *args: read.append(1) or beside(*args))
+    sets = part.held_out(0)
+    assert (len(read), any(map(bool, sets.values()))) == (0, True)
+    batches, again = ([batch for batches in sets.values() for batch in batches] for _ in range(2))
+    assert len(read) == 2 * len(batches)
+    for x, y in zip(jax.tree.leaves(batches), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_what_is_kept_in_bfloat16_is_rounded_once(root, tmp_path):
     given = {"taps": (0, 1, 2), "length": 16, "batch_size": 8, "mesh": "data=2"}
     main(str(root / "base"), root / "packed", tmp_path / "kept", **given)

@@ -88,10 +88,11 @@ def test_ids_of_layers_and_flags_of_norms_are_always_written(folder, tmp_path):
     raw = json.loads((folder / CONFIG).read_text())
     flags = {"norm_before_residual": False, "norm_output": False, "fc_norm": False}
     assert raw["eagle_config"] == {IDS: [2, 4, 6], "use_aux_hidden_state": True} | flags
-    assert raw | flags == raw
+    assert raw | flags | {IDS: [2, 4, 6]} == raw
     assert raw["num_aux_hidden_states"] == 3
     export_eagle(tmp_path / "sglang", drafter(), layer_ids="outputs")
-    assert json.loads((tmp_path / "sglang" / CONFIG).read_text())["eagle_config"][IDS] == [1, 3, 5]
+    raw = json.loads((tmp_path / "sglang" / CONFIG).read_text())
+    assert raw["eagle_config"][IDS] == raw[IDS] == [1, 3, 5]
 
 
 def plain(tensors, taps, vectors, config, flags):
@@ -182,16 +183,22 @@ def test_other_names_of_the_layer_are_read(folder, prefix):
     ],
 )
 def test_ids_are_what_enters_or_what_leaves_layers(folder, ids, reading, taps):
-    change(folder, {"eagle_config": {} if ids is None else {IDS: ids}})
-    assert import_eagle(folder, TARGET, layer_ids=reading).config.taps == taps
+    # They stand in either place, or in both.
+    for outer, inner in ((None, {IDS: ids}), (ids, {}), (ids, {IDS: None}), (ids, {IDS: ids})):
+        change(folder, {IDS: outer, "eagle_config": inner})
+        assert import_eagle(folder, TARGET, layer_ids=reading).config.taps == taps
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"eagle_config": {IDS: [1, 4, 7]}}, r"\[1, 4, 7\] may mean what enters these layers \(vLLM\) or what leaves"),
-        ({"eagle_config": {IDS: [2, 4, 9]}}, r"must be from 0 to 8, the target's layers; got \[2, 4, 9\]"),
-        ({"eagle_config": {IDS: "2,4,6"}}, "must be a list of whole numbers; got '2,4,6'"),
+        (
+            {IDS: [1, 4, 7], "eagle_config": {}},
+            r"\[1, 4, 7\] may mean what enters these layers \(vLLM\) or what leaves",
+        ),
+        ({IDS: [2, 4, 9], "eagle_config": {}}, r"must be from 0 to 8, the target's layers; got \[2, 4, 9\]"),
+        ({IDS: "2,4,6", "eagle_config": {}}, "must be a list of whole numbers; got '2,4,6'"),
+        ({"eagle_config": {IDS: [1, 4, 6]}}, r"is \[2, 4, 6\], and within eagle_config \[1, 4, 6\]"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be true"),
         ({"eagle_config": [1]}, r"config.json: eagle_config must be an object; got \[1\]"),
         ({"num_aux_hidden_states": 4}, "num_aux_hidden_states must be 3, as many as there are ids of layers; got 4"),

@@ -13,6 +13,19 @@ from train.parts.lora import HEAD, MATRICES
 BASES = ("frozen", "lora")
 """What becomes of the target beside Medusa's heads: it stays as it is, or learns low-rank changes."""
 
+OF_CHANGES = (
+    "rank",
+    "alpha",
+    "targets",
+    "heads_alone",
+    "base_rate",
+    "base_weight",
+    "heads_weight",
+    "heads_ramp",
+    "base_labels",
+)
+"""Fields that say something only of a target that learns."""
+
 
 @dataclasses.dataclass(frozen=True)
 class MedusaSettings(DrafterSettings):
@@ -65,6 +78,10 @@ class MedusaSettings(DrafterSettings):
             raise ValueError(f"num_heads must be less than the row's {self.length}; got {self.num_heads}")
 
     def _check_changes(self) -> None:
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        given = [name for name in OF_CHANGES if getattr(self, name) != usual[name]]
+        if self.base == "frozen" and given:
+            raise ValueError(f"{given[0]} is of base 'lora', a target that learns; got {getattr(self, given[0])!r}")
         if self.rank < 1 or not self.targets:
             raise ValueError(f"rank must be at least 1, targets not empty; got {self.rank} and {self.targets}")
         for name in ("alpha", "base_rate", "heads_weight"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +161,11 @@ class ReplyRows:
         batches = iter(rows.batch(self.batch_size, drop_remainder=True).map(self._batch))
         return SharedBatches(batches, share, lambda batch: int(np.count_nonzero(batch.segments)))
 
-    def held_out(self, rows: int = 0) -> Mapping[str, list[Any]]:
+    def held_out(self, rows: int = 0) -> Mapping[str, Sequence[Any]]:
         """Returns at most so many held-out rows of each source in batches, 0 for all; padding fills the last."""
         return self._in_order(self._pieces(HELD_OUT_SPLIT, lambda tokens: not chooses(tokens, self.choice_share)), rows)
 
-    def choice(self, rows: int = 0) -> Mapping[str, list[Any]]:
+    def choice(self, rows: int = 0) -> Mapping[str, Sequence[Any]]:
         """Returns rows of the documents that choose a step, as `held_out` does; none with a `choice_share` of 0.
 
         Raises:
@@ -183,11 +183,11 @@ class ReplyRows:
             )
         return self._in_order(found, rows)
 
-    def _in_order(self, sources: Mapping[str, ReplyPieces], rows: int) -> Mapping[str, list[Any]]:
+    def _in_order(self, sources: Mapping[str, ReplyPieces], rows: int) -> Mapping[str, Sequence[Any]]:
         found = {}
         for name, pieces in sources.items():
             packed = packed_rows(grain.MapDataset.source(pieces).to_iter_dataset(), self._lengths, seed=0)
-            found[name] = [self._batch(batch) for batch in filled_batches(packed, self.batch_size, rows)]
+            found[name] = _Mapped(self._batch, list(filled_batches(packed, self.batch_size, rows)))
         return found
 
     def check_replies(self, begins: str, ends: str) -> None:
@@ -237,6 +237,20 @@ class ReplyRows:
     def _batch(self, rows: dict[str, np.ndarray]) -> Batch | StateBatch:
         batch = as_batch(rows)
         return self.states.beside(batch, rows["entries"]) if self.states else batch
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mapped(Sequence[Any]):
+    """What a function makes of items, made whenever one is read: all batches with their states may fill the memory."""
+
+    make: Callable[[Any], Any]
+    items: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _Mapped(self.make, self.items[index]) if isinstance(index, slice) else self.make(self.items[index])
 
 
 def chooses(tokens: Integer[np.ndarray, "n"], share: float) -> bool:

@@ -154,6 +154,7 @@ def test_heads_learn_alone_at_first_then_the_changes_too_and_the_base_never(weig
         ({"base_rate": 0}, "base_rate must be above 0; got 0"),
         ({"heads_ramp": -1}, "heads_ramp must be at least 0; got -1"),
         ({"base_labels": "own"}, "base_labels must be one of target, text; got 'own'"),
+        ({"base": "frozen", "rank": 32, "heads_ramp": 4}, "targets is of base 'lora', a target that learns; got"),
         ({"states": "float32"}, "states can be kept of a target that stays as it is alone"),
         ({"model": dataclasses.replace(MODEL, tied_head=True)}, "targets must be among .*w_down; got 'head'"),
     ],
