@@ -79,6 +79,7 @@ def test_the_picture_is_one(written):
     assert (written / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_trees_that_are_missing(written, model, prompts, tmp_path):
     first = Settings(model=model, prompts=(prompts,), **SMALL, prompt_tokens=48, json=tmp_path / "a.json")
     main(first)

@@ -90,10 +90,9 @@ def test_optimised_programs_decode_the_golden_tokens(case):
     check(case)
 
 
+@pytest.mark.slow
 @needs_smollm2
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.method, marks=() if c.method == "lookup" else pytest.mark.slow) for c in REAL]
-)
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.method) for c in REAL])
 def test_the_real_model_decodes_its_golden_tokens(case):
     check(case, "smollm2")
 

@@ -135,6 +135,7 @@ def test_a_run_goes_on_behind_a_file_that_was_cut(given, report, capsys):
         main(dataclasses.replace(given, length=25))
 
 
+@pytest.mark.slow
 def test_a_policy_whose_file_has_changed_is_asked_again_and_no_other(given, tmp_path, capsys):
     def asked(second):
         (tmp_path / "shares.json").write_text(json.dumps({"shares": [[1.0, second]]}))

@@ -62,6 +62,7 @@ def test_a_mesh_of_more_devices_than_kv_heads_decodes_the_same_text(tmp_path, we
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_modules_are_those_of_their_file_where_the_base_holds_copies():
     copied = jax_smash.load("tiny", modules="auto", mesh="tp=8")
     assert copied.config.kv_copies == 2

@@ -62,6 +62,7 @@ def test_they_carry_settings_and_tell_the_base_that_lies_beside_them():
     assert {*modules.options.to_fields()} == {"mode", "confidence", "token_confidence", "micro_steps", "micro_head"}
 
 
+@pytest.mark.slow
 def test_as_drafts_their_text_is_that_of_plain_decoding():
     exact = said("hamburger", mode="exact")
     assert [c.token_ids for c in exact] == [c.token_ids for c in said("ar")]

@@ -67,6 +67,7 @@ BLOCKWISE = ("reply_begins=", "dtype=float32", "optimiser.learning_rate=0.003", 
 """What a short run changes of the training file of blockwise parallel decoding."""
 
 
+@pytest.mark.slow
 def test_blockwise_parallel_decoding_is_trained_and_drafts_seven_tokens(root, tmp_path, request):
     file, output = request.config.rootpath / "train/configs/blockwise.json", tmp_path / "run"
     places = ("medusa", file, root / "packed", str(root / "base"), output)

@@ -149,6 +149,7 @@ while step < last:
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_read_while_it_saves_ends_with_the_same_weights(place, undisturbed, tmp_path):
     """Saves take most of this run's time, so most readings fall into one."""
     command = [sys.executable, "-c", READER, undisturbed, tmp_path / "checkpoints", SHORT]

@@ -40,6 +40,7 @@ def test_texts_read_by_decode_steps_score_the_same(engine):
         np.testing.assert_allclose([r.log_prob for r in decoded], [r.log_prob for r in whole], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_what_is_scored_behind_a_context_is_read_by_steps_of_the_policy_where_that_is_asked_for():
     texts, scored = [small().encode(text) for text in ("Tom sat on the mat.", "The cat")], [6, 3]
     plain = [record[-n:] for record, n in zip(Engine(small()).log_probs(texts), scored, strict=True)]

@@ -68,6 +68,7 @@ def test_modules_are_compared_with_another_base_over_all_tasks_together(compared
             assert total["output_compression"] > total["cache_compression"] > 1
 
 
+@pytest.mark.slow
 def test_details_hold_each_example_of_all_tasks_once(compared):
     details = [json.loads(line) for line in (compared / "a.jsonl").read_text().splitlines()]
     assert len(details) == 6 * 6

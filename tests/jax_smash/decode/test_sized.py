@@ -136,6 +136,7 @@ def run(rows, clock, *, until=lambda: False, steps=QUIET_STEPS):
     return clock.calls[before:]
 
 
+@pytest.mark.slow
 def test_a_flat_curve_and_kept_drafts_draft_many_nodes_within_three_calls():
     rows, clock = session((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
     calls = run(rows, clock)

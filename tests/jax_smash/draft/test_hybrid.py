@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jax_smash.draft.context import Context
 from jax_smash.draft.hybrid import Hybrid, _joined
@@ -69,6 +70,7 @@ def test_the_chain_is_no_trial_of_the_tree_s_ranks():
     assert joined([9, 1, 2, 3], [5, 6]).rank.tolist() == [[0, 0, 1, 0, -1, -1]]
 
 
+@pytest.mark.slow
 def test_a_chain_that_is_not_drafted_takes_no_room():
     """One token that stood before deserves a quarter of the budget, unless that is too little to draft at all."""
     text, count = jnp.asarray([[1, 2, 5, 7, 8, 9]], jnp.int32), jnp.asarray([6], jnp.int32)

@@ -30,6 +30,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_drafter_in_a_folder_drafts_what_it_drafts_in_memory(folder):
     options = {"method": "eagle", "max_new_tokens": 8, "slots": 64}
     prompts = ["the cat", "x"]
