@@ -18,8 +18,8 @@ class GroupLimits:
       confidence: from 0; at 0 the stop head is not heeded.
       token_confidence: from 0, likewise of the micro-step decoder's most probable token.
       longest: tokens of a group at most.
-      least_rows: rows that a further micro-step is worth; 0 to go by `share`.
-      share: of the rows that run, those that a further micro-step is worth: what one costs over a forward of the base.
+      least_rows: the fewest rows for which another micro-step is made; 0 to go by `share`.
+      share: the fewest as a share of the rows that run: what a micro-step costs over a forward of the base.
     """
 
     confidence: Float[Array, ""]
@@ -49,7 +49,7 @@ class GroupLimits:
         )
 
     def least(self, running: Bool[Array, "B"]) -> Int[Array, ""]:
-        """Returns how many rows a further micro-step is worth, at least 1.
+        """Returns the fewest rows for which another micro-step is made, at least 1.
 
         A micro-step that n of R running rows take makes n tokens in the time in which plain decoding makes `share` · R.
         """

@@ -88,7 +88,7 @@ def macro_step(
       running: rows that say a group.
       confidence: from 0 to 1; above what the stop head reaches, every group is one token.
       limit: tokens that a row's group may have, at least 1.
-      least_rows: rows that a further micro-step is worth, at least 1.
+      least_rows: the fewest rows for which another micro-step is made, at least 1.
 
     Returns:
       What is carried after the last token, the groups, and how many micro-steps were made: one that gave no row a
