@@ -13,6 +13,7 @@ from jax_smash.models.predictors import without_predictor
 from jax_smash.plan import tree_bytes
 from jax_smash.planning.abstract import Abstract, share, share_bytes
 from jax_smash.planning.drafting import OWN, drafter_of
+from jax_smash.planning.weights import matrices
 from jax_smash.protocols import Strategy
 
 
@@ -143,5 +144,4 @@ def _drafter_read(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
 
 def _elements(params: Any) -> int:
     """Returns a device's part of the elements of matrices; the scales of quantised ones are left out."""
-    matrices = [x for x in jax.tree.leaves(params) if x.ndim > 1 and min(x.shape) > 1]
-    return sum(x.size // len(x.sharding.device_set) for x in matrices)
+    return sum(x.size // len(x.sharding.device_set) for x in matrices(params))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from qwix import QArray
 
 from jax_smash.planning.abstract import share, share_bytes
 
@@ -45,9 +46,14 @@ def target_weights(params: Any) -> dict[str, Weights]:
 
 def weights_of(tree: Any) -> Weights:
     """Returns the weights of a tree of shapes that a device holds."""
-    leaves = jax.tree.leaves(tree)
-    matrices = [share(x) for x in leaves if x.ndim > 1 and min(x.shape) > 1]
-    return Weights(share_bytes(leaves), sum(map(math.prod, matrices)))
+    return Weights(share_bytes(tree), sum(math.prod(share(x)) for x in matrices(tree)))
+
+
+def matrices(tree: Any) -> list[Any]:
+    """Returns the matrices of a tree of shapes; of quantised ones the integers, without their scales."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, QArray))
+    arrays = [x.qvalue if isinstance(x, QArray) else x for x in leaves]
+    return [x for x in arrays if x.ndim > 1]
 
 
 def _purpose(path: list[str], untied: bool) -> str:
