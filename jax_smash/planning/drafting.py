@@ -61,12 +61,11 @@ def drafter_of(arguments: Abstract, config: ModelConfig) -> Drafter:
     (params,) = beside.values()
     target = target_weights(arguments.params["target"])
     memory = {role: held for role, held in arguments.state.rows.memory.items() if role != "target"}
-    once = weights_of(params["w_join"]) if method == "eagle" else Weights()
     entries = {"medusa": 1, "dflash": DFlashConfig.for_target(config).block_size}
     return Drafter(
         held=0 if method == OWN else weights_of(params).bytes,
         forward=_forward(params, method) + (target[HEAD] if method in BORROWS else Weights()),
-        once=once,
+        once=_once(params, method),
         entries=entries.get(method),
         int8=has_int8(params),
         cache=share_bytes(_caches(memory))
@@ -83,9 +82,21 @@ def _forward(params: Any, method: str) -> Weights:
     if method == "chimera":  # Of the heads, a level reads its own.
         unread = weights_of(params["heads"]).times(1 / ChimeraConfig.decoding_heads - 1)
         return weights_of(params) + unread
-    if method == "eagle":  # Taps are joined once, of the tokens that were accepted.
+    if method == "eagle":
         return weights_of(params) + weights_of(params["w_join"]).times(-1.0)
+    if method == "hamburger":
+        return weights_of((params["micro_decoder"], params["stop_head"]))
     return weights_of(params)
+
+
+def _once(params: Any, method: str) -> Weights:
+    """Returns the drafter's own weights that a step reads once."""
+    if method == "eagle":  # Taps are joined once, of the tokens that were accepted.
+        return weights_of(params["w_join"])
+    if method == "hamburger":  # What places in a group add is made once for all steps.
+        embedder = params["embedder"]
+        return weights_of([embedder[name] for name in embedder if name not in ("place", "w_kv_place")])
+    return Weights()
 
 
 def _of_prompts(params: Any, method: str, config: ModelConfig) -> Weights:

@@ -1,5 +1,6 @@
 """Plans: the memory and the time that a model takes on devices, by arithmetic from its sizes."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 
@@ -133,16 +134,16 @@ class Plan:
         own = method == OWN
         parts = forward(sizes, batch, nodes, self.question.context, logits=nodes, drafting=nodes > 1, sparse=not own)
         if method == "hamburger":
-            # A micro-step for each token, which makes logits too.
-            tokens = gains.group_tokens(self.question.acceptance if acceptance is None else acceptance)
-            return [*parts, *drafts(sizes, batch, nodes=tokens, levels=tokens)]
+            # A micro-step for each token behind the first, which the base's own head gives. It makes logits too.
+            steps = gains.group_tokens(self.question.acceptance if acceptance is None else acceptance) - 1
+            return [*parts, *drafts(sizes, batch, nodes=steps, levels=steps)]
         levels = self._levels if levels is None else levels
         return [*parts, *drafts(sizes, batch, nodes=nodes - 1, levels=levels, sparse=own)]
 
     def plain_step(self, batch: int | None = None) -> list[Part]:
         """Returns the parts of a step of plain decoding that reads the whole cache."""
         batch = self.question.batch if batch is None else batch
-        return forward(self.sizes, batch, 1, self.question.context, logits=1)
+        return forward(self._plain_sizes, batch, 1, self.question.context, logits=1)
 
     def prefill(self, batch: int | None = None) -> list[Part]:
         """Returns the parts of reading a prompt in each row, a chunk at a time, and of its first token."""
@@ -250,6 +251,15 @@ class Plan:
         if self.most_rows:
             yield self.most_rows
         yield batch if batch > self.most_rows else 2 * batch
+
+    @functools.cached_property
+    def _plain_sizes(self) -> Sizes:
+        """What plain decoding goes by: its cache is neither shortened by a policy nor has room for drafts."""
+        question = self.question
+        if question.method == "ar" and question.policy is None:
+            return self.sizes
+        plain = dataclasses.replace(question, method="ar", tree="auto", draft_model=None, policy=None)
+        return dataclasses.replace(self.sizes, shares=plain.shares("auto"), read=1.0, scorer=0)
 
     @property
     def _nodes(self) -> int:

@@ -24,6 +24,7 @@ from jax_smash.protocols import SparsePolicy
 from jax_smash.quantise import check_weights
 from jax_smash.shapes import bucket
 from jax_smash.sharding import AXES, MeshShape
+from jax_smash.sparse import drafting_policy
 
 KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "bf16"}
 """Element types of products by dtype; those of both 16-bit floats are as fast."""
@@ -75,16 +76,17 @@ class Question:
         if self.mesh is None:
             object.__setattr__(self, "mesh", MeshShape(tp=self.topology.devices))
         _check_mesh(self.shape, self.topology)
-        for name in ("batch", "context", "tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name, number in {"batch": self.batch, "context": self.context, "prompt": self.tokens}.items():
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1; got {number}")
         if self.context > self.config.max_positions:
             raise ValueError(f"context must be at most the model's {self.config.max_positions}; got {self.context}")
         if self.tokens > self.context:
             raise ValueError(f"prompt must be at most the context of {self.context} tokens; got {self.tokens}")
         if self.batch % self.divisor:
             raise ValueError(
-                f"batch must be a multiple of {self.divisor}, the rows of mesh {self.mesh}; got {self.batch}"
+                f"batch must be a multiple of {self.divisor}, the devices over which mesh {self.mesh} divides rows; "
+                f"got {self.batch}"
             )
         if self.dtype not in KINDS:
             raise ValueError(f"dtype must be one of {', '.join(KINDS)}; got {self.dtype!r}")
@@ -115,7 +117,9 @@ class Question:
     @property
     def reads(self) -> SparsePolicy | None:
         """The policy of what a step, or under self-sparse its drafts, reads; None for all of the cache."""
-        return own_policy(self.config) if self.policy is None and self.method == OWN else self.policy
+        if self.method != OWN:
+            return self.policy
+        return own_policy(self.config) if self.policy is None else drafting_policy(self.policy)
 
     @property
     def divisor(self) -> int:
@@ -142,7 +146,7 @@ class Question:
     @functools.cached_property
     def held(self) -> ModelConfig:
         """The model's sizes as the mesh holds it: with copies of KV heads where it has fewer than devices."""
-        return divisible(self.config, None, self.abstract_mesh)
+        return _held(self.config, self.abstract_mesh)
 
     @property
     def abstract_mesh(self) -> AbstractMesh:
@@ -176,9 +180,10 @@ class Question:
         Raises:
           ValueError: an axis of a weight is not divisible by its mesh axes.
         """
+        drafter = self.draft_model
         model = AbstractModel(
             self.held,
-            self.draft_model,
+            _held(drafter, self.abstract_mesh) if isinstance(drafter, ModelConfig) else drafter,
             jnp.dtype(self.dtype),
             self.weights,
             modules=self.method == "hamburger",
@@ -200,6 +205,12 @@ class Question:
     def shares(self, tree: str) -> Shares:
         """Returns what a device holds when trees of this name are drafted."""
         return shares_of(self.arguments(tree=tree), self.held)
+
+
+@functools.cache
+def _held(config: ModelConfig, mesh: AbstractMesh) -> ModelConfig:
+    """Returns sizes as a mesh holds them; copies of KV heads are told of once."""
+    return divisible(config, None, mesh)
 
 
 def _check_mesh(mesh: MeshShape, topology: Topology) -> None:

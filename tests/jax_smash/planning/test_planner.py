@@ -9,7 +9,7 @@ from jax_smash.planning.compiled import compile_plan
 from jax_smash.planning.gains import DEEPEST, best, candidates, drafted, group_tokens, stated_rates
 from jax_smash.planning.plot import plot_plan
 from jax_smash.planning.report import report
-from jax_smash.sparse import Quest
+from jax_smash.sparse import Quest, Recency, StreamingLLM
 from tests.jax_smash.planning.plans import plan, small
 
 BESIDE = {"draft-model": {"draft_model": "int8"}, "self-sparse": {"tree": "chain-2"}}
@@ -111,6 +111,22 @@ def test_a_policy_takes_bytes_of_the_cache_and_gains_by_it():
     assert sparse.speed().step < dense.speed().step
     assert sparse.gain() > 1 == dense.gain()
     assert sparse.memory().rows > dense.memory().rows
+
+
+def test_plain_decoding_reads_the_whole_cache_beside_one_that_a_policy_shortens():
+    config = small(max_positions=2**13)
+    whole, short = (plan(config, context=2**12, batch=8, policy=p) for p in (None, StreamingLLM(slots=64)))
+    assert short.plain_step() == whole.plain_step()
+    assert short.gain() > 1
+
+
+def test_drafts_by_streamingllm_read_its_sinks_and_its_window():
+    config = small(num_layers=4, layer_kinds=("full",) * 4)
+    options = {"context": 512, "method": "self-sparse", "tree": "chain-2"}
+    policies = StreamingLLM(slots=64, sinks=3), Recency(budget=64, sinks=3)
+    own, same = (plan(config, policy=policy, **options) for policy in policies)
+    assert own.sizes.read < 1
+    assert own.step() == same.step()
 
 
 def test_int8_weights_take_less():

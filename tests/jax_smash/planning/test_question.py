@@ -8,8 +8,12 @@ from tests.jax_smash.planning.plans import plan, question, small
     ("options", "message"),
     [
         ({"device": "v5e:4x4", "mesh": "tp=4"}, "as many devices as v5e:4x4, which has 16; got 4 in tp=4"),
-        ({"device": "v5e:2x2", "mesh": "data=4", "batch": 6}, "batch must be a multiple of 4"),
+        (
+            {"device": "v5e:2x2", "mesh": "data=4", "batch": 6},
+            "batch must be a multiple of 4, the devices over which mesh data=4 ",
+        ),
         ({"context": 1000}, "context must be at most the model's 512"),
+        ({"prompt": 0}, "prompt must be at least 1; got 0"),
         ({"prompt": 65}, "prompt must be at most the context of 64"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"dtype": "float8"}, "dtype must be one of"),
@@ -42,6 +46,12 @@ def test_without_a_mesh_the_model_is_divided_over_all_devices():
 def test_kv_heads_are_held_as_often_as_a_mesh_needs():
     held = question(device="v5e:2x2").held
     assert (held.num_kv_heads, held.kv_copies) == (2, 2)
+
+
+def test_kv_heads_of_a_draft_model_are_held_as_often_too():
+    options = {"device": "v5e:2x2", "method": "draft-model"}
+    own, int8 = (question(draft_model=model, **options).shares("chain-2") for model in (small(), "int8"))
+    assert own.drafter.cache == int8.drafter.cache > 0
 
 
 def test_a_prefill_reads_no_more_at_once_than_the_window_of_a_policy():

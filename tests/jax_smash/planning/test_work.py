@@ -11,6 +11,7 @@ from jax_smash.models.families.presets import preset
 from jax_smash.planning.abstract import AbstractModel, abstract
 from jax_smash.planning.shares import shares_of
 from jax_smash.planning.topology import host_chip
+from jax_smash.planning.weights import weights_of
 from jax_smash.planning.work import Part, Sizes, drafts, exchanged, forward, seconds, together
 from jax_smash.sharding import MeshShape
 from jax_smash.sparse import Quest
@@ -169,6 +170,19 @@ def test_a_drafter_without_a_head_reads_the_targets(method):
     shares = plan(method=method).shares
     assert shares.drafter.forward.bytes > shares.target["head"].bytes
     assert shares.drafter.held < shares.drafter.forward.bytes + (method == "chimera") * 2**20
+
+
+def test_hamburger_reads_its_decoder_for_each_token_behind_a_groups_first_and_its_embedder_once():
+    made = plan(method="hamburger", acceptance=0.5)
+    modules, head = made.question.arguments().params["smasher"], made.shares.target["head"].bytes
+    embedder = modules["embedder"]
+    decoder, fused = (
+        weights_of(x).bytes
+        for x in ((modules["micro_decoder"], modules["stop_head"]), [embedder[n] for n in embedder if "place" not in n])
+    )
+    # Groups have 1 + 1/2 + 1/4 + 1/8 tokens.
+    assert named(made.step())["drafter"].read == 0.875 * (decoder + head) + fused
+    assert "drafter" not in named(made.step(acceptance=0.0))
 
 
 def test_a_draft_model_reads_prompts_too_and_looked_up_drafts_cost_them_nothing():
