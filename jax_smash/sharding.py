@@ -31,7 +31,7 @@ AXES = ("data", "fsdp", "tp")
 RULES: Rules = MappingProxyType(
     {
         "batch": ("data", "fsdp"),
-        # Rows of an activation whose width is divided over fsdp, as the weights are: see `Transformer.forward`.
+        # Rows of an activation whose width is divided over fsdp, as the weights are: see `models.layers.rows_axis`.
         "rows": ("data",),
         "embed": ("fsdp",),
         "kv_heads": ("tp",),
@@ -116,7 +116,7 @@ def _preset(name: str, devices: int, kv_heads: int | None) -> MeshShape:
     if name != "fsdp+tp":
         return MeshShape(**{name: devices})
     if kv_heads is None:
-        raise ValueError("mesh fsdp+tp goes by a model's KV heads, which nobody told: give sizes, as in fsdp=4,tp=2")
+        raise ValueError("mesh fsdp+tp needs the model's number of KV heads; give sizes instead, as in fsdp=4,tp=2")
     tp = math.gcd(devices, kv_heads)
     return MeshShape(fsdp=devices // tp, tp=tp)
 
@@ -227,7 +227,7 @@ def on_host(tree: Any) -> Any:
     return jax.tree.map(fetched, tree)
 
 
-def share_of(x: Any, mesh: Mesh | None, *axes: str | None) -> jax.ShapeDtypeStruct:
+def share_of(x: Any, mesh: Mesh | AbstractMesh | None, *axes: str | None) -> jax.ShapeDtypeStruct:
     """Returns the shape that a device has of an array laid out as by `put`."""
     shape = x.shape if mesh is None else axes_sharding(x.shape, axes, mesh).shard_shape(x.shape)
     return jax.ShapeDtypeStruct(shape, x.dtype)

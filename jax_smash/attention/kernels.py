@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jax_smash.cache import Block, ChosenPages, LayerCache
-from jax_smash.sharding import on_each_device
+from jax_smash.sharding import is_divided, on_each_device, share_of
 from pallas_kernels import sparse_attention as sparse
 from pallas_kernels.sparse_attention import api
 from pallas_kernels.tree_attention import Inputs, Options, causal_words, gpu, tree_attention
@@ -72,12 +73,12 @@ def refusal_of_pages(
     pages: ChosenPages,
     block: Block,
 ) -> str | None:
-    """Returns why a kernel, `tpu` or `gpu`, cannot run these arrays and read these pages; None where it can."""
+    """Returns why a kernel, `tpu` or `gpu`, cannot run a device's share of arrays and pages; None where it can."""
     new = (query, key, value, position, cache, block)
     if (why := refusal(kernel, *new)) is not None:
         return why
     options = sparse.Options(scale=1.0, page_size=pages.size)
-    return api.refusal(kernel, _inputs(*new), _pages(pages), options)
+    return api.refusal(kernel, *_of_a_device(_inputs(*new), _pages(pages)), options)
 
 
 def attend_pages(
@@ -113,26 +114,41 @@ def _by_device(
 ) -> Float[Array, "B T N H"]:
     """Returns what a kernel makes of its inputs and of what is chosen, each device for its own rows and KV heads."""
 
-    def share(
-        query: Array, own: tuple[Array, ...], rows: tuple[Array, ...], cached: tuple[Array, ...], chosen: Any
-    ) -> Array:
-        by_entry = query.reshape(*query.shape[:2], -1, query.shape[4])
-        (key, value), (keys, values), (position, valid, ancestors, slot_position) = own, cached, rows
-        part = Inputs(by_entry, key, value, position, valid, ancestors, keys, values, slot_position)
-        return attend_part(part, chosen).reshape(query.shape)
+    def share(query: Array, *others: Any) -> Array:
+        *arrays, chosen = others
+        return attend_part(_part(query, *arrays), chosen).reshape(query.shape)
 
+    return on_each_device(share, *_divided(inputs, chosen)).reshape(inputs.query.shape)
+
+
+def _of_a_device(inputs: Inputs, pages: sparse.Pages) -> tuple[Inputs, sparse.Pages]:
+    """Returns the shapes of what each device has of them."""
+    mesh = jax.sharding.get_abstract_mesh() if is_divided() else None
+    *arrays, chosen = (
+        jax.tree.map(lambda x, axes=axes: share_of(x, mesh, *axes), argument)
+        for argument, axes in _divided(inputs, pages)
+    )
+    return jax.eval_shape(_part, *arrays), chosen
+
+
+def _divided(inputs: Inputs, chosen: Any) -> tuple[tuple[Any, tuple[str | None, ...]], ...]:
+    """Returns what devices have shares of, with the names of its leading axes: query heads by their KV heads first."""
     query = inputs.query
     heads, slots = ("batch", None, "kv_heads"), ("batch", "kv_heads")
-    by_head = query.reshape(*query.shape[:2], inputs.key.shape[2], -1, query.shape[3])
-    out = on_each_device(
-        share,
-        (by_head, heads),
+    return (
+        (query.reshape(*query.shape[:2], inputs.key.shape[2], -1, query.shape[3]), heads),
         ((inputs.key, inputs.value), heads),
         ((inputs.position, inputs.valid, inputs.ancestors, inputs.slot_position), ("batch",)),
         ((inputs.keys, inputs.values), slots),
         (chosen, slots),
     )
-    return out.reshape(query.shape)
+
+
+def _part(query: Array, own: tuple[Array, ...], rows: tuple[Array, ...], cached: tuple[Array, ...]) -> Inputs:
+    """Returns a device's share of the inputs."""
+    by_entry = query.reshape(*query.shape[:2], -1, query.shape[4])
+    (key, value), (keys, values), (position, valid, ancestors, slot_position) = own, cached, rows
+    return Inputs(by_entry, key, value, position, valid, ancestors, keys, values, slot_position)
 
 
 def _inputs(

@@ -231,8 +231,8 @@ class SelectedCache:
     def placed(self, put: Callable[..., Any]) -> "SelectedCache":
         """Returns the cache with every array where a mesh holds it; see `decode.state.lay_out`.
 
-        What a policy keeps of each KV head, or a predictor of each query head, lies with the keys, and everything else
-        with the rows.
+        What has a multiple of the KV heads along its second axis is divided there as the keys are: what a policy keeps
+        of each KV head, a predictor of each query head, or SnapKV of each observer. Everything else lies with the rows.
         """
         heads = self.cache.keys[0].shape[1]
 
@@ -297,13 +297,19 @@ def _alive_after(view: SelectedLayer, step: Step) -> Bool[Array, "B K S"] | None
     return jnp.where((step.write.count > 0)[:, None, None], view.alive & (read | new), view.alive)
 
 
-def take_pages(array: Shaped[Array, "B _ S *entry"], pages: ChosenPages) -> Shaped[Array, "B _ C *entry"]:
+def take_pages(array: Shaped[Array, "B K S *entry"], pages: ChosenPages) -> Shaped[Array, "B K C *entry"]:
     """Returns the entries of the pages of each KV head, page by page; behind the count, those of any page.
 
     Args:
-      array: of each KV head, or of one for all of them.
-      pages: likewise.
+      array: of each KV head.
+      pages: a set for each KV head, or one for all.
+
+    Raises:
+      ValueError: there are sets for another number of KV heads.
     """
+    heads, sets = array.shape[1], pages.table.shape[1]
+    if sets not in (1, heads):
+        raise ValueError(f"pages must be of {heads} KV heads, as the array, or of 1; got {sets}")
 
     def at_once(by_page: Array, table: Array) -> Array:
         index = table.reshape(*table.shape, *(1,) * (by_page.ndim - 3))

@@ -76,7 +76,7 @@ def kernel_here(inputs: Inputs, pages: Pages, *, page_size: int) -> str | None:
     """Returns which kernel runs these inputs on the device at hand; None where none does, or only interpreted."""
     platform = jax.default_backend()
     options = Options(scale=1.0, page_size=page_size)
-    runs = platform in KERNELS and not KERNELS[platform].unsupported(inputs, pages, options)
+    runs = platform in KERNELS and not refusal(platform, inputs, pages, options)
     return platform if runs else None
 
 

@@ -141,7 +141,7 @@ def test_a_preset_takes_all_devices_that_it_may_choose_from():
 def test_a_preset_by_heads_needs_to_be_told_of_them():
     for preset in PRESETS:
         check_mesh(preset)
-    with pytest.raises(ValueError, match=r"mesh fsdp\+tp goes by a model's KV heads, which nobody told: give sizes"):
+    with pytest.raises(ValueError, match=r"mesh fsdp\+tp needs the model's number of KV heads; give sizes"):
         make_mesh("fsdp+tp")
 
 

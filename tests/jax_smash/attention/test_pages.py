@@ -86,6 +86,22 @@ def test_pages_that_a_kernel_reads_from_the_cache_give_what_gathered_pages_give(
     assert np.abs(np.asarray(dense - expected))[0].max() > 1e-2, "what is left out must matter"
 
 
+@pytest.mark.parametrize(("mesh", "fits"), [(None, False), ("data=2,tp=2", True)])
+def test_page_tables_must_fit_where_a_device_has_its_share_of_them(mesh, fits):
+    *new, cache, block = arrays(tree=True)
+    sets = some_pages([[[2, 5, 7]] * K] * B, [[3] * K] * B, [[41] * K] * B)
+    # 40 bytes a row: 6 page numbers, and 2 numbers for the only block of each head.
+    rows = 2**13
+    given = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((rows * x.shape[0], *x.shape[1:]), x.dtype), (*new, cache, sets, block)
+    )
+    found = []
+    with on_mesh(None if mesh is None else make_mesh(mesh)):
+        jax.eval_shape(lambda *x: found.append(kernels.refusal_of_pages("tpu", *x)), *given)
+    assert (found == [None]) is fits
+    assert fits or "scalar memory" in found[0]
+
+
 def test_one_set_for_all_heads_is_the_same_set_for_each():
     *new, cache, block = arrays(tree=True)
     shared = some_pages([[[2, 5, 7]], [[0, 2, 1]], [[0, 9, 9]]], [[3], [2], [1]], [[41], [21], [5]])
@@ -177,3 +193,8 @@ def test_pages_of_few_sets_are_those_that_many_are_gathered_as(rows, count):
     pages = array.reshape(rows, 3, 9, SIZE, 4)
     expected = np.take_along_axis(pages, table[..., None, None], axis=2).reshape(rows, 3, -1, 4)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_sets_for_more_heads_than_an_array_has_are_refused():
+    with pytest.raises(ValueError, match="pages must be of 1 KV heads, as the array, or of 1; got 2"):
+        take_pages(jnp.zeros((1, 1, 4 * SIZE, H)), some_pages([[[2, 1]] * 2], [[2] * 2], [[9] * 2]))
