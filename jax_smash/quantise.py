@@ -149,8 +149,8 @@ def scores(hidden: Float[Array, "*batch D"], table: Float[QArray, "V D"]) -> Flo
 def product(x: Float[Array, "R I"], weight: QArray, *, axis: int) -> Float[Array, "R *out"]:
     """Returns x · weight as float32, x rounded to two int8 terms with one scale a row.
 
-    x ≈ scale · (high + low / 254), so a value is off by at most 1/65,000 of its row's largest. One term alone, which is
-    off by 1/255, costs the models whose activations have outliers much more than int8 weights do.
+    x ≈ scale · (high + low / 254), so a value is off by at most about 1/65,000 of its row's largest. One term alone,
+    which is off by 1/255, costs the models whose activations have outliers much more than int8 weights do.
 
     Both sides are integers on TPUs and GPUs, which multiply int8 with int8 into int32, both terms in one product.
     Nowhere is a whole matrix of floats kept: not in memory and not from one decode step to the next.

@@ -70,6 +70,9 @@ def check(inputs: Inputs, options: Options, *, cached: Any = None) -> None:
       ValueError: shapes disagree, or an option is out of range.
       TypeError: an array has another type than it must.
     """
+    for name in ("query", "keys"):
+        if len(found := getattr(inputs, name).shape) != 4:
+            raise ValueError(f"{name} must have 4 axes; got {found}")
     batch, width, heads, head_width = inputs.query.shape
     kv_heads, slots = inputs.keys.shape[1:3]
     own, past = (batch, width, kv_heads, head_width), (batch, kv_heads, slots, head_width)

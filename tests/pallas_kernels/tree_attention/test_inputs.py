@@ -22,6 +22,8 @@ def test_causal_words_are_a_triangle(width):
             {"key": INPUTS.key[:, :3]},
             r"key must be \(2, 7, 2, 64\) beside a query of \(2, 7, 4, 64\); got \(2, 3, 2, 64\)",
         ),
+        ({"query": INPUTS.query[0]}, r"query must have 4 axes; got \(7, 4, 64\)"),
+        ({"keys": INPUTS.keys[..., None]}, r"keys must have 4 axes; got \(2, 2, 96, 64, 1\)"),
         ({"values": INPUTS.values[:, :, :9]}, r"values must be \(2, 2, 96, 64\)"),
         ({"slot_position": INPUTS.slot_position[:1]}, r"slot_position must be \(2, 96\)"),
         ({"valid": INPUTS.valid[:, 1:]}, r"valid must be \(2, 7\)"),
