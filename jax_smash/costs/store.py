@@ -31,8 +31,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 class CostKey:
     """What a step's time depends on.
 
-    A curve is used where all of it is the same but for three: the nearest slots with a curve will do, and in place of a
-    method's, or of one for rows that sample, that of the method for other rows or of the forward alone.
+    A curve is used where all of it is the same, but for three things. The nearest slots with a curve will do. Where the
+    method has no curve for rows that sample, that for others is taken; where it has none, that of the forward alone.
 
     Attributes:
       device: the kind of the device; of a CPU, the processor's name.

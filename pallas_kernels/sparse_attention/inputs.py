@@ -89,8 +89,8 @@ def _check_scales(inputs: Inputs, scales: Float[Array, "..."] | None) -> None:
             raise TypeError(f"{name} must be int8 where scales are given; got {dtype}")
     if scales is None:
         return
-    batch, kv_heads, slots = inputs.keys.shape[:3]
-    if scales.shape != (shape := (batch, kv_heads, 2, slots)):
+    keys = inputs.keys.shape
+    if scales.shape != (shape := (*keys[:2], 2, *keys[2:3])):
         raise ValueError(f"scales must be {shape} beside keys of {inputs.keys.shape}; got {scales.shape}")
     if scales.dtype != jnp.float32:
         raise TypeError(f"scales must be float32; got {scales.dtype}")

@@ -90,7 +90,7 @@ def test_pages_that_a_kernel_reads_from_the_cache_give_what_gathered_pages_give(
 def test_page_tables_must_fit_where_a_device_has_its_share_of_them(mesh, fits):
     *new, cache, block = arrays(tree=True)
     sets = some_pages([[[2, 5, 7]] * K] * B, [[3] * K] * B, [[41] * K] * B)
-    # 40 bytes a row: 6 page numbers, and 2 numbers for the only block of each head.
+    # At least 40 bytes a row: 6 page numbers, and 2 numbers for a block of each head.
     rows = 2**13
     given = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((rows * x.shape[0], *x.shape[1:]), x.dtype), (*new, cache, sets, block)
