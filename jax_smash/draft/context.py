@@ -57,14 +57,15 @@ class Context:
           noisy: index, in the row's sequence, of the token behind each node, where the rows that sample have the noise
             of the target's choice after it; None for none.
         """
-        chosen = next((i for i, p in enumerate(self.processors) if isinstance(p, Temperature)), len(self.processors))
+        chosen, temperature = next(
+            ((i, p.temperature) for i, p in enumerate(self.processors) if isinstance(p, Temperature)),
+            (len(self.processors), None),
+        )
         text = process(self.processors[:chosen], self.processed[:chosen], logits, path).astype(jnp.float32)
         ranked = process(self.processors[chosen:], self.processed[chosen:], text, path)
         if noisy is not None:
             ranked = ranked + gumbel_noise(self.key, noisy, logits.shape[-1])
-        for temperature in self.processors[chosen : chosen + 1]:
-            ranked = jnp.where((temperature.temperature == 0)[:, None, None], text, ranked)
-        return ranked
+        return ranked if temperature is None else jnp.where((temperature == 0)[:, None, None], text, ranked)
 
     def between(self, logits: Float[Array, "B T V"], noisy: Int[Array, "B T"] | None = None) -> Int[Array, "B T P"]:
         """Returns the `path` to each of several places in a row, for a drafter that guesses them without knowing it.
