@@ -1,9 +1,10 @@
 """Modelled time of a compiled program: nothing is run.
 
 An operation takes as long as the slowest of four: the compiler's schedule, where it has one; its bytes over the chip's
-bandwidth; the operations of its matrix products over the chip's peak; what it sends over the links between chips. Only estimates of matrix products are schedules:
-those of other operations are far too high. An asynchronous copy into fast memory runs beside other operations, so its
-bytes are those of the operation that reads them. Operations follow each other.
+bandwidth; the operations of its matrix products over the chip's peak; what it sends over the links between chips. Only
+estimates of matrix products are schedules: those of other operations are far too high. An asynchronous copy into fast
+memory runs beside other operations, so its bytes are those of the operation that reads them. Operations follow each
+other.
 """
 
 import dataclasses
