@@ -131,6 +131,13 @@ def _trained() -> tuple[Claim, ...]:
             picture=_accepted_bars(layouts.greedy_trees, group=cells.tree, bar=cells.method),
         ),
         Claim(
+            name="smollm2-early-by-task",
+            title=f"{SMOLLM2}: tokens a forward of drafters after 0.48M tokens, by task",
+            text="The same answers by Spec-Bench's tasks.",
+            **early,
+            table=layouts.accepted_by_task,
+        ),
+        Claim(
             name="smollm2-early-by-depth",
             title=f"{SMOLLM2}: drafts of chains that are kept after 0.48M tokens of training, by depth",
             text="Of the tokens that were drafted at a depth behind kept ones, how many were kept too.",
