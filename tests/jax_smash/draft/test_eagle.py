@@ -1,6 +1,7 @@
 """What EAGLE-3 proposes is what the plain drafter proposes, however the text was read and whatever was rejected."""
 
 import functools
+import itertools
 import json
 
 import jax
@@ -12,7 +13,7 @@ from jax_smash import generate
 from jax_smash.decode.state import running_rows
 from jax_smash.draft.trees.tree import chain, tree_from_ranks
 from jax_smash.methods import DraftOptions, make_method
-from jax_smash.sampling import SamplingOptions, gumbel_noise, process
+from jax_smash.sampling import MinP, SamplingOptions, Temperature, TopK, TopP, gumbel_noise, process
 from jax_smash.serve.session import Session
 from tests.drafting import proposed, proposing
 from tests.eagle import PlainEagle, random_drafter
@@ -56,7 +57,7 @@ class Chat:
     ):
         self.ended = True
         self.model, self.drafter = target(), drafter
-        sampling = sampling or [SamplingOptions()] * rows
+        self.sampling = sampling = sampling or [SamplingOptions()] * rows
         self.sampled = any(o.sampled for o in sampling)
         draft = DraftOptions(**{"tree": "tree.json"} | draft, drafter=drafter)
         self.made = make_method(self.model, method, draft=draft, sampled=self.sampled)
@@ -102,18 +103,22 @@ class Chat:
                     self.differing += found[row] != self.plain.tree(tree, text, self._chosen(row, len(text)))
 
     def _chosen(self, row, length):
-        """Returns how the row ranks tokens: as plain decoding does, its noise included."""
-        state = self.session.state
+        """Returns how the row ranks tokens: as plain decoding does, its noise included, or greedily."""
+        state, noisy = self.session.state, self.sampling[row].sampled
         if not state.shared.processors:
             return None
+        kept = [noisy or not isinstance(p, Temperature | TopK | TopP | MinP) for p in state.shared.processors]
+        processors, memory = (
+            list(itertools.compress(x, kept)) for x in (state.shared.processors, state.rows.processors)
+        )
 
         def values(logits, path):
             batch = len(self.texts)
             beside = np.full((batch, 1, len(path)), -1, np.int32)
             beside[row, 0] = path
             every = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (batch, 1, len(logits)))
-            found = processed(state.shared.processors, state.rows.processors, every, jnp.asarray(beside))
-            if self.sampled:
+            found = processed(processors, memory, every, jnp.asarray(beside))
+            if noisy:
                 place = jnp.full((batch, 1), length + len(path), jnp.int32)
                 found = found + gumbel_noise(state.rows.key, place, len(logits))
             return np.asarray(found[row, 0], np.float64)
