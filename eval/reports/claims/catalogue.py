@@ -149,7 +149,8 @@ def _trained() -> tuple[Claim, ...]:
             title=f"{SMOLLM2}: accuracy of trained drafters",
             text="How often the token that the model says is among a drafter's likeliest, at each depth behind a "
             "prefix of held-out answers: the model's own, of 128 tokens at most, to eight of Spec-Bench's questions a "
-            "task, where question and answer have at most 512 tokens.",
+            "task, where question and answer have at most 512 tokens. Drafters named `-3m` were trained on 3M tokens, "
+            "the others on 0.48M.",
             reports=("smollm2-heads", "smollm2-heads-*"),
             table=layouts.accuracies,
         ),
