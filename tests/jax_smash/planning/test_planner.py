@@ -32,7 +32,8 @@ def test_every_method_is_planned(method):
     assert (told["decode"]["tokens_a_step"] > 1) is (told["tree"] not in (None, "off") or method == "hamburger")
     assert told["decode"]["gain"] == pytest.approx(told["decode"]["plain_ms"] / told["decode"]["ms_a_token"], rel=1e-6)
     gains = [x["gain"] for x in told["gains"]]
-    assert gains == sorted(gains)
+    # Of a model this small, a micro-step reads more than a forward does: longer groups gain less.
+    assert gains == sorted(gains, reverse=method == "hamburger")
     assert (told["memory"]["drafter"] > 0) is (method in WITH_WEIGHTS)
 
 
