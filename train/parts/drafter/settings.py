@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_smash.models.chimera_config import TEXT_LAYER, ChimeraConfig
+from jax_smash.models.chimera_config import FULL, TEXT_LAYER, ChimeraConfig
 from jax_smash.models.config_fields import check_head_size
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle1 import Eagle1Config
@@ -225,7 +225,7 @@ class ChimeraSettings(DrafterSettings):
                 )
         if 0 in self.model.unrotated_layers:
             raise ValueError(f"gram_encoder {TEXT_LAYER} needs a target whose first layer has a rotary embedding")
-        slides = self.model.layer_kinds[0] == "sliding"
+        slides = self.model.layer_kinds[0] != FULL
         if slides and (self.model.window < self.length or self.model.rope_sliding != self.model.rope):
             raise ValueError(
                 f"gram_encoder {TEXT_LAYER} needs a target whose first layer sees all {self.length} tokens of a row, "
