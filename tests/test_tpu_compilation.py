@@ -62,6 +62,7 @@ def test_two_layers_compile_and_fit(shape, chip):
     check(measured(shape, chip, num_layers=2, batch_size=2, slots=1024, prefill_chunk=128))
 
 
+@pytest.mark.slow
 def test_two_layers_decode_step_compiles_for_a_chip_newer_than_jaxlib():
     small = {"programs": ("decode",), "num_layers": 2, "batch_size": 2, "slots": 1024}
     check(measured("llama-3.2-1b", "tpu7x:2x2x1", **small))
@@ -87,6 +88,7 @@ def test_a_plain_step_reads_weights_and_cache_once_and_a_tree_more():
     assert len(drafted["dearest"]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chip", "traffic", "time"), [("v5e:1x1", 1.3, 1.11), ("v6e:1x1", 1.08, 1.35)])
 def test_a_tree_of_eighty_entries_a_row_moves_little_more_than_weights_and_cache(chip, traffic, time):
     # Whole: what stays in fast memory does not grow in a straight line with the layers.

@@ -161,6 +161,7 @@ def test_a_tree_would_change_the_text_of_a_model_that_ignores_blocks():
     assert tokens(plain) != tokens(drafted)
 
 
+@pytest.mark.slow
 def test_reinforcement_raises_the_reward():
     with jax.numpy_dtype_promotion("standard"):  # As optax needs it.
         rewards = list(example("reinforce").train(steps=12))

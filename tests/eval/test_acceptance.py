@@ -118,6 +118,7 @@ def test_modules_of_hamburger_draft_a_chain_of_their_own_in_mode_exact(model, pr
         Settings(drafters=(tmp_path / "first/drafter",), **given | {"methods": ("hybrid+first",)}).check()
 
 
+@pytest.mark.slow
 def test_a_row_is_what_generate_makes(model, tmp_path):
     path = tmp_path / "p.jsonl"
     texts = ["the cat sat on the mat", "to be or not to be"]

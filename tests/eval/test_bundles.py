@@ -68,6 +68,7 @@ def test_a_block_of_the_cache_takes_little_more_than_its_floor(chip):
     assert 1 <= row["over_floor"] < 1.4
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.xdist_group("tpu")
 @pytest.mark.parametrize("chip", ["v5e:1x1", "v6e:1x1"])

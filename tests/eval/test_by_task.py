@@ -46,6 +46,7 @@ def report(given):
     return json.loads(given.json.read_text())
 
 
+@pytest.mark.slow
 def test_a_report_has_a_row_a_method_tree_batch_and_task(report):
     kinds = [(row["method"], row["tree"], row["batch_size"], row["task"]) for row in report["rows"]]
     contenders = [("ar", None), ("recycling", "tree-3"), ("recycling", "chain-3"), ("lookahead", "auto")]

@@ -319,6 +319,7 @@ def smashed(tmp_path_factory):
     return folder, settings | {"processors": ("none",), "choices": ("greedy",), "max_new_tokens": 6}
 
 
+@pytest.mark.slow
 def test_groups_as_drafts_say_what_plain_decoding_does(smashed):
     """With modules from a folder; random ones draft nothing that is kept, so no control can be found out."""
     folder, settings = smashed
@@ -374,6 +375,7 @@ def test_other_forwards_fail_a_row_but_where_drafts_may_be_others(smashed, way, 
     assert not study._equal(case, clean | {"forwards_differing": 0, "unexplained": 1})
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_by_a_part_of_its_cache_says_what_plain_decoding_does(smashed):
     _, settings = smashed
     settings = settings | {
@@ -388,6 +390,7 @@ def test_a_model_that_drafts_by_a_part_of_its_cache_says_what_plain_decoding_doe
     assert (drafted["sparse"], drafted["draft_model"]) == ("oracle:budget=20", None)
 
 
+@pytest.mark.slow
 def test_the_int8_copy_of_a_model_that_drafts_for_itself_is_a_row_whose_drafts_are_checked(smashed):
     _, settings = smashed
     settings = settings | {"methods": ("self-sparse",), "trees": ("chain-3",), "prompt_tokens": 24}
@@ -484,6 +487,7 @@ def test_random_drafters_of_a_kind_are_rows_of_its_method(smashed, kind, tree, p
         assert (row["tokens"], row["divergences"], row["passed"]) == (plain["tokens"], 0, True), row["key"]
 
 
+@pytest.mark.slow
 def test_random_modules_of_hamburger_draft_whole_groups(smashed):
     _, settings = smashed
     settings = Settings(**settings, modules="random", checks=False)

@@ -136,6 +136,7 @@ def test_equal_texts_have_no_differences(texts):
     assert decoder.differences(case, decoded, decoded) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored_is_wrong", [True, False])
 def test_a_changed_token_is_found_on_either_side(texts, stored_is_wrong):
     decoder, case, decoded = texts

@@ -50,6 +50,7 @@ def test_planned_bytes_are_those_of_the_compiler(name):
     check(figures(CASES[name]))
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.xdist_group("tpu")
 @pytest.mark.parametrize("layers", [2, 4])

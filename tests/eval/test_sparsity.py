@@ -81,6 +81,7 @@ def test_half_the_bytes_change_what_is_found(report):
     assert bounds["low"] <= row["difference"]["value"] <= bounds["high"]
 
 
+@pytest.mark.slow
 def test_the_beginning_of_a_text_read_by_steps_may_read_as_many_slots_as_its_end(given, tmp_path):
     texts, out = tmp_path / "texts.jsonl", tmp_path / "out.json"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in (TEXTS[0], "a cat sat")))
@@ -103,6 +104,7 @@ def test_a_scorer_that_reads_half_the_bytes_cannot_do_with_half(report):
         assert "50.0% to choose by" in row["unmet"]
 
 
+@pytest.mark.slow
 def test_a_policy_that_votes_at_a_prompts_end_is_not_asked_of_texts_without_a_prompt(given, tmp_path):
     changes = {"policies": ("snapkv:observers=2",), "tasks": given.tasks[:1], "plot": None}
     settings = dataclasses.replace(given, json=tmp_path / "out.json", **changes)
@@ -114,6 +116,7 @@ def test_a_policy_that_votes_at_a_prompts_end_is_not_asked_of_texts_without_a_pr
     assert found[1.0]["score"] is not None
 
 
+@pytest.mark.slow
 def test_policies_that_share_prompts_do_not_wait_for_those_that_read_by_themselves(given, tmp_path):
     changes = {"policies": ("streaming", "recency"), "budgets": ("50%",), "tasks": given.tasks[1:], "plot": None}
     settings = dataclasses.replace(given, json=tmp_path / "out.json", **changes)

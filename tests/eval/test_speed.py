@@ -154,6 +154,7 @@ def test_prompt_lookup_of_the_peer_says_the_same_in_fewer_forwards(model):
     assert found.decoded <= 23
 
 
+@pytest.mark.slow
 def test_groups_of_one_length_are_measured_beside_their_cap(config):
     settings = Settings(
         random_init=config,
@@ -262,6 +263,7 @@ def test_what_a_share_of_a_text_is_at_least_stands_among_the_notes():
     assert note == "under oracle a budget of 25% of a text is at least 4 slots, which are always read"
 
 
+@pytest.mark.slow
 def test_int8_weights_run_beside_plain_ones(config):
     settings = Settings(random_init=config, prompt_tokens=5, max_new_tokens=9, weights="int8", **FAST)
     plain, small = measure(settings)["rows"]

@@ -39,6 +39,7 @@ def made(stop=NEVER, streamed=False):
     return completions, shown, tokens
 
 
+@pytest.mark.slow
 def test_a_group_is_streamed_as_it_is_read_at_once():
     whole, (streamed, shown, tokens) = made()[0], made(streamed=True)
     assert [c.token_ids for c in whole] == [c.token_ids for c in streamed]

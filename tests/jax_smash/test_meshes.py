@@ -256,6 +256,7 @@ def test_every_method_is_in_the_matrix():
     assert {case.method for case in CASES.values()} == set(METHODS)
 
 
+@pytest.mark.slow
 def test_devices_that_share_a_caches_slots_decode_what_one_does():
     """A prompt in two chunks and greedy steps, one layer of two sliding, on four devices."""
     model = divisible_model(window=16)

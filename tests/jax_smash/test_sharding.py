@@ -381,6 +381,7 @@ def test_every_mesh_gives_a_single_devices_tokens(alone, mesh):
     assert PROGRAMS.compiled == compiled
 
 
+@pytest.mark.slow
 def test_one_row_decodes_on_a_mesh_of_many(alone):
     options = REQUEST | {"sampling": WARM, "seed": 8}
     assert told(generate(on("fsdp=4,tp=2"), PROMPTS[1], **options)) == told(alone[1:2])
@@ -429,6 +430,7 @@ def test_samples_and_log_probabilities_are_a_single_devices():
             np.testing.assert_allclose([e.log_prob for e in ours], [e.log_prob for e in theirs], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_int8_weights_give_a_single_devices_tokens():
     model = quantised(tiny_model())
     options = {"max_new_tokens": 12}

@@ -27,6 +27,7 @@ def in_64_bits(*names: str) -> dict[str, list]:
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 def test_the_usual_ways_to_decode_give_the_same_text_in_64_bits():
     assert in_64_bits(*USUAL) == {name: text(name) for name in USUAL}
 

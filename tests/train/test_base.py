@@ -52,6 +52,7 @@ def trained(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_the_loss_falls(trained):
     losses = [line["held_out_loss"] for line in read_metrics(trained / "run/metrics.jsonl") if "held_out_loss" in line]
     assert losses[-1] < np.log(290)

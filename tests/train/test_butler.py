@@ -121,6 +121,7 @@ def test_a_divided_base_trains_the_same_predictor(root, whole, tmp_path):
         assert divided[name] == pytest.approx(alone[name], rel=2e-2)
 
 
+@pytest.mark.slow
 def test_the_base_is_in_no_checkpoint_and_stays_as_it_is(root, tmp_path):
     part = Butler.from_files(root / "config.json", root / "packed", root / "base")
     frozen = []
@@ -177,6 +178,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_written(root, t
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_beside_a_base_of_other_files_is_not_resumed(root, tmp_path):
     run(
         Butler.from_files(root / "config.json", root / "packed", root / "base"),

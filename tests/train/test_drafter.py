@@ -249,6 +249,7 @@ def test_a_drafter_may_learn_to_say_the_commonest_tokens_alone(root, tmp_path, k
     assert drafted[0].token_ids == jax_smash.generate(model, ["Once there"], **options)[0].token_ids
 
 
+@pytest.mark.slow
 def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts_for_it_alone(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"decoding_heads": 2}))
@@ -277,6 +278,7 @@ def test_chimera_learns_beside_its_target_goes_on_to_the_same_weights_and_drafts
     assert "| Grams | 3 tokens, encoder mlp |" in (drafter / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_micro_step_decoder_learns_beside_a_base_that_reads_tokens_alone_and_drafts_for_it(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("optimiser", "batch_size", "length", "steps", "head_size")}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"micro_steps": 3}))
@@ -297,6 +299,7 @@ def test_the_micro_step_decoder_learns_beside_a_base_that_reads_tokens_alone_and
     assert "| Tokens that it can say | 200, " in card
 
 
+@pytest.mark.slow
 def test_dflash_learns_beside_its_target_and_drafts_for_it_alone(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"num_layers": 1, "block_size": 3, "anchors": 4}))
@@ -318,6 +321,7 @@ def test_dflash_learns_beside_its_target_and_drafts_for_it_alone(root, tmp_path)
     )
 
 
+@pytest.mark.slow
 def test_eagle_1_learns_the_targets_hidden_states_and_drafts_for_it_alone(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("mlp_width", "optimiser", "batch_size", "length", "steps")}
     (tmp_path / "config.json").write_text(json.dumps(fields | {"test_steps": 2}))
@@ -408,6 +412,7 @@ def test_rows_that_leave_nothing_to_choose_by_are_refused(root, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_medusa_2_ends_with_an_adapter_of_its_target_and_heads_for_it_alone(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("optimiser", "batch_size", "length")} | {"num_heads": 2, "steps": 4}
     joint = {"base": "lora", "rank": 2, "heads_alone": 1, "targets": ["w_qkv", "w_down", "head"], "choice_share": 0}

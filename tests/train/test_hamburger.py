@@ -191,6 +191,7 @@ def train_here(root, output, changes, **options):
     return output / "hamburger"
 
 
+@pytest.mark.slow
 def test_a_frozen_base_is_not_exported_and_means_need_no_weights(root, tmp_path):
     changes = {
         "base": "frozen",

@@ -196,6 +196,7 @@ def test_seeds_reach_every_count_moment_and_kind_of_process():
     assert any(kill.count == kill.count_after for kill in kills)
 
 
+@pytest.mark.slow
 def test_process_0_is_killed_while_it_saves_and_one_process_goes_on(place, whole, ids, tmp_path):
     kill = Kill(2, "data=2", 0, "written", 4, count_after=1, mesh_after="data=1")
     _, other = check_survived(place, whole, ids, tmp_path, kill)

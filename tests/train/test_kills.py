@@ -167,6 +167,7 @@ def test_a_run_that_is_read_while_it_saves_ends_with_the_same_weights(place, und
     assert weights(undisturbed) == weights(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_costs_nothing_that_was_saved(place, begin, undisturbed, begun, tmp_path):
     shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
     # The limit, in KiB a file, acts as a full disk does: writing fails.

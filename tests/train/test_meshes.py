@@ -95,6 +95,7 @@ def of_matrix():
             yield pytest.param(name, mesh, marks=() if (name, mesh) == DEFAULT else pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), [*of_matrix()])
 def test_a_step_on_a_mesh_is_that_of_one_device(name, mesh):
     with jax.default_matmul_precision("highest"):

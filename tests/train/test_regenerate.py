@@ -78,6 +78,7 @@ def test_a_run_goes_on_with_its_own_options_alone_and_is_not_written_over(root, 
     assert (tmp_path / "out.jsonl.partial").read_bytes() == half
 
 
+@pytest.mark.slow
 def test_a_reply_at_the_end_of_a_chat_is_written_anew_under_a_mesh(root, tmp_path):
     main(str(root / "model"), (root / "chats.jsonl",), tmp_path / "out.jsonl", max_new_tokens=4, mesh="fsdp=2")
     first, second = lines(tmp_path / "out.jsonl")

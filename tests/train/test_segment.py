@@ -177,6 +177,7 @@ def test_a_run_that_is_whole_is_told_and_left_as_it_is(place, segmented, tmp_pat
     assert same_bytes(segmented[0], output)
 
 
+@pytest.mark.slow
 def test_long_documents_are_read_in_windows_that_begin_groups(place, tmp_path):
     """Every token may join here, and windows of 8 tokens begin at 0, 6 and 12: their own tokens at 0, 8 and 14."""
     settings = {"rule": "sliding", "confidence": 1 / 290, "micro_steps": 3, "length": 8, "prompt_share": 0.0}
@@ -263,6 +264,7 @@ def test_folders_that_are_empty_or_in_use_are_told(place, segmented, tmp_path):
         main(tmp_path / "none", str(place / "model"), tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_base_divided_over_devices_makes_the_same_groups(place, segmented, tmp_path):
     main(place / "packed", str(place / "model"), tmp_path / "out", **SETTINGS, mesh="fsdp=2,tp=2")
     assert read(tmp_path / "out")[1] == segmented[2]

@@ -247,6 +247,7 @@ def test_states_of_a_target_that_changes_are_not_kept(root, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_beside_states_of_another_precision(root, tmp_path):
     places = ("medusa", root / "medusa.json", root / "packed", str(root / "base"), tmp_path / "run")
     train_drafter(*places, states=root / "kept", mesh="data=1", until=1)

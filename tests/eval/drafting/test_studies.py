@@ -95,6 +95,7 @@ def test_temperatures_are_told_apart_and_change_no_sample(plan):
     assert all(row["differing"] == 0 for row in rows if row["method"] != "ar")
 
 
+@pytest.mark.slow
 def test_ours_gives_the_authors_text_in_no_more_forwards(plan):
     rows = run(official, "official", plan)
     names = ["official", "ours, text alone", "ours, prompt and text"]

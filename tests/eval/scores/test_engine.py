@@ -75,6 +75,7 @@ def test_texts_behind_the_same_context_score_as_they_do_alone():
             np.testing.assert_allclose([r.log_prob for r in found], [r.log_prob for r in alone], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_cache_that_moves_on_reads_at_once_only_what_it_keeps():
     texts, scored = [small().encode(text) for text in ("Tom sat on the mat.", "The cat")], [6, 3]
     moving = Engine(sparsified(small(), StreamingLLM(slots=9, sinks=4)), batch_size=2, by_steps=True)

@@ -103,6 +103,7 @@ def test_modules_are_measured_as_they_were_calibrated_where_nothing_else_is_aske
     ]
 
 
+@pytest.mark.slow
 def test_hamburger_is_measured_at_each_confidence_with_the_slots_that_it_took(model, tmp_path):
     settings = Settings(
         model=model,

@@ -34,6 +34,7 @@ def outcomes(policy, by_steps=True):
     return {outcome.metric: outcome for outcome in found}
 
 
+@pytest.mark.slow
 def test_the_oracle_holds_all_that_groups_attend_to_and_the_last_entries_do_not():
     oracle, recency = outcomes(Oracle(budget=SHARE)), outcomes(Recency(budget=SHARE))
     assert oracle["group_recall"].score == 1
@@ -124,6 +125,7 @@ def test_a_layer_that_chooses_nothing_guides_none():
         sparsified(tiny_model(), GuidedOracle(budget=SHARE))
 
 
+@pytest.mark.slow
 def test_texts_that_are_read_by_steps_from_the_first_count_behind_the_prompt_as_well():
     stepwise, dense = (outcomes(Oracle(budget=SHARE), by_steps)["recall"] for by_steps in (False, True))
     assert stepwise.settings == dense.settings

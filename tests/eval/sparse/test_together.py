@@ -90,6 +90,7 @@ def test_what_is_kept_differs_where_the_prompt_does(arms):
     assert np.abs(sums[0] - sums[1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_answers_behind_shared_prompts_are_those_of_each_arm_alone(few):
     shared, prompts = SharedPrompts(small(), few, batch_size=2), [small().encode(text) for text in PROMPTS]
     differ = set()

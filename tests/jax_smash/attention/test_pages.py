@@ -102,6 +102,7 @@ def test_page_tables_must_fit_where_a_device_has_its_share_of_them(mesh, fits):
     assert fits or "scalar memory" in found[0]
 
 
+@pytest.mark.slow
 def test_one_set_for_all_heads_is_the_same_set_for_each():
     *new, cache, block = arrays(tree=True)
     shared = some_pages([[[2, 5, 7]], [[0, 2, 1]], [[0, 9, 9]]], [[3], [2], [1]], [[41], [21], [5]])

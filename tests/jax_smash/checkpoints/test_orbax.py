@@ -100,6 +100,7 @@ def test_a_model_that_hugging_face_has_no_words_for_can_be_kept(params, tmp_path
     assert orbax.load(tmp_path / "out")[0] == config
 
 
+@pytest.mark.slow
 @needs_proc
 def test_memory_holds_one_copy_of_the_weights(tmp_path):
     write_checkpoint(tmp_path / "small", CONFIGS["gemma3"])

@@ -354,6 +354,7 @@ def test_a_pipe_that_nobody_reads_ends_the_program_without_a_word(run, model, co
     assert (result.returncode, result.stderr) == (141, "")
 
 
+@pytest.mark.slow
 def test_without_stdout_a_command_does_its_work(environment, model, tmp_path):
     words = ["-m", "jax_smash", "generate", "--model", str(model), "--prompt", "a", "--max-new-tokens", "2"]
     words += ["--json", "out.jsonl"]

@@ -100,6 +100,7 @@ def test_programs_beside_a_checkpoint_go_with_it_and_another_shape_compiles_anew
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_programs_of_another_device_or_version_are_neither_read_nor_changed(small, tmp_path):
     small(IN_FOLDER)
     (device,) = (tmp_path / "programs").iterdir()
@@ -111,6 +112,7 @@ def test_programs_of_another_device_or_version_are_neither_read_nor_changed(smal
     assert [len(kept(path)) for path in (device, older / versions.name, older / other.name)] == [PROGRAMS] * 3
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_a_folder_is_told_once_and_mended_alone(small, tmp_path):
     small(IN_FOLDER)
     (damaged,) = tmp_path.rglob("jit_triple-*")
@@ -119,6 +121,7 @@ def test_a_damaged_file_of_a_folder_is_told_once_and_mended_alone(small, tmp_pat
     assert small(IN_FOLDER) == (PROGRAMS, PROGRAMS, [])
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_read_and_a_full_disk_costs_one_line(child, small, tmp_path):
     _, _, (note,) = small(IN_FOLDER, blocks=1)
     assert note == "note: no more compiled programs are kept: File too large"
@@ -198,6 +201,7 @@ def test_a_full_disk_costs_one_line_and_leaves_no_damaged_file(small, tmp_path):
     assert small() == (PROGRAMS, 0, [])
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_written_is_read_and_says_nothing(child, small, tmp_path):
     assert child(COUNTING + REFUSED + SMALL + COUNTS)[1:] == (PROGRAMS, 0, [])
     assert kept(tmp_path) == []

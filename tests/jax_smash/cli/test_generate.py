@@ -51,6 +51,7 @@ def wait_for_line(file: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_trace(run, model, tmp_path):
     result = run("generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", "4", "--profile", "trace")
     assert result.returncode == 0, result.stderr
@@ -218,6 +219,7 @@ def test_a_warm_start_that_this_run_is_to_write_may_be_missing(call, model, tmp_
     assert "other.st is no file: there is nothing to start from" in err
 
 
+@pytest.mark.slow
 def test_a_run_whose_text_depends_on_its_trees_is_made_again_from_what_it_wrote(call, model, tmp_path):
     arguments = ("generate", "--model", model, "--prompt", PROMPT, "--max-new-tokens", "60", "--method", "recycling")
     arguments += ("--verify", "typical-lossy", "--temperature", "1")

@@ -134,6 +134,7 @@ def test_a_drafter_in_a_folder_drafts(call, called, model, tmp_path, caplog):
     refused(called(*TEXT, "--model", "tiny", *options), "is for a target with a width of", "tiny has one of 256")
 
 
+@pytest.mark.slow
 def test_a_models_int8_copy_drafts(call, model, tmp_path):
     plain = call(*TEXT, "--model", model)
     options = ("--method", "draft-model", "--draft-model", "int8", "--tree", "chain-2", "--overwrite")

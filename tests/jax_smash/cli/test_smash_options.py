@@ -45,6 +45,7 @@ def test_the_program_decodes_with_the_modules_beside_a_model(called, smashed, tm
     assert f"{told['output_compression']:.2f} tokens a slot of the output" in result.stderr
 
 
+@pytest.mark.slow
 def test_plain_decoding_takes_the_base_that_lies_with_the_modules(called, smashed, model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     write_checkpoint(other, json.loads((other / "config.json").read_text()), seed=1)

@@ -36,6 +36,7 @@ def test_what_a_share_is_at_least_is_said_once(call, two_layers, caplog, method)
     assert (err + caplog.text).count(said) == 1
 
 
+@pytest.mark.slow
 def test_a_text_that_is_too_short_for_a_choice_to_pay_is_read_whole_and_that_is_said(call, two_layers):
     sparse = ("--sparse", "oracle", "--kv-budget", "16", "--max-new-tokens", "4")
     options = ("--model", two_layers, "--prompt", PROMPT, *sparse)
@@ -80,6 +81,7 @@ def test_what_does_not_go_together_is_refused(call, options, said):
     assert said in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_drafts_alone_read_by_the_policy_under_self_sparse(call, two_layers, tmp_path):
     options = ("--model", two_layers, "--prompt", PROMPT, "--max-new-tokens", "12")
     sparse = ("--sparse", "quest:dense_layers=0", "--kv-budget", "16", "--page-size", "4", "--sparse-from", "0")

@@ -70,6 +70,7 @@ def test_a_method_s_steps_are_stored_beside_the_forward_s(call, home, model):
     assert forward.seconds != steps.seconds
 
 
+@pytest.mark.slow
 def test_where_rows_sample_a_method_has_a_curve_of_its_own(call, home, model):
     few = ("--nodes", "1,2", "--slots", "64", "--repeats", "1", "--methods", "lookup")
     assert call("tune", model, *few)[0] == 0

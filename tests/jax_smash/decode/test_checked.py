@@ -113,6 +113,7 @@ def test_a_micro_decoder_that_is_always_right_fills_every_group():
     assert np.asarray(session.state.rows.cache.positions[0])[1, :8].tolist() == [0, 1, 5, 9, 13, 17, 21, EMPTY]
 
 
+@pytest.mark.slow
 def test_one_that_is_always_wrong_leaves_groups_of_one():
     """The micro head knows one token, which the base never chooses."""
     session = decoded({7: -90.0, 2: 0.0, 3: 0.0}, micro_head="1", group_length=4)

@@ -199,6 +199,7 @@ def replies(method):
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recycling", "lookup", "suffix", "hybrid", "draft-model", "self-sparse"])
 def test_a_chat_goes_on_as_with_plain_decoding(name):
     assert replies(name) == replies("ar")

@@ -95,6 +95,7 @@ def test_other_prompts_and_settings_of_a_bucket_compile_nothing():
     assert not heard
 
 
+@pytest.mark.slow
 def test_what_was_forgotten_is_compiled_again_and_maps_no_memory():
     model = tiny_model(**ONE_LAYER)
     first = generate(model, "a first prompt", max_new_tokens=3)[0].text

@@ -109,6 +109,7 @@ def test_a_nodes_parent_is_the_last_other_node_that_it_sees():
     assert causal.parents().tolist() == [[-1, 0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "tree"),
     [("recycling", "recycling-80"), ("suffix", "tree-15"), ("hybrid", "tree-15"), ("lookahead", None)],

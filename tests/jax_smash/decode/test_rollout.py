@@ -160,6 +160,7 @@ def test_a_prompt_is_read_in_pieces(monkeypatch):
     assert texts(rolled(model, padded(), jax.random.key(2), lengths=LENGTHS)) == texts(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["data=3", "fsdp=2,tp=2"])
 def test_a_mesh_changes_no_text(shape):
     model, mesh = tiny_model(), make_mesh(shape, devices=jax.devices()[: 3 if shape == "data=3" else 4])
@@ -216,6 +217,7 @@ def test_the_reach_of_a_rope_that_follows_the_length_is_that_of_generate():
     assert reach_of_text(tiny_config(), prompt=jnp.asarray(lengths, jnp.int32), new=4) is None
 
 
+@pytest.mark.slow
 def test_at_temperature_0_the_likeliest_of_what_processors_allow_is_taken():
     model = dataclasses.replace(tiny_model(), stop_tokens=(257,))
     automaton = regex_automaton("[a-z]+", model.token_bytes, stop_tokens=model.stop_tokens)
@@ -234,6 +236,7 @@ def test_at_temperature_0_the_likeliest_of_what_processors_allow_is_taken():
     assert np.isfinite(np.asarray(made.log_probs)).all()
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_few_tokens_at_once_gets_prompts_in_pieces():
     model = sparsified(tiny_model(), StreamingLLM(32))
     prompt = [list(range(1, 61))]

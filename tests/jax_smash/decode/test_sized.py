@@ -218,6 +218,7 @@ def test_where_trees_bear_on_the_text_a_curve_alone_decides_and_a_run_can_be_mad
     assert other.token_ids != first.token_ids
 
 
+@pytest.mark.slow
 def test_without_a_curve_of_its_own_such_a_rule_follows_no_clock():
     assert decoded(None).drafted.choices
 
@@ -228,6 +229,7 @@ def test_where_the_text_does_not_depend_on_trees_costs_are_told():
     assert all(cost > 0 for cost in done.drafted.costs.values())
 
 
+@pytest.mark.slow
 def test_on_a_mesh_calls_are_timed_and_nothing_is_compiled_for_it():
     divided = dataclasses.replace(model(), params=place(model().params, make_mesh("data=2")))
     prompts = [[5, 6, 7, 8], [8, 7, 6]]

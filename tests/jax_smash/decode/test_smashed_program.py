@@ -12,6 +12,7 @@ from jax_smash.serve.session import Session
 from tests.smashed import smashed_model
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("options", [{"micro_head": "int8"}, {"mode": "checked"}])
 def test_no_program_copies_the_cache_or_reaches_the_host(options):

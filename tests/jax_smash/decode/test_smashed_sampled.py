@@ -44,6 +44,7 @@ def plainly(mode, **faults):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["blind", "checked"])
 def test_samples_are_those_of_reading_everything_again(mode):
     completions, expected = said(mode), plainly(mode)

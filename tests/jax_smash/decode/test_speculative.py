@@ -158,6 +158,7 @@ def test_a_tree_saves_forwards():
     assert sum(c.target_forwards for c in drafted) < 0.9 * sum(c.target_forwards for c in expected)
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_for_itself_is_always_right():
     # One int8 product differs from the plain one by little, so all but ties are drafted rightly.
     drafted, _ = made("draft-model", "chain-2")

@@ -71,6 +71,7 @@ def test_a_state_beside_another_gram_gives_other_trees(siblings):
     assert made.differing > 0.5 * made.compared
 
 
+@pytest.mark.slow
 def test_nothing_is_drafted_below_the_last_head(siblings):
     made = chat({"decoding_heads": 2})
     made.turn(prompts_of((4, 5, 6)), limits=[3, 3, 3])

@@ -87,6 +87,7 @@ def test_greedy_text_is_plain_decodings_however_it_is_checked(trees):
     assert said.target_forwards < plain().target_forwards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", ["rejection", "typical-lossy"])
 def test_a_greedy_row_keeps_its_text_beside_rows_that_sample(verify, trees):
     # The fourth prompt is the third again, alone in its batch.
@@ -96,6 +97,7 @@ def test_a_greedy_row_keeps_its_text_beside_rows_that_sample(verify, trees):
     assert alone.token_ids == beside.token_ids
 
 
+@pytest.mark.slow
 def test_a_draft_models_own_samples_are_all_kept(trees):
     draft = DraftOptions(tree="chain-2", draft_model=TARGET(), verify="rejection")
     made = generate(TARGET(), [PROMPT], method="draft-model", draft=draft, sampling=SAMPLED, max_new_tokens=25)[0]

@@ -73,6 +73,7 @@ def test_rows_that_do_not_run_put_nothing():
     np.testing.assert_array_equal(rows.written, [1, 0])
 
 
+@pytest.mark.slow
 def test_the_window_is_jacobi_iteration():
     # Once the target's own text stands in the first row, each column's next token is the greedy one.
     model = tiny_model()

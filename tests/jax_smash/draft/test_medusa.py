@@ -19,6 +19,7 @@ def chat(changes=None, **options):
     return Chat(random_heads(target(), **(changes or {})), method="medusa", plain=PlainMedusa, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2, 16])
 def test_trees_are_those_of_the_last_state_in_chunks_of_any_size(chunk, siblings):
     made = chat(chunk=chunk)

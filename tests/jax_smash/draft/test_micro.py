@@ -97,6 +97,7 @@ def test_modules_trained_for_one_token_draft_none():
     assert method.strategy.levels == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", few("exact", "checked"))
 def test_a_chat_goes_on_behind_a_group_that_was_cut(mode):
     """With one token that all may say, every limit cuts a group; what follows is that of plain decoding."""

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jax_smash.draft.context import Context
 from jax_smash.draft.lookup import Lookup
@@ -51,6 +52,7 @@ def test_each_row_has_the_chain_of_the_first_or_the_tree_of_the_second():
     assert proposed(drafted(chain(3))) == [[3, 5, 6, 1], [3, 100, 100, 100], [3, 5, 6, 1]]
 
 
+@pytest.mark.slow
 def test_a_chain_is_as_deep_as_the_tree_may_be_and_of_no_more_nodes():
     found = drafted(topology([0, 0, 0, 1]))
     assert proposed(found) == [[3, 5, 6, -1], [3, 100, 100, 100], [3, 5, 6, -1]]

@@ -53,11 +53,13 @@ def drafts(kind, drafter, model=None, sampling=None):
     return proposed(proposing(made.strategy)(made.params, rows.state, chain(3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few("medusa"))
 def test_of_all_tokens_it_proposes_what_one_without_a_list_does(kind):
     assert drafts(kind, saying_some(kind, target(), share=1)) == drafts(kind, saying_all(kind, target()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few("dflash"))
 def test_nothing_else_is_proposed(kind):
     said = {-1, *every(target(), 3).tolist()}

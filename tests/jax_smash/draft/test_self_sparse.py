@@ -95,6 +95,7 @@ def test_text_does_not_depend_on_the_batch(batch_size):
     assert tokens(done) == [row[:12] for row in tokens(generate(model(), PROMPTS * 2, **options))]
 
 
+@pytest.mark.slow
 def test_a_copy_in_int8_drafts_and_changes_no_text():
     done = said("self-sparse", tree="chain-3", sparse=QUEST, draft_model="int8")
     assert tokens(done) == tokens(said("ar"))

@@ -49,6 +49,7 @@ def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat():
     assert any(draft[1] >= 0 for draft in found)
 
 
+@pytest.mark.slow
 def test_a_chain_stops_where_a_plain_program_has_it_stop():
     stopping = Suffix(least=0.2)
     found, expected = follow_a_chat(

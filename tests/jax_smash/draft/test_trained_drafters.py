@@ -32,6 +32,7 @@ def drafter(kind):
     return KINDS[kind][1](target())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_rows_keep_their_text_beside_rows_of_typical_acceptance(kind, siblings):
     choices = [*[SamplingOptions()] * 3, SamplingOptions(temperature=1.0)]

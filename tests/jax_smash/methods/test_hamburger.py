@@ -128,6 +128,7 @@ def test_a_reduced_head_keeps_the_tokens_that_end_a_text():
     assert made.params[ROLE].tokens.tolist() == [7, 9, 10]
 
 
+@pytest.mark.slow
 def test_a_micro_step_costs_the_weights_that_it_reads():
     model = smashed_model()
 

@@ -93,6 +93,7 @@ def test_a_turn_past_the_models_context_is_refused_though_the_cache_has_room():
     assert session.state.rows.token_length.tolist() == [32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar", "hamburger"])
 def test_records_of_a_later_turns_prompt_are_its_tokens_alone(method):
     model = smashed_model()

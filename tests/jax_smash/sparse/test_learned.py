@@ -106,6 +106,7 @@ def test_a_policy_finds_its_predictor_by_folder(tmp_path):
     assert named_policy(f"grouped:path={tmp_path}") == GroupedButler(path=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_drafting_for_itself_by_a_predictor_says_what_the_model_says(tmp_path):
     saved(tmp_path, "grouped", every=1)
     draft = DraftOptions(draft_model=f"sparse:grouped:{tmp_path},budget=12,window=2", tree="tree-7")
@@ -212,6 +213,7 @@ def pages_of(found, page):
     return [sorted({int(s) // page for s in found.slots[0, h][found.valid[0, h]]}) for h in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [4, 16], ids=["gathered", "whole"])
 def test_a_sum_of_probabilities_ends_the_budget(page):
     policy, view = gated(page)
@@ -229,6 +231,7 @@ def test_a_sum_of_probabilities_ends_the_budget(page):
         assert [sorted(found.pages.table[0, h, :n].tolist()) for h, n in enumerate((4, 3))] == pages
 
 
+@pytest.mark.slow
 def test_pages_without_a_score_yet_are_read_and_count_for_nothing_in_the_sum():
     policy, view = gated(4, sinks=0)
     likely = np.full((1, 2, 16), -np.inf, np.float32)

@@ -282,6 +282,7 @@ def test_text_under_a_policy_does_not_depend_on_the_rows_beside(name):
     assert all(len(set(done.token_ids)) > 3 for done in together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tree"),
     [
@@ -300,6 +301,7 @@ def test_a_model_that_drafts_for_itself_with_a_part_of_its_cache_says_what_it_sa
     assert 0.1 < kept < 1, "drafts must be good, and sometimes wrong, for the test to say anything"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quest-kernel", "h2o", "butler", "gate"])
 def test_a_mesh_gives_a_single_devices_tokens(name):
     mesh = make_mesh("fsdp=2,tp=2")

@@ -85,6 +85,7 @@ class Watched(Hamburger):
         return dataclasses.replace(super().rows(held_out, share), refresh=note)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=1"])
 @pytest.mark.parametrize("resume", [False, True])
 def test_weights_are_in_memory_once_and_frozen_ones_in_bfloat16(root, tmp_path, mesh, resume):
@@ -115,6 +116,7 @@ def test_checkpoints_hold_what_is_trained_alone(root, tmp_path):
     assert not any("base" in name for name in names)
 
 
+@pytest.mark.slow
 def test_a_run_cannot_stop_before_the_step_where_it_stands(root, tmp_path):
     run(part_of(root), tmp_path / "run", mesh="data=1", until=2)
     with pytest.raises(ValueError, match="holds a run at step 2, which cannot stop after step 1"):

@@ -85,6 +85,7 @@ def test_a_setting_out_of_range_is_refused(field):
         Optimiser(**field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_groups_learn_at_their_shares_of_the_rate_and_one_of_none_stays(name):
     group = {"w_down": jnp.ones((4, 4)), "embedding": jnp.ones((4, 4)), "scale": jnp.ones(4)}

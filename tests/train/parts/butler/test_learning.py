@@ -44,6 +44,7 @@ def batches():
     return [Batch(x, x, position, ones, weights) for x in np.asarray(tokens[:count], np.int32).reshape(shape)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "loss"), [("per_head", "logits"), ("grouped", "divergence"), ("gate", "divergence")])
 def test_a_short_run_beats_recency_and_scores_out_of_order(kind, loss, monkeypatch):
     model = tiny()

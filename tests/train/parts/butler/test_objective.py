@@ -182,6 +182,7 @@ def test_loss_and_recall_are_those_of_a_plain_program(kind, changes, monkeypatch
     assert expected[4] > 0
 
 
+@pytest.mark.slow
 def test_predictors_beside_each_other_are_told_what_each_is_told_alone():
     alone = {kind: settings_of(kind) for kind in FORMS}
     predictors = {kind: settings.predictors["a"] for kind, settings in alone.items()}

@@ -38,6 +38,7 @@ def read_alone(base, modules, tokens):
     return base.unembed(hidden)[0], hidden[0], modules.prefix(tuple(taps), hidden)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [None, np.arange(0, BASES[BASE].vocab_size, 2)])
 def test_each_guess_is_what_the_decoder_says_behind_the_texts_own_tokens(said):
     target, params = nnx.split(base_of(BASE))
