@@ -1,6 +1,7 @@
 """Folders of trained drafters: their kind, and whether they are a base's own; and random ones in their place."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,9 @@ def read_trained(folders: Sequence[Path], *, modules: bool = False, target: Mode
             described = READERS[kinds[0].removesuffix("1")](folder)
         else:
             raise FileNotFoundError(f"{folder} must hold a drafter, one of {', '.join(DRAFTERS)}; there is none")
-        name = whole.parent.name if whole.name == FOLDER else whole.name
+        # As it was asked for: a link has its own name.
+        asked = Path(os.path.abspath(folder.expanduser()))
+        name = asked.parent.name if asked.name == FOLDER else asked.name
         marks = described.weights_sha256, described.base_fingerprint
         found.append(Trained(name, folder, kinds[0], described.config, *marks))
     if twice := [drafter.name for drafter in found if sum(drafter.name == other.name for other in found) > 1]:

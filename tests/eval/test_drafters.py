@@ -155,3 +155,13 @@ def test_two_drafters_of_one_name_are_refused(trained):
     root, given = trained
     with pytest.raises(ValueError, match="drafters must have different names; got grams twice"):
         main(Settings(**given | {"drafters": (root / "grams", root / "grams")}))
+
+
+def test_a_link_to_a_drafter_has_a_name_of_its_own(trained, tmp_path):
+    root, given = trained
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/drafter").symlink_to(root / "heads/drafter")
+    (tmp_path / "link").symlink_to(root / "grams")
+    asked = (tmp_path / "run/drafter", tmp_path / "link", root / "grams/../heads/drafter")
+    found = Settings(**given | {"drafters": asked}).trained()
+    assert [drafter.name for drafter in found] == ["run", "link", "heads"]

@@ -39,6 +39,8 @@ class DrafterSettings(Settings):
         check_unused(self, "a drafter", "answer_weight", "circle_weight", "own_every")
         if self.remat and not self.rematerialises:
             raise ValueError("remat says nothing of a drafter whose target is frozen; got true")
+        if self.scan and self.states:
+            raise ValueError("scan says nothing of a drafter whose target's states are kept on disk; got true")
         check_head_size(self.head_size, self.model.vocab_size)
         if not 0 <= self.choice_share < 1:
             raise ValueError(f"choice_share must be from 0 to below 1; got {self.choice_share}")

@@ -90,6 +90,12 @@ def test_a_drafter_beside_a_frozen_target_takes_no_remat():
         dataclasses.replace(SETTINGS, remat=True)
 
 
+def test_a_loop_over_layers_that_are_not_run_is_refused():
+    assert dataclasses.replace(SETTINGS, scan=True).scan
+    with pytest.raises(ValueError, match="scan says nothing of a drafter whose target's states are kept on disk"):
+        dataclasses.replace(SETTINGS, scan=True, states="kept")
+
+
 def test_weights_are_measured_by_the_cross_entropy_alone_and_without_noise():
     measured = dataclasses.replace(SETTINGS, noise=0.2).measured()
     assert (measured.feature_share, measured.prediction_share, measured.noise) == (0.0, 1.0, 0.0)
