@@ -70,6 +70,7 @@ def test_what_lies_in_the_callers_folder_is_found_from_any_other(tmp_path, monke
     assert (named["model"], named["tree"]) == ("smollm2", "auto")
 
 
+@pytest.mark.slow
 def test_a_side_that_fails_says_why():
     done = subprocess.run(
         [

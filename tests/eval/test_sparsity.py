@@ -50,6 +50,7 @@ def untimed(report):
     return [{k: v for k, v in row.items() if k != "seconds_per_example"} for row in report["rows"]]
 
 
+@pytest.mark.slow
 def test_a_report_has_a_row_a_task_metric_policy_and_budget(report, given):
     kinds = [(row["task"], row["metric"], row["policy"], row["budget"]) for row in report["rows"]]
     assert len(set(kinds)) == len(kinds)

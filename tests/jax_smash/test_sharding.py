@@ -415,6 +415,7 @@ def test_rows_and_cache_are_divided():
     assert PROGRAMS.compiled == compiled
 
 
+@pytest.mark.slow
 def test_samples_and_log_probabilities_are_a_single_devices():
     options = {"max_new_tokens": 10, "sampling": WARM, "num_samples": 4, "seed": 3, "log_probs": 2}
     results = [

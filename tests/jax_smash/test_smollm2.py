@@ -61,6 +61,7 @@ def test_it_is_what_its_file_says(model):
     assert model.stop_tokens == (2,)
 
 
+@pytest.mark.slow
 @needs_smollm2
 @pytest.mark.parametrize("policy", ["butler", "grouped", "low-rank", "gate"])
 def test_a_predictor_of_its_attention_is_shipped(model, policy):

@@ -127,6 +127,7 @@ def test_a_corpus_that_no_tokenizer_can_be_trained_on_is_named(call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_there_is_not_written_over(call, place):
     before = files(place / "tokenizer")
     story = place / "data" / "stories" / "a.jsonl"

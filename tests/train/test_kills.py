@@ -114,6 +114,7 @@ def test_a_run_that_is_killed_twenty_times_ends_with_the_same_weights(begin, tmp
     check(tmp_path / "whole", tmp_path / "killed", steps, LONG)
 
 
+@pytest.mark.slow
 def test_a_second_program_on_a_runs_folder_is_refused_and_leaves_the_run_alone(
     place, begin, undisturbed, begun, tmp_path
 ):

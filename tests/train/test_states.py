@@ -180,6 +180,7 @@ def test_the_size_is_told_and_a_disk_without_room_gets_nothing(root, tmp_path, m
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_drafter_is_trained_beside_kept_states_and_is_one_for_the_base(root, tmp_path):
     places = ("medusa", root / "medusa.json", root / "packed", str(root / "base"), tmp_path / "run")
     train_drafter(*places, states=root / "kept", mesh="data=2")

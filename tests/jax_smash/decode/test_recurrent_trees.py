@@ -122,6 +122,7 @@ def test_drafted_trees_change_no_text_of_a_recurrent_model(method, tree):
     assert sum(c.target_forwards for c in drafted) < sum(c.target_forwards for c in plain)
 
 
+@pytest.mark.slow
 def test_a_model_that_steps_from_the_entry_before_would_be_found_out():
     """The control: it says the same of plain text, and not of trees."""
     ordered = gated(in_order=True)

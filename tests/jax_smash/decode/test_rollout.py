@@ -153,6 +153,7 @@ def test_other_weights_prompts_keys_and_temperatures_compile_nothing():
     assert texts(first) != texts(second)
 
 
+@pytest.mark.slow
 def test_a_prompt_is_read_in_pieces(monkeypatch):
     model = tiny_model()
     whole = rolled(model, padded(), jax.random.key(2), lengths=LENGTHS)

@@ -78,6 +78,7 @@ def test_nothing_is_drafted_below_the_last_head(siblings):
     assert made.propose(chain(3)).valid.tolist() == [[True, True, True, False]] * 3
 
 
+@pytest.mark.slow
 def test_nothing_is_drafted_behind_the_positions_that_the_drafter_has(siblings):
     made = chat({"max_positions": 9})
     made.turn(prompts_of((4, 5, 6)), limits=[3, 3, 3])

@@ -75,6 +75,7 @@ def test_the_most_frequent_of_equally_long_matches_comes_first():
     assert bytes(plain(chain(4), list(b"two t"))) == b"three"
 
 
+@pytest.mark.slow
 def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat(tmp_path):
     # What the model writes is seldom of the few letters of a prompt, and must be found too.
     written = "".join(chr(c) for c in np.random.default_rng(4).permutation(range(32, 127)))

@@ -102,6 +102,7 @@ def test_a_copy_in_int8_drafts_and_changes_no_text():
     assert sum(c.drafted.kept[0] for c in done) > 0
 
 
+@pytest.mark.slow
 def test_where_nothing_is_drafted_a_step_emits_a_token():
     done = said("self-sparse", tree="off", sparse=QUEST)
     assert tokens(done) == tokens(said("ar"))

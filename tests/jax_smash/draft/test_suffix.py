@@ -63,6 +63,7 @@ def test_a_chain_stops_where_a_plain_program_has_it_stop():
     assert plain_suffix(chain(2), [1, 2, 5, 7, 1, 2, 6, 8, 1, 2], stopping) == [2, -1, -1]
 
 
+@pytest.mark.slow
 def test_a_longer_ending_that_was_there_before_deserves_a_larger_part():
     rows = [[1, 2, 3, 4], [1, 2, 0, 3, 1], [1, 2, 0, 1, 2], [1, 2, 3, 0, 1, 2, 3], [1, 2, 3, 4, 5, 1, 2, 3, 4]]
     count = jnp.asarray([len(row) - 1 for row in rows], jnp.int32)

@@ -23,6 +23,7 @@ def test_a_model_that_lacks_a_tap_is_refused_by_name():
         check_taps(told_nothing, "eagle", Needs(taps=(0,)))
 
 
+@pytest.mark.slow
 def test_behind_the_positions_of_a_draft_model_nothing_is_drafted(caplog):
     prompt, short = [[7, 8, 9, 10]], tiny_model(max_positions=12)
     draft = DraftOptions(draft_model=short, tree="chain-3")

@@ -428,6 +428,7 @@ def test_a_new_option_a_new_length_and_new_weights_compile_nothing(method):
         assert compiled == []
 
 
+@pytest.mark.slow
 def test_a_program_that_is_compiled_would_be_counted():
     """The control."""
     model = tiny_model()

@@ -82,6 +82,7 @@ def test_a_predictor_may_have_another_dtype_than_its_base():
     assert all(len(set(said)) > 3 for said in texts(model))
 
 
+@pytest.mark.slow
 def test_a_record_that_ignores_the_path_would_be_found_out():
     """The control of the test that rejected nodes change nothing."""
     model = sparsified(base(), PageGate(budget=16), modules("gate"))

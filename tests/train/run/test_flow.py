@@ -123,6 +123,7 @@ def test_a_run_cannot_stop_before_the_step_where_it_stands(root, tmp_path):
         run(part_of(root), tmp_path / "run", mesh="data=1", until=1, resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_beside_another_base_is_refused(root, tmp_path):
     run(part_of(root), tmp_path / "run", mesh="data=1", until=1)
     with pytest.raises(ValueError, match=r"was begun with init_sha256 [0-9a-f]{64}; got [0-9a-f]{64}"):

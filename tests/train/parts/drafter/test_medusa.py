@@ -79,6 +79,7 @@ def test_beside_a_target_that_has_not_changed_heads_have_the_loss_of_medusa_1(we
     assert abs(moved_means["base_loss"][0] - lost) > 1e-2
 
 
+@pytest.mark.slow
 def test_what_heads_count_rises_by_a_sine_in_training_alone(weights):
     target, params = weights
     batch, settings = random_batch(MODEL.vocab_size, 2, 6), dataclasses.replace(SETTINGS, heads_ramp=4)
