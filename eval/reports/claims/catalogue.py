@@ -32,8 +32,8 @@ def _by_task(batch: int) -> tuple[Claim, ...]:
             name=f"smollm2-accepted-b{batch}",
             title=f"{SMOLLM2}: tokens a forward by task, batch {batch}",
             text="Mean accepted tokens of greedy answers to Spec-Bench's questions: (new tokens − 1) over the forwards "
-            "that decoded them, so that plain decoding has 1. `eagle-3m` and `chimera-3m` come with the package; "
-            "`chain-N:least=P` stops where tokens are less likely to be kept.",
+            "that decoded them, so that plain decoding has 1. Answers that go in circles are left out. `eagle-3m` and "
+            "`chimera-3m` come with the package; `chain-N:least=P` stops where tokens are less likely to be kept.",
             **about,
             table=layouts.accepted_by_task,
             picture=_accepted_bars(layouts.trees_of, group=cells.category, bar=layouts.method_and_tree),
@@ -41,10 +41,10 @@ def _by_task(batch: int) -> tuple[Claim, ...]:
         Claim(
             name=f"smollm2-speed-b{batch}",
             title=f"{SMOLLM2}: tokens a second by task, batch {batch}",
-            text="Tokens a second of decoding on the same questions, medians of repeats. Each method took turns with "
-            "plain decoding of its own, whose speed stands beside its own; the row of plain decoding is the first of "
-            "these. Speeds of different rows were measured at different times: the ratios of the next table compare "
-            "methods.",
+            text="Tokens a second of decoding on the same questions, without the time to the first token; medians of "
+            "repeats, whose number the report tells. Each method took turns with plain decoding of its own, whose "
+            "speed stands beside its own; the row of plain decoding is the first of these. Speeds of different rows "
+            "were measured at different times: the ratios of the next table compare methods.",
             **about,
             table=layouts.speed_by_task,
             picture=pictures.picture(
@@ -60,7 +60,7 @@ def _by_task(batch: int) -> tuple[Claim, ...]:
         Claim(
             name=f"smollm2-speedup-b{batch}",
             title=f"{SMOLLM2}: times as fast as plain decoding by task, batch {batch}",
-            text="The same speeds, each as a ratio to plain decoding of the same batch a moment before.",
+            text="The same speeds of decoding, each as a ratio to plain decoding of the same batch a moment before.",
             **about,
             table=layouts.speedup_by_task,
         ),
@@ -89,10 +89,13 @@ def _trained() -> tuple[Claim, ...]:
         Claim(
             name="smollm2-drafters",
             title=f"{SMOLLM2}: tokens a forward with trained drafters",
-            text="Mean accepted tokens of answers to Spec-Bench's questions. Drafters were trained on 3M tokens of the "
-            "model's own answers, `eagle1-3m` (EAGLE-1) on other and fewer answers, read six times; `hybrid+NAME` is "
-            "method hybrid with a drafter. `eagle-3m` and `chimera-3m` come with the package. `recycling`, `suffix` "
-            "and `hybrid` need no training. `confident-N` is EAGLE-2's tree of N nodes, another at each step.",
+            text="Mean accepted tokens of answers to Spec-Bench's questions. Drafters were trained on 3M tokens of "
+            "the model's own answers, `eagle1-3m` (EAGLE-1) on other and fewer answers, read six times; `hybrid+NAME` "
+            "is method hybrid with a drafter. `eagle-3m` and `chimera-3m` come with the package. `recycling`, `suffix` "
+            "and `hybrid` need no training. `confident-N` is EAGLE-2's tree of N nodes, another at each step. A "
+            "hybrid's drafts branch in any tree, in 8 nodes named chain-8 too. Answers that go in circles are left "
+            "out, and questions of more than 900 tokens are not asked. Typical acceptance writes other answers, and "
+            "more that go in circles: each of its rows is of those that are left.",
             **accepted,
             table=layouts.accepted_by_tree,
             picture=_accepted_bars(layouts.greedy_trees, group=cells.tree, bar=cells.method),
@@ -100,7 +103,9 @@ def _trained() -> tuple[Claim, ...]:
         Claim(
             name="smollm2-drafters-by-task",
             title=f"{SMOLLM2}: tokens a forward with trained drafters, by task",
-            text="The greedy ones of the same answers by Spec-Bench's tasks.",
+            text="The greedy ones of the same answers by Spec-Bench's tasks: two in translation, three to six in each "
+            "of the others. So few tell tasks apart only where they differ much. A tree of a fixed shape may keep less "
+            "than a longer chain, as EAGLE-3's 16 nodes in mathematics do, and a hybrid less than its best part.",
             **accepted,
             table=layouts.accepted_by_task,
         ),
@@ -116,7 +121,8 @@ def _trained() -> tuple[Claim, ...]:
         Claim(
             name="smollm2-drafters-by-depth",
             title=f"{SMOLLM2}: drafts of chains that are kept, by depth",
-            text="Of the tokens that were drafted at a depth behind kept ones, how many were kept too.",
+            text="Of the tokens that were drafted at a depth behind kept ones, how many were kept too. Hybrids are "
+            "left out, for their drafts branch.",
             **accepted,
             table=layouts.kept_by_depth,
         ),
@@ -150,7 +156,8 @@ def _trained() -> tuple[Claim, ...]:
             text="How often the token that the model says is among a drafter's likeliest, at each depth behind a "
             "prefix of held-out answers: the model's own, of 128 tokens at most, to eight of Spec-Bench's questions a "
             "task, where question and answer have at most 512 tokens. Drafters named `-3m` were trained on 3M tokens, "
-            "the others on 0.48M.",
+            "the others on 0.48M. Behind the first depth EAGLE, Chimera and HAMburger's decoder read the answer's own "
+            "tokens; Medusa's heads and DFlash's places read none, and must know more by themselves.",
             reports=("smollm2-heads", "smollm2-heads-*"),
             table=layouts.accuracies,
         ),
@@ -208,7 +215,7 @@ CLAIMS = (
         "a plain forward would not have chosen. Processors: none, or all that there are, stop strings and a grammar "
         "among them. Variants are trees changed in ways that must not matter; faults are put in on purpose and must "
         "be found. `eagle-3m` and `chimera-3m` come with the package; `medusa`, `eagle1` and `dflash` were trained on "
-        "0.2M tokens, and `hamburger` has modules with random weights.",
+        "0.2M tokens, and `hamburger` has modules with random weights, whose drafts are hardly ever kept.",
         reports=("smollm2-exactness", "smollm2-exactness-*"),
         table=layouts.exactness,
     ),

@@ -40,16 +40,21 @@ def accepted_by_task(rows: Rows) -> Table:
 
 
 def accepted_by_tree(rows: Rows) -> Table:
-    """A line a method and way of verifying, a column a tree; all kinds of questions together."""
+    """A line a method, way of verifying and number of answers, a column a tree; all kinds of questions together."""
     whole = [row for row in rows if row.get("tree") and cells.category(row) == cells.ALL]
-    down = {"Method": cells.method, "Verification": cells.verification}
+    down = {"Method": cells.method, "Verification": cells.verification, "Answers": count("answers")}
     return crossed(whole, down, cells.tree, cells.by_category("mean_accepted_tokens"))
 
 
 def kept_by_depth(rows: Rows) -> Table:
-    """A line a method of chains, a column a depth; all kinds of questions together, greedy."""
+    """A line a method of chains, a column a depth; all kinds of questions together, greedy.
+
+    Without hybrids, whose drafts branch whatever the tree: several may be tried at a depth, of which one is kept.
+    """
     found = []
     for row in _greedy(rows):
+        if row["method"].startswith("hybrid"):
+            continue
         if cells.category(row) == cells.ALL and str(row.get("tree")).startswith("chain-"):
             found += [
                 {**row, "depth": d, "kept": x} for d, x in enumerate(row["acceptance_by_depth"], 1) if x is not None

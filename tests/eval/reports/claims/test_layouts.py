@@ -21,23 +21,30 @@ def test_accepted_by_task_has_a_line_a_tree_and_its_chain_and_all_tasks_first():
     ]
 
 
-def test_trained_drafters_have_a_line_a_verification_and_a_column_a_tree():
+def test_trained_drafters_have_a_line_a_verification_and_its_answers_and_a_column_a_tree():
+    greedy, typical = {"answers": 22}, {"answers": 12, "temperature": 0.7}
     rows = [
-        accepted_row("ar", "all", 1.0, tree=None),
-        accepted_row("eagle", "all", 2.0, tree="chain-8"),
-        accepted_row("eagle", "qa", 1.9, tree="chain-8"),
-        accepted_row("eagle", "all", 2.5, tree="tree-16"),
-        accepted_row("eagle", "all", 2.6, tree="tree-16") | {"temperature": 0.7},
+        accepted_row("ar", "all", 1.0, tree=None) | greedy,
+        accepted_row("eagle", "all", 2.0, tree="chain-8") | greedy,
+        accepted_row("eagle", "qa", 1.9, tree="chain-8") | {"answers": 3},
+        accepted_row("eagle", "all", 2.5, tree="tree-16") | greedy,
+        accepted_row("eagle", "all", 2.6, tree="tree-16") | typical,
+        accepted_row("eagle", "all", 2.4, tree="chain-8") | typical | {"answers": 15},
     ]
     made = report(program="eval.acceptance", rows=rows, settings={"verify": "typical-lossy"})
     table = layouts.accepted_by_tree(made.rows)
-    assert table.header == ["Method", "Verification", "chain-8", "tree-16"]
-    assert table.lines == [["eagle", "greedy", "2.00", "2.50"], ["eagle", "typical, lossy at 0.7", "–", "2.60"]]
+    assert table.header == ["Method", "Verification", "Answers", "chain-8", "tree-16"]
+    assert table.lines == [
+        ["eagle", "greedy", "22", "2.00", "2.50"],
+        ["eagle", "typical, lossy at 0.7", "12", "–", "2.60"],
+        ["eagle", "typical, lossy at 0.7", "15", "2.40", "–"],
+    ]
 
 
 def test_drafts_of_chains_are_told_by_depth_as_far_as_any_were_tried():
     row = accepted_row("eagle", "all", 2.0, tree="chain-3") | {"acceptance_by_depth": [0.5, 0.0, None]}
-    table = layouts.kept_by_depth([row, row | {"tree": "tree-16"}, row | {"category": "qa"}])
+    others = [{"tree": "tree-16"}, {"category": "qa"}, {"method": "hybrid"}, {"method": "hybrid+eagle-3m"}]
+    table = layouts.kept_by_depth([row, *(row | other for other in others)])
     assert (table.header, table.lines) == (
         ["Method", "Tree", "depth 1", "depth 2"],
         [["eagle", "chain-3", "50.0%", "0.0%"]],
