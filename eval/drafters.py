@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from eval.drafting.drafting_cost import Timed, cost_of, taken
+from eval.drafting.drafting_cost import BEHIND, Timed, cost_of, taken
 from eval.drafting.forced import forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Replies, Text, answered_texts, check_tokenizer, chosen, packed_texts
@@ -53,7 +53,7 @@ REPORT, PICTURE = "drafters.json", "drafters.png"
 """What `output` holds."""
 
 PROMPT_TOKENS = 128
-"""Of the texts behind which drafting is timed, at most."""
+"""Of the texts within which drafting is timed, at most, in front of the tokens that it is timed behind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,16 +231,18 @@ def _costs(
     settings: Settings, model: Model, texts: Sequence[Text], drafters: Sequence[Trained]
 ) -> list[dict[str, Any]]:
     """Returns what drafting takes, a row a drafter and number of grams that are kept."""
-    prompts = [text.tokens[:PROMPT_TOKENS] for text in texts[: settings.cost_batch_size]]
-    prompts = [prompts[i % len(prompts)] for i in range(settings.cost_batch_size)]
+    timed = [text.tokens[: PROMPT_TOKENS + BEHIND] for text in texts if len(text.tokens) > BEHIND]
+    if not timed:
+        raise ValueError(f"cost_repeats needs a text of more than {BEHIND} tokens; all are shorter")
+    timed = [timed[i % len(timed)] for i in range(settings.cost_batch_size)]
     plain, named = make_method(model, "ar"), {}
     for drafter in drafters:
         for kept in settings.gram_slots if drafter.kind == "chimera" else (0,):
             named[f"{drafter.name} {kept}"] = (drafter, kept, _method(settings, model, drafter, kept))
-    calls = {name: Timed(model, method, prompts).call() for name, (_, _, method) in named.items()}
-    seconds = taken({"": Timed(model, plain, prompts).call()} | calls, repeats=settings.cost_repeats)
+    calls = {name: Timed(model, method, timed).call() for name, (_, _, method) in named.items()}
+    seconds = taken({"": Timed(model, plain, timed).call()} | calls, repeats=settings.cost_repeats)
     return [
-        {"drafter": drafter.name, "kind": drafter.kind, "gram_slots": kept, "batch_size": len(prompts)}
+        {"drafter": drafter.name, "kind": drafter.kind, "gram_slots": kept, "batch_size": len(timed)}
         | {"nodes": method.strategy.levels}  # type: ignore[attr-defined]
         | cost_of(seconds[name], seconds[""])
         for name, (drafter, kept, method) in named.items()

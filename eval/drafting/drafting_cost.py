@@ -24,23 +24,27 @@ from jax_smash.shapes import bucket
 STEPS = 8
 """Steps of one timed call, so that calling it counts little."""
 
+BEHIND = STEPS + 1
+"""Tokens of a text that the timed steps draft behind: the root of each step's tree, and what the last one emits."""
+
 Call = Callable[[], Any]
 Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """A method whose steps are timed behind prompts.
+    """A method whose steps are timed within texts.
 
     Attributes:
       model: the target.
       method: plain decoding, or one that drafts.
-      prompts: of the rows that decode together, as tokens.
+      texts: of the rows that decode together, as tokens; more than `BEHIND` of each. The last `BEHIND` are what the
+        target is taken to say, the others are the prompt.
     """
 
     model: Model
     method: Method
-    prompts: Sequence[list[int]]
+    texts: Sequence[list[int]]
 
     def call(self) -> Call:
         """Returns what makes `STEPS` steps: whole ones of plain decoding; of a drafter what it does in them alone."""
@@ -49,19 +53,21 @@ class Timed:
             plain = jax.jit(plain_steps(self.method))
             return lambda: jax.block_until_ready(plain(params, state))
         drafted, read = jax.jit(drafted_steps(self.method)), jax.jit(read_once(self.model, self.method))(params, state)
-        return lambda: jax.block_until_ready(drafted(params, state, read))
+        said = jnp.asarray([text[-BEHIND:] for text in self.texts], jnp.int32)
+        return lambda: jax.block_until_ready(drafted(params, state, read, said))
 
     def _state(self) -> DecodeState:
-        rows, room = len(self.prompts), STEPS * self.method.strategy.block
+        prompts = [text[:-BEHIND] for text in self.texts]
+        rows, room = len(prompts), STEPS * self.method.strategy.block
         session = Session(
             self.model,
             self.method,
-            slots=bucket(max(map(len, self.prompts)) + room),
+            slots=bucket(max(map(len, prompts)) + room),
             max_new_tokens=room,
             sampling=[SamplingOptions()] * rows,
             seeds=[0] * rows,
         )
-        session.read(list(self.prompts))
+        session.read(prompts)
         return session.state
 
 
@@ -89,37 +95,41 @@ def read_once(model: Model, method: Method) -> Callable[[Any, DecodeState], Any]
     return read
 
 
-def drafted_steps(method: Method) -> Callable[[Any, DecodeState, Any], Any]:
+def drafted_steps(method: Method) -> Callable[[Any, DecodeState, Any, Array], Any]:
     """Returns the function in which a drafter proposes `STEPS` trees, and learns from one emitted token of each.
 
-    What the target makes of a tree is given, for what it says does not bear on what drafting takes.
+    The tokens are a text's own, so that what a drafter keeps of a text comes again as often as it does in one. What the
+    target makes of a tree is given, for what it says does not bear on what drafting takes.
     """
     drafter = method.strategy.drafter  # type: ignore[attr-defined]
 
-    def steps(params: Any, state: DecodeState, read: Any) -> Any:
+    def steps(params: Any, state: DecodeState, read: Any, said: Array) -> Any:
         rows, topology = state.rows, state.shared.memory["trees"].ladder[0]
-        told = context(state, drafter.needs)
+        # A row drafts, even if its model would have ended the text here.
+        running = jnp.ones(rows.pending.shape, bool)
+        told = replace(context(state, drafter.needs), running=running)
 
-        def step(_: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
+        def step(i: Array, carry: tuple[Any, Any, Array]) -> tuple[Any, Any, Array]:
             own, shared, pending = carry
             tree, made = drafter.propose(params, own, shared, replace(told, pending=pending), topology)
-            nothing = jnp.full(tree.token.shape, -1, jnp.int32)
+            following = jax.lax.dynamic_index_in_dim(said, i + 1, axis=1, keepdims=False)
             outcome = Outcome(
                 tree=tree,
-                target=jnp.maximum(tree.token, 0),
-                accepted=accept(tree, nothing),
-                count=jnp.ones(pending.shape, jnp.int32),
-                running=jnp.ones(pending.shape, bool),
-                pending=pending,
+                target=jnp.broadcast_to(following[:, None], tree.token.shape),
+                accepted=accept(tree, jnp.full(tree.token.shape, -1, jnp.int32)),
+                count=running.astype(jnp.int32),
+                running=running,
+                pending=following,
                 likeliest=None,
                 **read,
             )
             own, shared = drafter.learn(params, own, shared, made, outcome)
             # The next tree hangs on this one, or nobody would have to draft it.
-            return own, shared, jnp.maximum(tree.token[:, -1], 0)
+            following, _ = jax.lax.optimization_barrier((following, tree.token))
+            return own, shared, following
 
         memory = rows.memory["drafter"], state.shared.memory["drafter"]
-        return jax.lax.fori_loop(0, STEPS, step, (*memory, rows.pending))
+        return jax.lax.fori_loop(0, STEPS, step, (*memory, said[:, 0]))
 
     return steps
 
