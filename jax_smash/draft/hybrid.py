@@ -32,6 +32,7 @@ class Hybrid(DrafterPair):
 
     The part is an eighth, of no more levels than the tree, unless the second drafter says for each row how much its
     chain deserves. Then the first drafts a whole tree, whose last nodes make room, and the chain may be deeper than it.
+    Trees by name and those that are learned stand likeliest first, so the least likely nodes are the last.
 
     Both hang below one root. Where the chain begins as a branch of the tree does, its nodes are hung onto that branch's
     end in place of standing twice: what both propose is checked once, and the chain reaches deeper than the tree.

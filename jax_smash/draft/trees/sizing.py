@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jax_smash.costs.curve import CostCurve
-from jax_smash.draft.trees.tree import Topology, topology, tree_from_ranks
+from jax_smash.draft.trees.tree import Topology, tree_in_order
 
 Rates = Float[np.ndarray, "levels ranks"]
 
@@ -80,6 +80,8 @@ def likeliest_paths(p: Rates, budget: int) -> list[tuple[int, ...]]:
 def best_tree(p: Rates, budget: int, *, levels: int | None = None) -> Topology:
     """Returns the tree that emits most tokens a step among those of this many drafted nodes.
 
+    Its nodes stand likeliest first, so its first nodes are the best tree of as many.
+
     Args:
       p: rates; as many levels as the tree may have.
       budget: drafted nodes.
@@ -88,8 +90,7 @@ def best_tree(p: Rates, budget: int, *, levels: int | None = None) -> Topology:
     Raises:
       ValueError: a rate is no probability, there are fewer places than the budget, or the tree is deeper than `levels`.
     """
-    paths = likeliest_paths(p, budget)
-    return tree_from_ranks(paths, levels=levels) if paths else topology([0], levels=levels)
+    return tree_in_order(likeliest_paths(p, budget), levels=levels)
 
 
 def most_expected(p: Rates, budget: int) -> float:

@@ -1,12 +1,14 @@
 """Trees by name: `off`, `chain-N`, `tree-N`, Token Recycling's without one node, and a user's own from a file."""
 
 import json
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from jax_smash.draft.trees.acceptance import prior_rates
 from jax_smash.draft.trees.sizing import best_tree
-from jax_smash.draft.trees.tree import Topology, chain, topology, tree_from_ranks
+from jax_smash.draft.trees.tree import Topology, chain, topology, tree_from_ranks, tree_in_order
 
 LEVELS, RANKS = 6, 8
 """The largest depth of `tree-N`, and the most children of one of its nodes; the reach of a method may set others."""
@@ -36,14 +38,21 @@ def recycling_tree() -> Topology:
     """Returns Token Recycling's tree with 80 nodes, the root among them.
 
     Differs from `published_recycling_tree`: a node that is hardly ever kept is left out, so that a forward has ten
-    tiles of eight entries.
+    tiles of eight entries, and the nodes stand likeliest first, so that the least likely ones make room for others.
     """
-    return tree_from_ranks([ranks for ranks in _published_ranks() if tuple(ranks) != SELDOM_KEPT])
+    return tree_in_order(_likeliest_first([ranks for ranks in _published_ranks() if ranks != SELDOM_KEPT]))
 
 
-def _published_ranks() -> list[list[int]]:
+def _published_ranks() -> list[tuple[int, ...]]:
     parents = (node.split(":") for node in RECYCLING_CHILDREN.split())
-    return [[*map(int, ranks), child] for ranks, children in parents for child in range(int(children))]
+    return [(*map(int, ranks), child) for ranks, children in parents for child in range(int(children))]
+
+
+def _likeliest_first(paths: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Returns a tree's paths in the order of their probability before anything was seen, parents before children."""
+    rates = prior_rates(max(map(len, paths), default=0), 1 + max(map(max, paths), default=0))
+    kept = {path: math.prod(float(rates[depth, rank]) for depth, rank in enumerate(path)) for path in paths}
+    return sorted(paths, key=lambda path: (-kept[path], len(path), path))
 
 
 TEMPLATES = {"recycling-80": recycling_tree}
@@ -55,7 +64,8 @@ def named_tree(name: str) -> Topology:
     Args:
       name: `off` for the root alone, `chain-N`, `tree-N` for the N drafted nodes that are likeliest to be kept before
         anything was seen, a template's name, or a JSON file with the ranks that lead to each node
-        (`[[0], [1], [0, 0]]`) or the parents (`{"parents": [-1, 0, 0, 1]}`, ranks optional).
+        (`[[0], [1], [0, 0]]`) or the parents (`{"parents": [-1, 0, 0, 1]}`, ranks optional). Nodes stand likeliest
+        first, those of a file with parents as the file has them.
 
     Raises:
       ValueError: there is no such tree, or the file holds none.
@@ -86,7 +96,8 @@ def _read(path: Path) -> Topology:
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return topology(content["parents"], content.get("ranks"))
-        return tree_from_ranks(content)
+        tree_from_ranks(content)  # Refuses what is no tree.
+        return tree_in_order(_likeliest_first([tuple(map(int, path)) for path in content]))
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f'{path} must hold lists of ranks, or {{"parents": […]}}: {error!r}') from error
     except ValueError as error:

@@ -310,13 +310,22 @@ def tree_from_ranks(paths: Sequence[Sequence[int]], *, levels: int | None = None
       ValueError: the parent of a path is missing, a path is empty or occurs twice, or a rank is negative.
     """
     ordered = sorted((tuple(int(r) for r in path) for path in paths), key=lambda path: (len(path), path))
+    return tree_in_order(ordered, levels=levels)
+
+
+def tree_in_order(paths: Sequence[tuple[int, ...]], *, levels: int | None = None) -> Topology:
+    """Makes a topology as `tree_from_ranks` does, whose nodes stand in the order of the paths.
+
+    Raises:
+      ValueError: as `tree_from_ranks` says, or a path stands before its parent's.
+    """
     place: dict[tuple[int, ...], int] = {(): 0}
     parent, rank = [0], [0]
-    for path in ordered:
+    for path in paths:
         if path in place:
             raise ValueError(f"the path {list(path)} {'is the root' if not path else 'stands twice'}")
         if path[:-1] not in place:
-            raise ValueError(f"the node {list(path)} has no parent: {list(path[:-1])} is not in the tree")
+            raise ValueError(f"the node {list(path)} has no parent: {list(path[:-1])} is not in the tree before it")
         parent.append(place[path[:-1]])
         rank.append(path[-1])
         place[path] = len(place)

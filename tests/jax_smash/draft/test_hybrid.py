@@ -3,9 +3,12 @@ import jax.numpy as jnp
 import pytest
 
 from jax_smash.draft.context import Context
-from jax_smash.draft.hybrid import Hybrid, _joined
+from jax_smash.draft.hybrid import Hybrid, _first_nodes, _joined
 from jax_smash.draft.lookup import Lookup
 from jax_smash.draft.suffix import Suffix
+from jax_smash.draft.trees.acceptance import prior_rates
+from jax_smash.draft.trees.sizing import best_tree, expected_tokens
+from jax_smash.draft.trees.templates import LEVELS, RANKS, named_tree
 from jax_smash.draft.trees.tree import chain, grow, topology
 from jax_smash.pytree import replace
 from tests.drafting import proposed
@@ -68,6 +71,15 @@ def test_each_row_takes_as_many_of_the_chain_s_nodes_as_it_is_to_have():
 
 def test_the_chain_is_no_trial_of_the_tree_s_ranks():
     assert joined([9, 1, 2, 3], [5, 6]).rank.tolist() == [[0, 0, 1, 0, -1, -1]]
+
+
+@pytest.mark.parametrize("drafted", [8, 15, 16, 79])
+def test_the_nodes_that_make_room_are_the_least_likely(drafted):
+    rates, tree = prior_rates(LEVELS, RANKS), named_tree(f"tree-{drafted}")
+    line = Hybrid(tree=Lookup(), line=Lookup())._longest(tree)
+    for room in (line, *((quarters * drafted + 2) // 4 for quarters in (1, 2, 3))):
+        best = expected_tokens(rates, best_tree(rates, drafted - room))
+        assert expected_tokens(rates, _first_nodes(tree, tree.nodes - room)) == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,3 +212,15 @@ def test_a_tree_is_read_from_a_file(tmp_path):
     file = tmp_path / "tree.json"
     file.write_text("[[0], [1], [0, 0]]")
     assert named_tree(str(file)).parent.tolist() == [0, 0, 0, 1]
+    file.write_text("[]")
+    assert named_tree(str(file)).nodes == 1
+
+
+def test_nodes_of_named_trees_stand_likeliest_first(tmp_path):
+    file, rates = tmp_path / "tree.json", prior_rates(LEVELS, RANKS)
+    file.write_text("[[0], [1], [2], [3], [0, 0], [2, 0], [0, 0, 0]]")
+    for name in ("tree-15", "tree-79", "recycling-80", str(file)):
+        tree, kept = named_tree(name), [1.0]
+        for parent, depth, rank in np.stack([tree.parent, tree.depth, tree.rank], axis=1).tolist()[1:]:
+            kept.append(kept[parent] * float(rates[depth - 1, rank]))
+        assert all(after <= before * (1 + 1e-6) for before, after in itertools.pairwise(kept)), name
