@@ -9,9 +9,10 @@ one task; what a method learns from one batch is known to its next, as `jax-smas
 by plain decoding goes in circles (fewer than 0.7 of its 4-grams distinct) are left out and counted. The prompt of a
 second turn holds plain decoding's answer to the first.
 
-Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers. Speed is of decoding alone. A
-method's tree, its chain and plain decoding take turns on every batch: a speed-up is the ratio to plain decoding of the
-same batch a moment before.
+Mean accepted tokens are (new tokens − 1) / decode forwards, each summed over answers and repeats. Speed is of decoding
+alone. A method's tree, its chain and plain decoding take turns on every batch. A speed-up is plain decoding's seconds
+over the method's for as many tokens: of each batch the median over repeats, summed over batches. Its interval draws
+these batches again.
 
 `METHOD:auto` has its trees sized while it decodes, once for each of `--curves` that it may begin with. The curves are
 measured first. What was learned of costs is forgotten with everything else before each repeat, but for `--keep-costs`:

@@ -34,24 +34,28 @@ def rows_of(
     for contender in contenders:
         for task, numbers in groups.items():
             mine, plain = (_part(runs[name], numbers) for name in (contender.name, contenders[0].name))
-            row = _named(contender) | {"batch_size": batch_size, "task": task} | accepted(mine[0])
-            row |= speed(mine, plain) | {"differing": _differing(mine[0], plain[0])}
+            row = _named(contender) | {"batch_size": batch_size, "task": task} | accepted(mine)
+            row |= speed(mine, plain) | {"differing": _differing(mine, plain)}
             if contender.name in chains:
                 row |= _beside_chain(mine, _part(runs[chains[contender.name]], numbers))
             found.append(row)
     return found
 
 
-def accepted(samples: Sequence[Sample]) -> Row:
-    """Returns mean accepted tokens of some batches, with the interval over answers."""
-    rows = [(len(row) - s.started // len(s.tokens), n) for s in samples for row, n in _rows(s)]
+def accepted(repeats: Sequence[Sequence[Sample]]) -> Row:
+    """Returns mean accepted tokens of some batches, with the interval over answers.
+
+    An automatic tree need not be the same in every repeat: tokens and forwards are sums over repeats, those of one
+    answer too, which is drawn with all of its repeats. `answers` are counted once.
+    """
+    samples, answers = [s for repeat in repeats for s in repeat], _answers(repeats)
     forwards = sum(s.forwards for s in samples)
     return {
-        "answers": len(rows),
+        "answers": len(answers),
         "new_tokens": sum(len(row) for s in samples for row in s.tokens),
         "forwards": forwards,
         "mean_accepted_tokens": sum(s.decoded for s in samples) / forwards,
-        "interval": _told(ratio_bootstrap(*zip(*rows, strict=True))),
+        "interval": _told(ratio_bootstrap(*zip(*answers, strict=True))),
     }
 
 
@@ -63,18 +67,15 @@ def speed(mine: Sequence[Sequence[Sample]], plain: Sequence[Sequence[Sample]]) -
       plain: the baseline's, of the same batches, each run a moment before or after.
 
     Returns:
-      Medians over repeats; the interval of the speed-up is over batches.
+      Medians over repeats, but for the speed-up: see `_seconds`. Its interval draws batches again.
     """
     speeds, plains = ([_rate(samples) for samples in repeats] for repeats in (mine, plain))
-    # Seconds of each batch for as many tokens as the baseline's.
-    ours = [statistics.median(s.decode_s / max(s.decoded, 1) for s in batch) for batch in zip(*mine, strict=True)]
-    theirs = [statistics.median(s.decode_s for s in batch) for batch in zip(*plain, strict=True)]
-    tokens = [sample.decoded for sample in plain[0]]
+    theirs, ours = _seconds(plain, mine)
     return {
         "tokens_per_second": statistics.median(speeds),
         "plain_tokens_per_second": statistics.median(plains),
-        "speedup": statistics.median(a / b for a, b in zip(speeds, plains, strict=True)),
-        "speedup_interval": _told(ratio_bootstrap(theirs, [s * n for s, n in zip(ours, tokens, strict=True)])),
+        "speedup": sum(theirs) / sum(ours),
+        "speedup_interval": _told(ratio_bootstrap(theirs, ours)),
         "ms_per_step": statistics.median(
             1e3 * sum(s.decode_s for s in samples) / sum(s.steps for s in samples) for samples in mine
         ),
@@ -104,27 +105,56 @@ def _part(repeats: Sequence[Sequence[Sample]], numbers: Sequence[int]) -> list[l
     return [[samples[i] for i in numbers] for samples in repeats]
 
 
-def _rows(sample: Sample) -> list[tuple[list[int], int]]:
-    return list(zip(sample.tokens, sample.forwards_by_row, strict=True))
+def _answers(repeats: Sequence[Sequence[Sample]]) -> list[tuple[int, int]]:
+    """Returns the tokens that decoding emitted of each answer, and its forwards, both sums over repeats."""
+    found = []
+    for batch in zip(*repeats, strict=True):
+        rows = zip(*(zip(s.tokens, s.forwards_by_row, strict=True) for s in batch), strict=True)
+        started = sum(s.started // len(s.tokens) for s in batch)
+        found += [(sum(len(tokens) for tokens, _ in row) - started, sum(n for _, n in row)) for row in rows]
+    return found
 
 
 def _rate(samples: Sequence[Sample]) -> float:
     return sum(s.decoded for s in samples) / sum(s.decode_s for s in samples)
 
 
-def _differing(mine: Sequence[Sample], plain: Sequence[Sample]) -> int:
-    return sum(a != b for m, p in zip(mine, plain, strict=True) for a, b in zip(m.tokens, p.tokens, strict=True))
+def _seconds(theirs: Sequence[Sequence[Sample]], ours: Sequence[Sequence[Sample]]) -> tuple[list[float], list[float]]:
+    """Returns the seconds of each batch for as many tokens as theirs has: medians over repeats of seconds a token.
+
+    How many times as fast ours is, is the ratio of the sums of both: what an interval over batches draws again.
+    """
+    tokens = [sum(s.decoded for s in batch) / len(batch) for batch in zip(*theirs, strict=True)]
+    both = (
+        [statistics.median(s.decode_s / max(s.decoded, 1) for s in batch) for batch in zip(*repeats, strict=True)]
+        for repeats in (theirs, ours)
+    )
+    first, second = ([n * s for n, s in zip(tokens, seconds, strict=True)] for seconds in both)
+    return first, second
+
+
+def _differing(mine: Sequence[Sequence[Sample]], plain: Sequence[Sequence[Sample]]) -> int:
+    """Returns how many answers are not plain decoding's of the same repeat, in one repeat or more."""
+    odd = {
+        (number, row)
+        for samples, others in zip(mine, plain, strict=True)
+        for number, (m, p) in enumerate(zip(samples, others, strict=True))
+        for row, (a, b) in enumerate(zip(m.tokens, p.tokens, strict=True))
+        if a != b
+    }
+    return len(odd)
 
 
 def _beside_chain(mine: Sequence[Sequence[Sample]], chain: Sequence[Sequence[Sample]]) -> Row:
-    own, theirs = accepted(mine[0]), accepted(chain[0])
+    own, theirs = accepted(mine), accepted(chain)
     # Texts are the same, so that forwards alone make the ratio.
-    forwards = [[n for s in repeats[0] for _, n in _rows(s)] for repeats in (chain, mine)]
+    forwards = [[n for _, n in _answers(repeats)] for repeats in (chain, mine)]
+    slower, faster = _seconds(chain, mine)
     return {
         "chain_mean_accepted_tokens": theirs["mean_accepted_tokens"],
         "over_chain": own["mean_accepted_tokens"] / theirs["mean_accepted_tokens"],
         "over_chain_interval": _told(ratio_bootstrap(*forwards)),
-        "speed_over_chain": statistics.median(_rate(a) / _rate(b) for a, b in zip(mine, chain, strict=True)),
+        "speed_over_chain": sum(slower) / sum(faster),
     }
 
 
