@@ -291,17 +291,16 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
         done = earlier_rows(settings.json, headed["settings"], inputs=headed["inputs"], free=FREE_TO_CHANGE)
         check_rows(done, [named.drafter for named in settings.named() if named.drafter])
 
-    def write(found: dict[str, Any]) -> None:
+    def write(found: dict[str, Any], *, complete: bool = False) -> None:
         if settings.json is not None:
-            write_json(settings.json, headed | found)
+            write_json(settings.json, headed | {"complete": complete} | found)
 
-    report = headed | measure(settings, done, write)
+    report = measure(settings, done, write)
+    write(report, complete=True)
     rows = report["rows"]
     title = f"{settings.model}, {settings.study}: {report['questions']} questions, {report['too_long']} too long"
     print_table(title, rows, COLUMNS.get(settings.study, TREES))
     _print_depths(rows)
-    if settings.json is not None:
-        write_json(settings.json, report)
     if settings.plot is not None:
         from eval.drafting.acceptance_plots import plot_study  # matplotlib takes a second to import.
 

@@ -368,12 +368,12 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
         done = earlier_rows(settings.json, report["settings"], **same)
         check_rows(done, settings.trained())
 
-    def write(found: Row) -> None:
+    def write(found: Row, *, complete: bool = False) -> None:
         if settings.json is not None:
-            write_json(settings.json, report | found)
+            write_json(settings.json, report | {"complete": complete} | found)
 
     found = measure(settings, done, write)
-    write(found)
+    write(found, complete=True)
     print_table(f"{report['device']['kind']}: {found['model']['name']}, {settings.dtype}", found["rows"], COLUMNS)
     for note in found["notes"]:
         print(note)

@@ -66,6 +66,7 @@ def test_a_report_has_plain_decoding_each_tree_and_its_chain(written):
     ]
     assert (report["questions"], report["too_long"]) == (3, 1)
     assert report["command"].startswith("python -m eval.acceptance --trees")
+    assert report["complete"]
     plain, tree, chain = (row for row in rows if row["category"] == "all")
     assert plain["mean_accepted_tokens"] in (1, None)
     assert plain["answers"] + plain["degenerate"] == tree["answers"] + tree["degenerate"] == 4
@@ -77,6 +78,27 @@ def test_a_report_has_plain_decoding_each_tree_and_its_chain(written):
 
 def test_the_picture_is_one(written):
     assert (written / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def cut_off():
+    """Ends a run as a user does, where a tree is done."""
+    raise KeyboardInterrupt
+
+
+def test_a_run_that_was_cut_off_is_complete_when_it_has_gone_on(model, prompts, tmp_path, monkeypatch):
+    asked = {"model": model, "prompts": (prompts,), "max_new_tokens": 12, "trees": ("chain-2", "off")}
+    settings = Settings(**asked, json=tmp_path / "a.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(PROGRAMS, "forget", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            main(settings)
+    report = json.loads(settings.json.read_text())
+    assert not report["complete"]
+    assert {row["tree"] for row in report["rows"]} == {None, "chain-2"}
+    main(dataclasses.replace(settings, resume=True))
+    again = json.loads(settings.json.read_text())
+    assert again["complete"]
+    assert {row["tree"] for row in again["rows"]} == {None, "chain-2", "off"}
 
 
 @pytest.mark.slow

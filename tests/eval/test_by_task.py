@@ -13,6 +13,7 @@ from eval.timing.curves import scaled
 from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.checkpoints.smasher import save_smasher, tokenizer_sha256
 from jax_smash.costs import CostCurve
+from jax_smash.decode.programs import PROGRAMS
 from jax_smash.loading import load
 from tests.medusa import random_heads
 from tests.model_directory import write_model
@@ -74,6 +75,29 @@ def test_a_run_goes_on_with_what_is_missing(given, report, capsys):
     assert [(row["method"], row["tree"]) for row in rows[len(report["rows"]) :]] == [("lookup", "chain-2")] * 3
     with pytest.raises(ValueError, match="was made with max_new_tokens 6; got 7"):
         main(dataclasses.replace(given, resume=True, max_new_tokens=7))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_off_is_complete_when_it_has_gone_on(given, tmp_path, monkeypatch):
+    calls = []
+
+    def cut_off():
+        calls.append(None)
+        if len(calls) == 2:  # Prompts were made, then the first method's rows.
+            raise KeyboardInterrupt
+
+    settings = dataclasses.replace(given, methods=("lookup:chain-2", "lookup:chain-3"), json=tmp_path / "a.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(PROGRAMS, "forget", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            main(settings)
+    report = json.loads(settings.json.read_text())
+    assert not report["complete"]
+    assert {row["tree"] for row in report["rows"]} == {None, "chain-2"}
+    main(dataclasses.replace(settings, resume=True))
+    again = json.loads(settings.json.read_text())
+    assert again["complete"]
+    assert {row["tree"] for row in again["rows"]} == {None, "chain-2", "chain-3"}
 
 
 def test_times_of_another_device_are_not_gone_on_with(given, tmp_path):

@@ -58,8 +58,12 @@ def part(claim: Claim, reports: Sequence[Report]) -> str:
 
 
 def table_of(claim: Claim, reports: Sequence[Report]) -> str:
-    """Returns the table of one claim in Markdown."""
-    return claim.table(claim.rows(reports)).markdown()
+    """Returns the table of one claim in Markdown; below it, which of its reports lack rows that were asked for."""
+    table = claim.table(claim.rows(reports)).markdown()
+    if not (short := [report.name for report in reports if not report.complete]):
+        return table
+    lacking = f"Cut off before all rows were made: {', '.join(short)}."
+    return f"{table}\n\n{textwrap.fill(lacking, 120, break_long_words=False, break_on_hyphens=False)}"
 
 
 def source(report: Report) -> list[str]:

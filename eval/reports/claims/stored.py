@@ -52,6 +52,11 @@ class Report:
         return [{**shared, **_own(row), **row, "report": self.name} for row in self.content.get("rows", [])]
 
     @property
+    def complete(self) -> bool:
+        """Whether all rows that were asked for are there; a report that does not tell is taken to have them."""
+        return self.content.get("complete", True)
+
+    @property
     def device(self) -> str:
         """What it was measured on, in words."""
         device = self["device"]

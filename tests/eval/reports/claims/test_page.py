@@ -36,6 +36,12 @@ def test_a_claim_has_title_sentence_table_and_all_that_repeats_it():
     assert "Not measured yet" not in text
 
 
+def test_a_report_that_was_cut_off_is_named_below_the_table():
+    assert "| ar | 12.0 |\n\nCut off before all rows were made: speed.\n\nMade from" in made(code=NOW, complete=False)
+    assert made(code=NOW, complete=True) == made(code=NOW)
+    assert "Cut off" not in made(code=NOW)
+
+
 def test_a_report_of_two_claims_is_told_once():
     again = dataclasses.replace(CLAIM, name="again", title="Again")
     text = page([CLAIM, again], {"speed": report(rows=[speed_row()], code=NOW)})
