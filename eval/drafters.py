@@ -14,7 +14,8 @@ share of these guesses in which the token that the target would say there is amo
 drafter's training says the same of the same texts. Intervals are over texts.
 
 Of a packed folder the held-out documents count that chose no step of a run (`--choice-share` is the training file's).
-A file of answers (`train.regenerate` writes one) is read from its beginning. Training must not have seen them.
+A file of answers (`train.regenerate` writes one) is read from its beginning. Training must not have seen them. Answers
+that go in circles (fewer than 0.7 of their 4-grams distinct) are left out and counted: any drafter guesses them.
 
 `--cost-repeats` also times what each drafter does in a step with a chain of `--depths` tokens, and plain steps in
 turn with it; `base_forwards` is the median ratio. `--gram-slots` does so for caches of Chimera's grams.
@@ -32,6 +33,7 @@ from eval.drafting.forced import forced
 from eval.drafting.head_accuracy import RANKS, Counts, accuracy_rows, ranker, read_by_target
 from eval.drafting.held_out import Replies, Text, answered_texts, check_tokenizer, chosen, packed_texts
 from eval.drafting.trained import HAMBURGER, MICRO, Trained, loaded_beside, trained_for
+from eval.exact.exactness_report import inputs_of
 from eval.reports.options import Numbers, Paths, check_least
 from eval.reports.report import (
     check_folder,
@@ -149,8 +151,8 @@ class Settings:
             raise ValueError(f"{idle[0]} encodes texts and does not draft: it is judged without cost_repeats alone")
         return found
 
-    def texts(self, model: Model) -> list[Text]:
-        """Returns the texts that drafters are judged on.
+    def texts(self, model: Model) -> tuple[list[Text], int]:
+        """Returns the texts that drafters are judged on, and how many answers were left out that go in circles.
 
         Raises:
           ValueError: the folder or the file is damaged, or has no reply.
@@ -160,7 +162,7 @@ class Settings:
         else:
             marks = [self._ids(model, text) for text in (self.reply_begins, self.reply_ends)]
             texts = packed_texts(self.packed, Replies(*marks), choice_share=self.choice_share)
-        return chosen(texts, most_tokens=self.tokens, length=self.length)
+        return chosen(texts, most_tokens=self.tokens, length=self.length, circles=self.answers is None)
 
     def _ids(self, model: Model, text: str) -> tuple[int, ...]:
         return tuple(model.tokenizer.encode(text, add_special_tokens=False)) if text else ()
@@ -176,11 +178,12 @@ def measure(settings: Settings) -> dict[str, Any]:
     settings.check()
     drafters = settings.trained()
     model = loaded_beside(settings.model, drafters, dtype=jnp.dtype(settings.dtype))
-    texts = settings.texts(model)
+    texts, left_out = settings.texts(model)
     methods = [_method(settings, model, drafter) for drafter in drafters]
     return {
         "model": {"name": model.name, "weight_bytes": tree_bytes(model.params)},
         "texts": len(texts),
+        "left_out": left_out,
         "drafters": [
             {**drafter.facts(), "bytes": tree_bytes(method.params["smasher" if drafter.kind == MICRO else "drafter"])}
             for drafter, method in zip(drafters, methods, strict=True)
@@ -251,8 +254,13 @@ def _costs(
 
 def main(settings: Settings, arguments: Sequence[str] | None = None) -> None:
     """Measures, prints tables, writes report and picture."""
-    report = heading("eval.drafters", arguments, dataclasses.asdict(settings)) | measure(settings)
+    settings.check()
+    report = heading("eval.drafters", arguments, dataclasses.asdict(settings))
+    report |= {"inputs": inputs_of(settings.model, (settings.packed, settings.answers))}
+    report |= measure(settings)
     title = f"{Path(settings.model).name}, {settings.dtype}: {report['texts']} texts"
+    if report["left_out"]:
+        title += f", {report['left_out']} left out that go in circles"
     print_table(title, report["rows"], COLUMNS)
     if report["costs"]:
         print_table("Drafting, in plain steps", report["costs"], COSTS)

@@ -9,7 +9,7 @@ import numpy as np
 
 from eval.prompts.question_sets import Question, turn_tokens
 from eval.scores.intervals import ratio_bootstrap
-from eval.tasks.variety import RUN, VARIED, distinct_share
+from eval.tasks.variety import goes_in_circles
 from jax_smash.decode.draft_report import drafted_rows
 from jax_smash.decode.drafts import Trees
 from jax_smash.draft.trees.tree import Topology
@@ -50,8 +50,8 @@ class Answer:
 
     @property
     def degenerate(self) -> bool:
-        """Whether the text goes in circles, which any drafter guesses; a text without a 4-gram does not."""
-        return len(self.tokens) >= RUN and distinct_share(self.tokens) < VARIED
+        """Whether the text goes in circles."""
+        return goes_in_circles(self.tokens)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from eval.tasks.records import read_lines
+from eval.tasks.variety import goes_in_circles
 from jax_smash.checkpoints.smasher import tokenizer_sha256
 from jax_smash.loading import Model
 
@@ -34,6 +35,11 @@ class Text:
     def cut(self, length: int) -> "Text":
         """Returns its first tokens, at most so many."""
         return Text(self.tokens[:length], self.said[:length])
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether what is to be said goes in circles, which any drafter guesses."""
+        return goes_in_circles(list(itertools.compress(self.tokens, self.said)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,30 +179,38 @@ def answered_texts(path: Path, model: Model) -> Iterator[Text]:
             raise ValueError(f"{path}, line {number} must be an answer with messages, or a text: {error}") from error
 
 
-def chosen(texts: Iterator[Text], *, most_tokens: int, length: int) -> list[Text]:
-    """Returns the first texts, cut, until their replies have so many tokens.
+def chosen(texts: Iterator[Text], *, most_tokens: int, length: int, circles: bool = True) -> tuple[list[Text], int]:
+    """Returns the first texts, cut, until their replies have so many tokens, and how many were left out on the way.
 
     Args:
       texts: in order; those in which nothing is to be guessed are passed over.
       most_tokens: of replies. The last text is whole.
       length: tokens of a text at most.
+      circles: keep those that go in circles, as they are cut; else they are left out.
 
     Raises:
       ValueError: there is no text.
     """
     found: list[Text] = []
-    tokens = 0
+    tokens = left_out = 0
     for text in texts:
         text = text.cut(length)
         # The first guess is behind the second token: the target has read one.
-        if any(text.said[2:]):
-            found.append(text)
-            tokens += sum(text.said[2:])
+        if not any(text.said[2:]):
+            continue
+        if text.degenerate and not circles:
+            left_out += 1
+            continue
+        found.append(text)
+        tokens += sum(text.said[2:])
         if tokens >= most_tokens:
             break
     if not found:
-        raise ValueError("there must be a held-out text with a reply of more than two tokens; got none")
-    return found
+        raise ValueError(
+            "there must be a held-out text with a reply of more than two tokens; got none"
+            + (f" but {left_out} that go in circles" if left_out else "")
+        )
+    return found, left_out
 
 
 def _behind(tokens: Integer[np.ndarray, "n"], sequence: Sequence[int]) -> Integer[np.ndarray, "found"]:

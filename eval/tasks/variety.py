@@ -108,6 +108,11 @@ def variety_set(source: str, *, count: int | None, chat: bool, max_new_tokens: i
     return VarietySet(task="variety", openings=tuple(openings), chat=chat, max_new_tokens=new)
 
 
+def goes_in_circles(tokens: Sequence[int]) -> bool:
+    """Returns whether a text repeats itself so much that any drafter guesses it; one without a 4-gram does not."""
+    return len(tokens) >= RUN and distinct_share(tokens) < VARIED
+
+
 def distinct_share(tokens: Sequence[int]) -> float:
     """Returns how many 4-grams of a text differ, over how many there are: 0 … 1; 0 where there is none."""
     runs = [tuple(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]

@@ -7,6 +7,7 @@ import pytest
 
 from eval.drafters import PICTURE, REPORT, Settings, main
 from eval.drafting.random_drafters import KINDS
+from eval.exact.exactness_report import inputs_of
 from jax_smash.checkpoints.chimera import save_chimera
 from jax_smash.checkpoints.medusa import save_medusa
 from jax_smash.checkpoints.smasher import tokenizer_sha256
@@ -50,8 +51,26 @@ def test_a_report_has_a_row_for_each_depth_of_each_drafter(trained, tmp_path, ca
     assert [drafter["drafter"] for drafter in report["drafters"]] == ["heads", "grams", "groups"]
     assert all(drafter["bytes"] > 0 for drafter in report["drafters"])
     assert {"command", "commit", "device"} <= {*report}
+    assert report["inputs"] == inputs_of(given["model"], [None, given["answers"]])
+    assert (report["texts"], report["left_out"]) == (2, 0)
     assert report["costs"] == []
     assert "top1" in capsys.readouterr().out
+
+
+def test_answers_that_go_in_circles_are_left_out_and_counted(trained, tmp_path, capsys):
+    _, given = trained
+    answers, length = tmp_path / "answers.jsonl", 32
+    chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "abababababab"}]
+    answers.write_text(given["answers"].read_text() + json.dumps({"messages": chat}) + "\n")
+    asked = {"drafters": given["drafters"][:1], "answers": answers}
+    main(Settings(**given | asked, json=tmp_path / "cut.json"))
+    report = json.loads((tmp_path / "cut.json").read_text())
+    assert (report["texts"], report["left_out"]) == (3, 0)  # Four tokens of a reply do not go round.
+    capsys.readouterr()
+    main(Settings(**given | asked | {"length": length}, json=tmp_path / "whole.json"))
+    report = json.loads((tmp_path / "whole.json").read_text())
+    assert (report["texts"], report["left_out"]) == (1, 2)
+    assert "1 texts, 2 left out that go in circles" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -91,10 +91,35 @@ def test_of_an_answer_the_reply_is_said_and_of_a_text_everything(tmp_path, monke
 
 def test_texts_are_taken_until_their_replies_have_enough_tokens():
     texts = [Text(list(range(n)), [False] + [True] * (n - 1)) for n in (2, 9, 50, 9)]
-    found = chosen(iter(texts), most_tokens=10, length=12)
+    found, _ = chosen(iter(texts), most_tokens=10, length=12)
     assert [len(text.tokens) for text in found] == [9, 12]
     with pytest.raises(ValueError, match="there must be a held-out text with a reply of more than two tokens"):
         chosen(iter(texts[:1]), most_tokens=10, length=12)
+
+
+def test_texts_whose_replies_go_in_circles_are_left_out_and_counted_where_they_are_not_to_be_kept():
+    def reply(*tokens):
+        return Text([1, 1, 1, 1, 1, 1, *tokens], [False] * 6 + [True] * len(tokens))
+
+    turns, short, varied = reply(*[7, 8] * 5), reply(7, 7, 7), reply(*range(2, 12))
+    late = reply(*range(2, 8), *[7] * 20)  # In what is cut off.
+    texts = [turns, short, turns, varied, late, turns]
+    asked = {"most_tokens": 19, "length": 12}
+    found, left_out = chosen(iter(texts), **asked, circles=False)
+    assert (found, left_out) == (
+        [
+            text.cut(12)
+            for text in (
+                short,
+                varied,
+                late,
+            )
+        ],
+        3,
+    )
+    assert chosen(iter(texts), **asked)[1] == 0
+    with pytest.raises(ValueError, match="of more than two tokens; got none but 2 that go in circles"):
+        chosen(iter([turns, turns]), **asked, circles=False)
 
 
 def test_sources_are_read_in_turn(tmp_path, monkeypatch):
