@@ -11,7 +11,8 @@ r"""Drafted text is plain decoding's, token for token: methods, trees, batches a
 Every text is compared with plain decoding of the same seed and batch size, and every emitted token with a plain forward
 over the whole text, processors applied: it must lie within rounding of the best. Rounding is 1e-5 of the largest
 processed logit's magnitude in float32, and one step of the format, 2⁻⁷ of it, in bfloat16. Divergences are listed, with
-the gap between the two tokens; in float32 there may be 5 in a million tokens, each a near-tie.
+the gap between the two tokens; in float32 there may be 5 in a million tokens, each a near-tie. A row in which no draft
+was kept proves nothing: it is no fault and has a star.
 
 For the last condition (the largest batch, all processors, sampled) trees are also decoded in ways that must change
 nothing (padding nodes that nothing reaches; siblings swapped; a tree of first children alone, against the chain), and
@@ -33,6 +34,7 @@ from eval.exact.conditions import REGEX, STOP, Condition
 from eval.exact.divergence import ROUNDING
 from eval.exact.exactness_report import Clock, earlier_rows, inputs_of, totals
 from eval.exact.exactness_rows import AS_IT_IS, DRAFT_MODEL, GROUPS, HAMBURGER, HYBRID, SELF_SPARSE, Case, Study
+from eval.exact.kept import NO_DRAFT_KEPT, no_draft_kept
 from eval.prompts.exactness_prompts import of_file, of_spec_bench, shipped
 from eval.reports.options import Names, Numbers, Paths, check_least
 from eval.reports.report import check_output, heading, print_table, run_program, write_json
@@ -351,10 +353,12 @@ def main(settings: Settings, arguments: Sequence[str] | None = None) -> int:
 
     rows = measure(settings, kept, write)
     write(rows, complete=True)
-    shown = [row | {"passed": "yes" if row["passed"] else "NO"} for row in rows]
+    shown = [row | {"passed": ("yes" if row["passed"] else "NO") + "*" * no_draft_kept(row)} for row in rows]
     unused = {name for name in ("drafter", "draft_model") if not getattr(settings, name)}
     columns = [column for column in COLUMNS if column not in unused]
     print_table(f"Drafted text against plain decoding's: {settings.model}, {settings.dtype}", shown, columns)
+    for row in filter(no_draft_kept, rows):
+        print(f"* {' '.join(row['key'])}: {NO_DRAFT_KEPT}")
     for row in rows:
         if row["must"] == "equal":
             for divergence in row["listed"]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.exact.exactness_rows import AS_IT_IS
+from eval.exact.kept import NO_DRAFT_KEPT, no_draft_kept
 from eval.reports.code_hashes import changed_files
 from jax_smash.cli.resume import path_digest
 from jax_smash.loading import sources
@@ -58,7 +59,7 @@ class Clock:
         passed = time.perf_counter() - self.began
         say(
             f"{self.done} of {self.rows}: {' '.join(row['key'])}: {row['divergences']} of {row['prompts']} texts "
-            f"diverge{'' if row['passed'] else ', NOT AS IT MUST BE'}; "
+            f"diverge{'' if row['passed'] else ', NOT AS IT MUST BE'}{f', {NO_DRAFT_KEPT}' * no_draft_kept(row)}; "
             f"{passed / 60:.1f} minutes, about {passed / self.done * (self.rows - self.done) / 60:.1f} more"
         )
 

@@ -160,6 +160,23 @@ def test_a_finished_run_goes_on_with_nothing(report, capsys):
     assert again["rows"] == report["rows"]
 
 
+def test_a_row_in_which_no_draft_was_kept_has_a_note_and_is_no_fault(report, tmp_path, capsys):
+    settings, file = dataclasses.replace(report["given"], resume=True), tmp_path / "out.json"
+    main(settings)
+    assert "no draft was kept" not in capsys.readouterr().out
+    made = json.loads(settings.json.read_text())
+    for found in made["rows"]:
+        found["forwards"] = found["tokens"] - found["prompts"]
+    file.write_text(json.dumps(made))
+    assert main(dataclasses.replace(settings, json=file)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # Plain decoding drafts nothing, and faults need not be equal.
+    assert [line for line in lines if line.startswith("*")] == [
+        f"* {way} recycling chain-3 4 all greedy: no draft was kept" for way in ("as it is", "padded")
+    ]
+    assert sum("yes* │" in line for line in lines) == 2
+
+
 def test_rows_of_other_settings_are_not_gone_on_with(report):
     with pytest.raises(ValueError, match="was made with max_new_tokens 12; got 13"):
         earlier_rows(report["given"].json, report["settings"] | {"max_new_tokens": 13})

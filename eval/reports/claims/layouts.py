@@ -116,6 +116,7 @@ def exactness(rows: Rows) -> Table:
         "Unexplained tokens": count("unexplained"),
         "Variants equal": cells.fraction("equal", "equal_of"),
         "Faults found": cells.fraction("found", "found_of"),
+        "Note": text("note"),
     }
     return listed(exactness_totals(rows), columns, words=2)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from eval.exact.kept import NO_DRAFT_KEPT, no_draft_kept
 from eval.reports.claims.claim import Rows
 from eval.reports.claims.table import Cell, Row
 
@@ -64,7 +65,7 @@ def with_plain_in_turn(rows: Iterable[Row]) -> list[Row]:
 def exactness_totals(rows: Rows) -> list[Row]:
     """Returns sums over the conditions of exactness reports: a row a model, method, what drafts, tree and processors.
 
-    Conditions are told as the batch sizes that occurred.
+    Conditions are told as the batch sizes that occurred. A note says where no draft was kept: that proves nothing.
     """
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
@@ -74,20 +75,27 @@ def exactness_totals(rows: Rows) -> list[Row]:
         policy = [row["sparse"]] if row["method"] == "self-sparse" else []
         row = {**row, "method": " ".join([drafted, *policy])}
         key = tuple(row[name] for name in ("model", "dtype", "method", "tree", "processors"))
-        empty = {"conditions": 0, "texts": 0, "equal": 0, "equal_of": 0, "found": 0, "found_of": 0, "worst_gap": None}
-        total = found.setdefault(key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "batches": []})
+        empty = dict.fromkeys(("conditions", "unkept", "texts", "equal", "equal_of", "found", "found_of"), 0)
+        total = found.setdefault(
+            key, {**row, **dict.fromkeys(SUMMED, 0), **empty, "worst_gap": None, "batches": [], "note": None}
+        )
         if row["must"] == "differ":
             total["found"], total["found_of"] = total["found"] + bool(row["passed"]), total["found_of"] + 1
         elif row["way"] != AS_IT_IS:
             total["equal"], total["equal_of"] = total["equal"] + bool(row["passed"]), total["equal_of"] + 1
         else:
             total["conditions"] += 1
+            total["unkept"] += no_draft_kept(row)
             total["texts"] += row["prompts"] if isinstance(row["prompts"], int) else 0
             total["batches"] = sorted({*total["batches"], row["batch_size"]})
             for name in SUMMED:
                 total[name] += row[name]
             gaps = [gap for gap in (total["worst_gap"], row["worst_gap"]) if gap is not None]
             total["worst_gap"] = max(gaps, default=None)
+    for total in found.values():
+        if total["unkept"]:
+            some = f" in {total['unkept']} of {total['conditions']} conditions"
+            total["note"] = NO_DRAFT_KEPT + some * (total["unkept"] < total["conditions"])
     return list(found.values())
 
 

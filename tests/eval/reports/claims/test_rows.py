@@ -56,7 +56,7 @@ def test_a_method_stands_beside_the_plain_decoding_that_took_turns_with_it():
 
 def exact_row(way="as it is", must="equal", passed=True, batch=1, **more):
     row = {"way": way, "method": "recycling", "tree": "chain-4", "model": "tiny", "dtype": "float32"}
-    row |= {"prompts": 10, "tokens": 100, "divergences": 1, "beyond_near_ties": 0, "unexplained": 0}
+    row |= {"prompts": 10, "tokens": 100, "forwards": 60, "divergences": 1, "beyond_near_ties": 0, "unexplained": 0}
     row |= {"processors": "none", "batch_size": batch, "worst_gap": None, "must": must, "passed": passed}
     return row | {"key": [way, row["method"]]} | more
 
@@ -76,6 +76,17 @@ def test_exactness_adds_up_conditions_and_counts_variants_and_faults_apart():
     assert (total["equal"], total["equal_of"], total["found"], total["found_of"]) == (1, 1, 1, 2)
     assert (total["batches"], total["processors"], total["worst_gap"]) == ([1, 8], "none", 0.2)
     assert (processed["batches"], processed["processors"], processed["texts"]) == ([1], "all", 10)
+
+
+@pytest.mark.parametrize(
+    ("forwards", "said"),
+    [((60, 89), None), ((60, 90), "no draft was kept in 1 of 2 conditions"), ((90, 90), "no draft was kept")],
+)
+def test_exactness_tells_where_no_draft_was_kept(forwards, said):
+    rows = [exact_row(batch=i + 1, forwards=n) for i, n in enumerate(forwards)]
+    variants = [exact_row(way="padded", forwards=90), exact_row(must="differ", forwards=90)]
+    assert [total["note"] for total in exactness_totals(rows + variants)] == [said]
+    assert [total["note"] for total in exactness_totals([exact_row(tree="off", forwards=90)])] == [None]
 
 
 def test_exactness_tells_what_drafts_apart():
