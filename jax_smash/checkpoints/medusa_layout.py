@@ -136,13 +136,15 @@ def published_shapes(config: MedusaConfig, layout: Layout, present: set[str]) ->
     Args:
       config: of the heads.
       layout: of the file.
-      present: names that are there; biases and shared rows are asked for only where there are some.
+      present: names that are there; biases are asked for only where there are some, and shared rows of the authors'
+        layout likewise.
     """
     ours = shapes_of(config)
     shapes = {theirs: ours[name][::-1] if turned else ours[name] for name, (theirs, turned) in _pairs(config, layout)}
     if layout == "vllm" and not any(name.endswith(".bias") for name in present):
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith(".bias")}
-    return shapes | ({SHARED: (config.vocab_size, config.d_model)} if SHARED in present else {})
+    shared = not config.own_rows if layout == "vllm" else SHARED in present
+    return shapes | ({SHARED: (config.vocab_size, config.d_model)} if shared else {})
 
 
 def _pairs(config: MedusaConfig, layout: Layout) -> list[tuple[str, tuple[str, bool]]]:
@@ -205,14 +207,20 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, layout: Layout, names: 
     # Some of the authors' files tell of fewer heads than they hold; their own loader counts on more.
     held = [int(found[1]) + 1 for name in names if (found := re.match(r"(\d+)\.\d+\.", name))]
     heads = max([raw[keys[0]], *held]) if layout == "authors" else raw[keys[0]]
-    own = r"lm_heads\.\d+\.weight" if layout == "vllm" else r"\d+\.\d+\.weight"
+    own = any(re.fullmatch(r"\d+\.\d+\.weight", name) for name in names)
+    if layout == "vllm":
+        # The field alone tells vLLM which of the names it reads.
+        shared = raw.get("original_lm_head", False)
+        if type(shared) is not bool:
+            raise ValueError(f"{file}: original_lm_head must be true or false; got {shared!r}")
+        own = not shared
     try:
         return MedusaConfig(
             target.vocab_size,
             target.d_model,
             num_heads=heads,
             blocks=raw[keys[1]],
-            own_rows=any(re.fullmatch(own, name) for name in names),
+            own_rows=own,
         )
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error

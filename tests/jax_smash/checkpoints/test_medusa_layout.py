@@ -133,7 +133,21 @@ BAD = {
     "vocabulary": ({"fields": {"truncated_vocab_size": 5}}, "have a truncated vocabulary of 5; the target's is"),
     "map": ({"tensors": {"token_map": np.arange(3)}}, "heads with a token_map"),
     "heads": ({"fields": {"num_heads": "absent"}}, "num_heads must be a whole number; got None"),
-    "rows": ({"tensors": {SHARED: ROWS + 1}}, "must be the target's rows"),
+    "own and shared rows": ({"tensors": {SHARED: ROWS}}, r"unexpected: lm_head\.weight"),
+    "no rows": ({"drop": [f"lm_heads.{n}.weight" for n in range(HEADS)]}, r"missing: lm_heads\.0\.weight"),
+    "shared rows untold": (
+        {"drop": [f"lm_heads.{n}.weight" for n in range(HEADS)], "tensors": {SHARED: ROWS}},
+        r"missing: lm_heads\.0\.weight",
+    ),
+    "rows told of as shared": ({"fields": {"original_lm_head": True}}, r"missing: lm_head\.weight"),
+    "flag": ({"fields": {"original_lm_head": 1}}, "original_lm_head must be true or false; got 1"),
+}
+
+BAD_SHARED = {
+    "others": ({"tensors": {SHARED: ROWS + 1}}, "must be the target's rows"),
+    "none": ({"drop": [SHARED]}, r"missing: lm_head\.weight"),
+    "own": ({"tensors": {"lm_heads.0.weight": ROWS}}, r"unexpected: lm_heads\.0\.weight"),
+    "untold": ({"fields": {"original_lm_head": "absent"}}, r"missing: lm_heads\.0\.weight"),
 }
 
 
@@ -141,6 +155,15 @@ BAD = {
 def test_what_does_not_fit_is_refused(tmp_path, case):
     changes, said = BAD[case]
     folder = written(tmp_path / "published", "vllm")
+    change(folder, "vllm", **changes)
+    with pytest.raises(ValueError, match=said):
+        import_medusa(folder, TARGET, rows=lambda: ROWS)
+
+
+@pytest.mark.parametrize("case", BAD_SHARED)
+def test_shared_rows_that_do_not_fit_are_refused(tmp_path, case):
+    changes, said = BAD_SHARED[case]
+    folder = written(tmp_path / "published", "vllm", heads(own_rows=False))
     change(folder, "vllm", **changes)
     with pytest.raises(ValueError, match=said):
         import_medusa(folder, TARGET, rows=lambda: ROWS)
