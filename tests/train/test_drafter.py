@@ -462,6 +462,7 @@ def test_fields_of_a_training_file_are_changed_by_name():
     [
         (["gram"], "change must be NAME=VALUE, each of a field of the training file, once; got 'gram'"),
         (["taps=[2,x]"], "change of taps must be a list in brackets; got '\\[2,x\\]'"),
+        (["taps=[2.0,15,27]"], r"taps must be a list of whole numbers; got \[2\.0, 15, 27\]"),
         (["gram=1", "gram=2"], "change must be NAME=VALUE, .*; got 'gram=2'"),
         (["model=tiny"], "change must be NAME=VALUE, .*; got 'model=tiny'"),
         (["batch_size=1"], "change must not be of batch_size, which has an option of its own: --batch-size"),

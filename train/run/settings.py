@@ -102,6 +102,7 @@ def check_unused(settings: Settings, of: str, *names: str) -> None:
 Kind = TypeVar("Kind", bound=Settings)
 OF_OPTIMISER = "optimiser."
 PLAIN = {bool, int, float, str, type(None)}
+LISTS = {tuple[int, ...]: "whole numbers", tuple[str, ...]: "texts"}
 """Types of the values that `load_kind` checks; others are checked where they are used."""
 
 
@@ -140,11 +141,19 @@ def load_kind(kind: type[Kind], path: Path, /, **changes: Any) -> Kind:
 
 
 def _check_types(kind: type, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Refuses values that are not of the plain types that a dataclass's fields have. A whole number is a float too."""
+    """Refuses values that are not of the plain types that a dataclass's fields have, or no lists of these.
+
+    A whole number is a float too.
+    """
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
         wanted = typing.get_args(hints[name]) if isinstance(hints[name], types.UnionType) else (hints[name],)
         fits = type(value) in wanted or (float in wanted and type(value) is int)
+        of = next((kind for kind in wanted if kind in LISTS), None)
+        if of is not None and not fits:
+            item = typing.get_args(of)[0]
+            if not isinstance(value, list | tuple) or not all(type(x) is item for x in value):
+                raise ValueError(f"{prefix}{name} must be a list of {LISTS[of]}; got {value!r}")
         if PLAIN.issuperset(wanted) and not fits:
             told = wanted[0].__name__ if len(wanted) == 1 else hints[name]
             raise ValueError(f"{prefix}{name} must be of type {told}; got {value!r}")

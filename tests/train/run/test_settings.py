@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from train.parts.drafter.medusa_settings import MedusaSettings
-from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings
+from train.parts.drafter.settings import ChimeraSettings, DFlashSettings, Eagle1Settings, EagleSettings, MicroSettings
+from train.parts.hamburger.settings import SmashSettings
 from train.run.settings import Settings, load_kind, load_settings, remember, with_special_tokens
 from train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -73,6 +74,12 @@ def test_a_wrong_file_is_named(tmp_path, fields):
         (ChimeraSettings, {"gram": 2.0}, r"gram must be of type int; got 2\.0"),
         (MedusaSettings, {"num_heads": True}, "num_heads must be of type int; got True"),
         (DFlashSettings, {"mask_token": "3"}, r"mask_token must be of type int \| None; got '3'"),
+        (EagleSettings, {"taps": [0.0, 1.0, 2.0]}, r"taps must be a list of whole numbers; got \[0\.0, 1\.0, 2\.0\]"),
+        (EagleSettings, {"taps": [True, 2]}, r"taps must be a list of whole numbers; got \[True, 2\]"),
+        (DFlashSettings, {"taps": 1}, "taps must be a list of whole numbers; got 1"),
+        (MicroSettings, {"tapped_layers": [1.0]}, r"tapped_layers must be a list of whole numbers; got \[1\.0\]"),
+        (SmashSettings, {"tapped_layers": ["1"]}, r"tapped_layers must be a list of whole numbers; got \['1'\]"),
+        (MedusaSettings, {"targets": "w_o"}, "targets must be a list of texts; got 'w_o'"),
         (Settings, {"answer_weight": True}, "answer_weight must be of type float; got True"),
         (Settings, {"dtype": None}, "dtype must be of type str; got None"),
         (Settings, {"optimiser": {"warmup": 2.5}}, r"optimiser\.warmup must be of type int; got 2\.5"),
