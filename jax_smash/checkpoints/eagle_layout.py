@@ -257,11 +257,11 @@ def _flags(raw: Mapping[str, Any], inner: Mapping[str, Any], names: set[str]) ->
         raise ValueError("norm_before_fc, one norm over all joined taps, is not supported")
     found: dict[str, bool] = {}
     for theirs, ours in FLAGS.items():
-        told = {fields[theirs] for fields in (raw, inner) if fields.get(theirs) is not None}
-        if len(told) > 1 or not told <= {True, False}:
-            raise ValueError(f"{theirs} must be true or false; got {sorted(map(str, told))}")
+        told = [fields[theirs] for fields in (raw, inner) if fields.get(theirs) is not None]
+        if not all(type(flag) is bool for flag in told) or len({*told}) > 1:
+            raise ValueError(f"{theirs} must be true or false; got {' and '.join(map(str, told))}")
         if told:
-            found[ours] = told.pop()
+            found[ours] = told[0]
     normed = any(name.startswith("fc_norm.") for name in names)
     if found.setdefault("tap_norms", normed) != normed:
         raise ValueError(f"fc_norm is {found['tap_norms']}, but tensors fc_norm are {'' if normed else 'not '}there")

@@ -214,7 +214,10 @@ def test_ids_are_what_enters_or_what_leaves_layers(folder, ids, reading, taps):
         ({"hidden_act": "gelu_new"}, "a drafter's hidden_act must be silu; got gelu_tanh"),
         ({"attention_bias": True}, "a drafter with biases is not supported"),
         ({"norm_before_fc": True}, "norm_before_fc, one norm over all joined taps, is not supported"),
-        ({"norm_output": True}, r"norm_output must be true or false; got \['False', 'True'\]"),
+        ({"norm_output": True}, "norm_output must be true or false; got True and False"),
+        ({"norm_output": 0}, "norm_output must be true or false; got 0 and False"),
+        ({"norm_before_residual": 1, "eagle_config": {}}, "norm_before_residual must be true or false; got 1"),
+        ({"norm_before_residual": [True], "eagle_config": {}}, r"norm_before_residual must be .*; got \[True\]"),
         ({"fc_norm": True, "eagle_config": {}}, "fc_norm is True, but tensors fc_norm are not there"),
         (
             {"speculators_model_type": "eagle3", "norm_before_residual": "absent", "eagle_config": {}},
