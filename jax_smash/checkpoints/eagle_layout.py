@@ -275,6 +275,10 @@ def _flags(raw: Mapping[str, Any], inner: Mapping[str, Any], names: set[str]) ->
 def _tokens(tensors: dict[str, np.ndarray], config: EagleConfig, file: Path) -> dict[str, np.ndarray]:
     """Takes `d2t` and `t2d` out of the tensors, and returns the ids of the head's rows where it has not all tokens."""
     offsets, known = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    if offsets is not None and offsets.dtype.kind not in "iu":
+        raise ValueError(f"d2t in {file} must hold whole numbers; got {offsets.dtype}")
+    if known is not None and (known.dtype.kind not in "biu" or not np.isin(known, (0, 1)).all()):
+        raise ValueError(f"t2d in {file} must hold true or false, or 0 or 1; got {known.dtype}")
     row = np.arange(config.head_size, dtype=np.int64)
     ids = row if offsets is None else row + offsets.astype(np.int64)
     try:
@@ -283,7 +287,7 @@ def _tokens(tensors: dict[str, np.ndarray], config: EagleConfig, file: Path) -> 
         raise ValueError(f"d2t in {file}: {error}") from error
     if known is not None and not np.array_equal(np.flatnonzero(known), ids):
         raise ValueError(
-            f"t2d in {file} must mark the tokens that d2t names; it marks {int(known.sum())} others or more"
+            f"t2d in {file} must mark the tokens that d2t names; it marks {np.count_nonzero(known)} others or more"
         )
     return {} if config.head_size == config.vocab_size else {"tokens": ids.astype(np.int32)}
 

@@ -245,6 +245,12 @@ def test_a_configuration_that_does_not_fit_is_refused(folder, fields, said):
         ({}, ("d2t",), r"missing: d2t \[5\]"),
         ({"d2t": np.full(5, V, np.int64)}, (), f"d2t in .*: tokens must be ids from 0 to {V - 1} in rising order"),
         ({"d2t": np.array([0, -1, 0, 0, 0])}, (), "in rising order, each once"),
+        ({"d2t": np.full(5, 0.5, np.float32)}, (), "d2t in .* must hold whole numbers; got float32"),
+        # A cast of NaN would warn.
+        ({"d2t": np.full(5, np.nan)}, (), "d2t in .* must hold whole numbers; got float64"),
+        ({"d2t": np.ones(5, bool)}, (), "d2t in .* must hold whole numbers; got bool"),
+        ({"t2d": np.full(V, 0.5, np.float32)}, (), "t2d in .* must hold true or false, or 0 or 1; got float32"),
+        ({"t2d": np.full(V, 2, np.int64)}, (), "t2d in .* must hold true or false, or 0 or 1; got int64"),
         ({"t2d": np.zeros(V, bool)}, (), "t2d in .* must mark the tokens that d2t names"),
         ({"norm.weight": np.full(32, np.nan, np.float32)}, (), "norm.weight in .* holds NaN or infinity"),
         ({"layers.0.hidden_norm.weight": np.ones(32, np.float32)}, (), "holds a tensor under two names"),
@@ -255,6 +261,12 @@ def test_tensors_that_do_not_fit_are_refused(folder, tensors, drop, said):
     change(folder, tensors=tensors, drop=drop)
     with pytest.raises(ValueError, match=said):
         import_eagle(folder, TARGET)
+
+
+def test_the_tokens_may_be_marked_by_numbers(folder):
+    held = load_file(folder / WEIGHTS)
+    change(folder, tensors={"t2d": held["t2d"].astype(np.int64), "d2t": held["d2t"].astype(np.int32)})
+    np.testing.assert_array_equal(import_eagle(folder, TARGET).params["tokens"][...], TOKENS)
 
 
 def test_a_drafters_vectors_must_be_the_targets(folder):
