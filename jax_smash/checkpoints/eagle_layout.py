@@ -51,6 +51,9 @@ IDS, TAPS = "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states"
 Reading = Literal["inputs", "outputs"]
 """What an id of a layer means: what enters the layer, or what leaves it."""
 
+JOINED_NORM = "norm_before_fc"
+"""One norm over all joined taps, which is not supported: always false, and told in the same places."""
+
 FLAGS = {"norm_before_residual": "residual_normed", "norm_output": "feeds_normed", "fc_norm": "tap_norms"}
 """Fields of `config.json`, or of `eagle_config` in it, and ours."""
 
@@ -253,8 +256,8 @@ def _taps(ids: Any, layers: int, reading: Reading | None) -> tuple[int, ...]:
 
 def _flags(raw: Mapping[str, Any], inner: Mapping[str, Any], names: set[str]) -> dict[str, bool]:
     """Returns our switches from flags beside or inside `eagle_config`, and from the norms that are there."""
-    if raw.get("norm_before_fc") or inner.get("norm_before_fc") or "input_norm.weight" in names:
-        raise ValueError("norm_before_fc, one norm over all joined taps, is not supported")
+    if "input_norm.weight" in names or any(fields.get(JOINED_NORM) not in (None, False) for fields in (raw, inner)):
+        raise ValueError(f"{JOINED_NORM}, one norm over all joined taps, is not supported")
     found: dict[str, bool] = {}
     for theirs, ours in FLAGS.items():
         told = [fields[theirs] for fields in (raw, inner) if fields.get(theirs) is not None]
@@ -321,7 +324,7 @@ def _written_ids(config: EagleConfig, reading: Reading) -> list[int]:
 
 def _fields(config: EagleConfig, ids: list[int]) -> dict[str, Any]:
     """Returns the content of `config.json`."""
-    flags = {theirs: getattr(config, ours) for theirs, ours in FLAGS.items()}
+    flags = {theirs: getattr(config, ours) for theirs, ours in FLAGS.items()} | {JOINED_NORM: False}
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",

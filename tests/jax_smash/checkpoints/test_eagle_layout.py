@@ -86,7 +86,7 @@ def test_a_drafter_comes_back_bit_for_bit(tmp_path, dtype, layer_ids, tokens, ch
 
 def test_ids_of_layers_and_flags_of_norms_are_always_written(folder, tmp_path):
     raw = json.loads((folder / CONFIG).read_text())
-    flags = {"norm_before_residual": False, "norm_output": False, "fc_norm": False}
+    flags = {"norm_before_residual": False, "norm_output": False, "fc_norm": False, "norm_before_fc": False}
     assert raw["eagle_config"] == {IDS: [2, 4, 6], "use_aux_hidden_state": True} | flags
     assert raw | flags | {IDS: [2, 4, 6]} == raw
     assert raw["num_aux_hidden_states"] == 3
@@ -213,6 +213,7 @@ def test_ids_are_what_enters_or_what_leaves_layers(folder, ids, reading, taps):
         ({"hidden_act": "relu"}, "activation 'relu'"),
         ({"hidden_act": "gelu_new"}, "a drafter's hidden_act must be silu; got gelu_tanh"),
         ({"attention_bias": True}, "a drafter with biases is not supported"),
+        ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc, one norm over all joined taps, is not supported"),
         ({"norm_before_fc": True}, "norm_before_fc, one norm over all joined taps, is not supported"),
         ({"norm_output": True}, "norm_output must be true or false; got True and False"),
         ({"norm_output": 0}, "norm_output must be true or false; got 0 and False"),
