@@ -95,6 +95,35 @@ def test_ids_of_layers_and_flags_of_norms_are_always_written(folder, tmp_path):
     assert raw["eagle_config"][IDS] == raw[IDS] == [1, 3, 5]
 
 
+@pytest.mark.parametrize("layer_ids", ["inputs", "outputs"])
+def test_the_names_are_those_that_loaders_know(tmp_path, layer_ids):
+    export_eagle(tmp_path / "a", drafter(tap_norms=True, feeds_normed=True), layer_ids=layer_ids)
+    layer = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+    layer |= {"input_layernorm", "hidden_norm", "post_attention_layernorm"}
+    named = {"fc", "norm", "lm_head", *(f"midlayer.{name}" for name in layer), *(f"fc_norm.{i}" for i in range(3))}
+    held = load_file(tmp_path / "a" / WEIGHTS)
+    assert {*held} == {"d2t", "t2d", *(f"{name}.weight" for name in named)}
+    assert (held["d2t"].dtype, held["t2d"].dtype) == (np.int64, bool)
+    np.testing.assert_array_equal(held["d2t"] + np.arange(len(TOKENS)), TOKENS)
+
+
+def test_norms_of_taps_without_what_goes_on_are_refused(tmp_path):
+    export_eagle(tmp_path / "a", drafter(tap_norms=True, feeds_normed=True))
+    change(tmp_path / "a", {"norm_output": "absent", "eagle_config": {}})
+    with pytest.raises(ValueError, match=r"norm_output must be told beside fc_norm: true in EAGLE-3\.1"):
+        import_eagle(tmp_path / "a", TARGET)
+
+
+def test_a_head_of_all_tokens_needs_no_offsets(tmp_path):
+    made = drafter(tokens=None)
+    export_eagle(tmp_path / "a", made)
+    change(tmp_path / "a", drop=("d2t", "t2d"))
+    found = import_eagle(tmp_path / "a", TARGET)
+    assert found.config == made.config
+    np.testing.assert_array_equal(found.params["head"][...], made.params["head"][...])
+    assert "tokens" not in found.params
+
+
 def plain(tensors, taps, vectors, config, flags):
     """Returns the head's logits of each entry, and the feature that goes on to its children, in the files' names."""
     h, n, k = config.head_width, config.num_heads, config.num_kv_heads
@@ -255,6 +284,7 @@ def test_a_configuration_that_does_not_fit_is_refused(folder, fields, said):
         ({"t2d": np.zeros(V, bool)}, (), "t2d in .* must mark the tokens that d2t names"),
         ({"norm.weight": np.full(32, np.nan, np.float32)}, (), "norm.weight in .* holds NaN or infinity"),
         ({"layers.0.hidden_norm.weight": np.ones(32, np.float32)}, (), "holds a tensor under two names"),
+        ({"input_norm.weight": np.ones(3 * D, np.float32)}, (), "norm_before_fc, one norm over all joined taps"),
         ({"embed_tokens.weight": np.ones((V, D), np.float32)}, (), "give the target's vectors, which they must be"),
     ],
 )
