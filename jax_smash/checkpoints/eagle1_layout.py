@@ -199,13 +199,14 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, names: set[str], file: 
     """Returns the configuration that a file and the tensors' names tell, which must be one for the target."""
     try:
         for name, wanted in (("num_hidden_layers", 1), ("add_para_norm", False), ("logit_scale", 1.0)):
-            if (raw.get(name) or wanted) != wanted:
+            if raw.get(name) not in (None, wanted):
                 raise ValueError(f"{name} must be {wanted}; got {raw[name]!r}")
         for name in ("eagle_config", "draft_vocab_size", "hot_vocab_size", "speculators_model_type"):
             if raw.get(name) is not None:
                 raise ValueError(f"{name} is not of EAGLE-1; got {raw[name]!r}")
         check_full_attention(raw)
-        # Biases go by the tensors' names, for the field `bias` is the join's to one program and the layer's to another.
+        # Biases go by the tensors' names, with which fields must agree: the field `bias` is the join's to one program
+        # and the layer's to another.
         changes = {"model_type": "llama", "architectures": None, "num_hidden_layers": 1, "attention_bias": False}
         layer = from_hf({**raw, **changes})
         check_activation(layer.activation)
@@ -214,6 +215,7 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, names: set[str], file: 
         join_bias, qkv_bias = BIAS in names, f"{LAYER}.self_attn.q_proj.bias" in names
         if raw.get("bias") is not None and bool(raw["bias"]) != join_bias:
             raise ValueError(f"bias is {raw['bias']}, but fc.bias is {'' if join_bias else 'not '}there")
+        _check_biases(raw, qkv_bias)
         truncated = raw.get("truncated_vocab_size") or layer.vocab_size
         if truncated != layer.vocab_size:
             raise ValueError(f"truncated_vocab_size must be the vocabulary's {layer.vocab_size}; got {truncated}")
@@ -234,6 +236,19 @@ def _config(raw: Mapping[str, Any], target: ModelConfig, names: set[str], file: 
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: {error}") from error
     return config
+
+
+def _check_biases(raw: Mapping[str, Any], there: bool) -> None:
+    """Refuses fields that tell of other biases of queries, keys and values than the tensors' names do."""
+    told = {name: raw[name] for name in ("qkv_bias", "attention_bias") if raw.get(name) is not None}
+    if told.get("attention_bias") is False and (told.get("qkv_bias") or raw.get("model_type") == "qwen2"):
+        # Beside `qkv_bias`, and of Qwen2's layer, which always has the others, it is of the output's alone.
+        del told["attention_bias"]
+    for name, biased in told.items():
+        if biased is not there:
+            raise ValueError(
+                f"{name} is {biased}, but biases of queries, keys and values are {'' if there else 'not '}there"
+            )
 
 
 def _check_target(config: Eagle1Config, target: ModelConfig) -> None:

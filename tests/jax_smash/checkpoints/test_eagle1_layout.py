@@ -167,6 +167,11 @@ def test_fields_inside_model_and_names_behind_model_are_read(folder):
         ({"vocab_size": V + 1}, rf"the drafter has a vocabulary of {V + 1}; the target's is {V}"),
         ({"hidden_size": 64, "head_dim": 8}, "the drafter has a width of 64; the target's is 32"),
         ({"num_hidden_layers": 2}, "num_hidden_layers must be 1; got 2"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be 1; got 0"),
+        ({"logit_scale": 0}, r"logit_scale must be 1\.0; got 0"),
+        ({"attention_bias": True}, "attention_bias is True, but biases of queries, keys and values are not there"),
+        ({"qkv_bias": True}, "qkv_bias is True, but biases of queries, keys and values are not there"),
+        ({"qkv_bias": 1}, "qkv_bias is 1, but biases"),
         ({"bias": False}, "bias is False, but fc.bias is there"),
         ({"add_para_norm": True}, "add_para_norm must be False; got True"),
         ({"logit_scale": 0.5}, "logit_scale must be 1.0; got 0.5"),
@@ -187,6 +192,27 @@ def test_a_configuration_that_does_not_fit_is_refused(folder, fields, said):
         read(folder)
 
 
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"attention_bias": False, "qkv_bias": "absent", "model_type": "llama"}, False),
+        ({"attention_bias": True, "qkv_bias": False}, False),
+        ({"attention_bias": True, "qkv_bias": "absent"}, True),
+        ({"attention_bias": False, "qkv_bias": "absent", "model_type": "qwen2"}, True),
+        ({"attention_bias": "absent", "qkv_bias": "absent"}, True),
+    ],
+)
+def test_fields_must_agree_with_biases_that_are_there(tmp_path, fields, fits):
+    made = drafter(qkv_bias=True)
+    folder = export(tmp_path / "a", made)
+    change(folder, fields)
+    if fits:
+        assert read(folder).config == made.config
+        return
+    with pytest.raises(ValueError, match="is False, but biases of queries, keys and values are there"):
+        read(folder)
+
+
 NORM = np.ones(D, np.float32)
 
 
@@ -200,7 +226,7 @@ NORM = np.ones(D, np.float32)
         ({"fusion_fc.weight": NORM}, (), "speculators' names are not supported"),
         ({"layers.0.self_attn.o_proj.bias": NORM}, (), "unexpected: layers.0.self_attn.o_proj.bias"),
         ({"layers.1.mlp.up_proj.weight": NORM}, (), "unexpected: layers.1.mlp.up_proj.weight"),
-        ({"layers.0.self_attn.q_proj.bias": NORM}, (), "missing: layers.0.self_attn.k_proj.bias"),
+        ({"layers.0.self_attn.q_proj.bias": NORM}, (), "attention_bias is False, but biases of .* are there"),
         ({}, ("fc.weight",), rf"missing: fc.weight \[{D}, {2 * D}\]"),
         ({"fc.bias": np.full(D, np.nan, np.float32)}, (), "fc.bias in .* holds NaN or infinity"),
         ({"model.fc.bias": NORM}, (), "holds a tensor under two names"),
@@ -210,6 +236,12 @@ NORM = np.ones(D, np.float32)
 def test_tensors_that_do_not_fit_are_refused(folder, tensors, drop, said):
     change(folder, tensors=tensors, drop=drop)
     with pytest.raises(ValueError, match=said):
+        read(folder)
+
+
+def test_biases_of_queries_alone_are_refused(folder):
+    change(folder, {"qkv_bias": True}, {"layers.0.self_attn.q_proj.bias": NORM})
+    with pytest.raises(ValueError, match=r"missing: layers\.0\.self_attn\.k_proj\.bias"):
         read(folder)
 
 
