@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_smash.checkpoints.fit import dotted
+from jax_smash.config import AttentionKind, ModelConfig
 from jax_smash.models.chimera_config import FULL, TEXT_LAYER, ChimeraConfig
 from jax_smash.models.config_fields import check_head_size
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle1 import Eagle1Config
 from jax_smash.models.eagle_config import EagleConfig
+from jax_smash.models.layers import Layer, OneKey
 from jax_smash.smash.config import SmashConfig
 from train.run.settings import Settings, check_unused
 from train.tokenizer import END
@@ -225,6 +231,13 @@ class ChimeraSettings(DrafterSettings):
                 raise ValueError(
                     f"gram_encoder {TEXT_LAYER} needs a target whose {name} is {needs}, as the encoder's; got {has}"
                 )
+        has, needs = _shapes_of(self.model, self.model.layer_kinds[0]), _shapes_of(own, FULL)
+        if other := sorted({*has.items()} ^ {*needs.items()}):
+            name = other[0][0]
+            raise ValueError(
+                f"gram_encoder {TEXT_LAYER} needs a target whose first layer has the encoder's weights; of {name} it "
+                f"has {list(has.get(name, ())) or 'none'}, and the encoder {list(needs.get(name, ())) or 'none'}"
+            )
         if 0 in self.model.unrotated_layers:
             raise ValueError(f"gram_encoder {TEXT_LAYER} needs a target whose first layer has a rotary embedding")
         slides = self.model.layer_kinds[0] != FULL
@@ -365,6 +378,12 @@ class MicroSettings(DrafterSettings):
             micro_steps=self.micro_steps,
             embedder="mean",
         )
+
+
+def _shapes_of(model: ModelConfig, kind: AttentionKind) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a layer's weights, by their dotted names."""
+    layer = nnx.eval_shape(lambda: Layer(model, kind, rngs=OneKey(), dtype=jnp.float32))
+    return {dotted(path): tuple(weight.shape) for path, weight in nnx.to_flat_state(nnx.state(layer))}
 
 
 def check_decay(name: str, value: float) -> None:

@@ -176,6 +176,12 @@ def test_what_is_exported_is_measured_by_the_cross_entropy_alone():
         ({"query_scale": 0.5}, "whose query_scale is .*, as the encoder's; got 0.5"),
         ({"residual_scale": 0.5}, "whose residual_scale is 1.0, as the encoder's; got 0.5"),
         ({"attention_softcap": 30.0}, "whose attention_softcap is 0.0, as the encoder's; got 30.0"),
+        (
+            {"qk_norm": True},
+            r"whose first layer has the encoder's weights; of .*norm.* it has \[8\], and the encoder none",
+        ),
+        ({"qkv_bias": True}, "whose first layer has the encoder's weights; of .*b.* and the encoder none"),
+        ({"pre_norms": False, "post_norms": True}, "whose first layer has the encoder's weights; of .*norm"),
         ({"unrotated_layers": (0,)}, "whose first layer has a rotary embedding"),
         ({"layer_kinds": ("sliding", "full"), "window": 4}, "whose first layer sees all .* a sliding layer of 4"),
     ],
