@@ -14,6 +14,16 @@ READINGS: dict[str, Literal["inputs", "outputs"]] = {"vllm": "inputs", "sglang":
 """What ids of layers mean in a published EAGLE-3 drafter, by who loads it."""
 
 
+PUBLISHED = {
+    "eagle.json": ("vllm", "sglang"),
+    "eagle1.json": ("vllm", "sglang"),
+    "medusa.json": ("vllm", "authors"),
+    "chimera.json": (),
+    "dflash.json": (),
+}
+"""Layouts that a drafter of ours goes to, by what its description is called."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Convert:
     """Write a checkpoint in another layout or dtype."""
@@ -59,6 +69,7 @@ class Convert:
             raise UsageError(f"--to {self.to} needs --base MODEL, the model that the heads are for")
         if self.to not in ("huggingface", "orbax"):
             check_new(self.target)  # Before a large model is read.
+        self._check_layout()
         if self.to in ("vllm", "sglang") and self._of_eagle1():
             console.print(f"wrote {self._published_eagle1()}")
             return
@@ -78,6 +89,19 @@ class Convert:
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
         console.print(f"wrote {path}")
+
+    def _check_layout(self) -> None:
+        """Refuses a published layout that the source's kind of drafter does not go to."""
+        from jax_smash.checkpoints.contents import DRAFTERS
+
+        found = [file for file in DRAFTERS if (Path(self.source).expanduser() / file).is_file()]
+        if self.to not in ("vllm", "sglang", "authors") or any(self.to in PUBLISHED[file] for file in found):
+            return
+        for file in found:
+            layouts = " or ".join(f"--to {layout}" for layout in PUBLISHED[file]) or "no published layout"
+            raise UsageError(
+                f"{self.source} holds {DRAFTERS[file]} ({file}), which goes to {layouts}; got --to {self.to}"
+            )
 
     def _of_medusa(self) -> bool:
         from jax_smash.checkpoints.medusa import CONFIG

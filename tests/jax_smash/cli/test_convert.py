@@ -3,12 +3,15 @@
 import os
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 import jax_smash
+from jax_smash.checkpoints.contents import DRAFTERS
 from jax_smash.checkpoints.eagle import save_eagle
 from jax_smash.checkpoints.eagle1 import save_eagle1
 from jax_smash.checkpoints.medusa import random_heads, save_medusa
+from jax_smash.cli.convert import PUBLISHED
 from jax_smash.loading import stored_base
 from tests.eagle import random_drafter
 from tests.eagle1 import random_drafter1
@@ -109,8 +112,29 @@ def test_heads_go_to_the_published_layouts_and_back_bit_for_bit(call, two_layers
         for name in ("medusa.json", "medusa.safetensors"):
             assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / f"{layout}-again" / name).read_bytes()
     assert "--to authors needs --base MODEL" in call("convert", "ours", "other", "--to", "authors")[2]
-    assert "eagle.json" in call("convert", "ours", "other", "--to", "sglang", "--base", two_layers)[2]
     assert "--base goes with the drafters of a model" in call("convert", two_layers, "other", "--base", two_layers)[2]
+
+
+@pytest.mark.parametrize(
+    ("file", "layout", "said"),
+    [
+        ("medusa.json", "sglang", "Medusa's heads (medusa.json), which goes to --to vllm or --to authors"),
+        ("eagle.json", "authors", "EAGLE-3's drafter (eagle.json), which goes to --to vllm or --to sglang"),
+        ("chimera.json", "vllm", "Chimera's drafter (chimera.json), which goes to no published layout"),
+        ("dflash.json", "sglang", "DFlash's drafter (dflash.json), which goes to no published layout"),
+    ],
+)
+def test_a_drafter_does_not_go_to_a_layout_of_another_kind(call, tmp_path, file, layout, said):
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / file).write_text("{}")
+    status, _, told = call("convert", "ours", "other", "--to", layout, "--base", "tiny")
+    assert status == 2
+    assert not (tmp_path / "other").exists()
+    assert f"ours holds {said}; got --to {layout}" in told
+
+
+def test_every_kind_of_drafter_is_known_by_its_layouts():
+    assert {*PUBLISHED} == {*DRAFTERS}
 
 
 def test_vectors_of_another_base_do_not_go_into_a_drafters_file(call, two_layers, tmp_path):
