@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -225,6 +226,22 @@ def test_the_states_that_are_kept_are_those_that_each_drafter_reads():
     kept = {*states["taps"], *settings[states["kind"]].read_taps}
     assert {tap for each in settings.values() for tap in each.read_taps} == kept
     assert len(kept) == 6
+
+
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        ((), "seven vectors, {} a token"),
+        (("dflash",), "Six, {}, are enough without DFlash;"),
+        (("dflash", "micro"), "four, {}, without DFlash and the micro-step decoder."),
+    ],
+)
+def test_the_recipe_of_drafters_tells_how_large_kept_states_are(without, said):
+    found = recipe("smollm2-drafters")
+    taps = {tap for name, each in runs(found).items() if name not in without for tap in each.read_taps}
+    vectors = 1 + len(taps)  # The hidden state, too.
+    assert vectors == {"seven": 7, "Six": 6, "four": 4}[re.match(r"\w+", said)[0]]
+    assert said.format(f"{vectors * SMOLLM2.d_model * 2 / 1000:.1f} KB") in found.description
 
 
 def small_recipe(root, name, changes):
