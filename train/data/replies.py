@@ -63,6 +63,11 @@ class Replies:
         """Returns how many replies a document has that are told from their prompts by what stands before them."""
         return len(_ends_of(tokens, self.begins))
 
+    def prompt(self, tokens: UInt[np.ndarray, "n"]) -> UInt[np.ndarray, "found"]:
+        """Returns what stands before a chat's first reply; all of a document that has none, or begins with one."""
+        starts = _ends_of(tokens, self.begins)
+        return tokens[: int(starts[0]) - len(self.begins) or None] if len(starts) else tokens
+
     def ended(self, tokens: UInt[np.ndarray, "n"]) -> bool:
         """Returns whether what replies end with stands in a document."""
         return len(_ends_of(tokens, self.ends)) > 0

@@ -58,6 +58,12 @@ def test_what_stands_between_answers_may_be_a_prompt_too():
     )
 
 
+def test_a_prompt_is_what_stands_before_the_first_reply():
+    replies = Replies((7, 8), (9,))
+    for document, prompt in (([1, 2, 7, 8, 3, 9, 4, 7, 8, 5], [1, 2]), ([7, 8, 3], [7, 8, 3]), ([1, 2, 7], [1, 2, 7])):
+        np.testing.assert_array_equal(replies.prompt(np.array(document, np.uint16)), prompt)
+
+
 def test_a_documents_first_token_is_never_a_reply():
     for count in (1, 2, 3):
         marks = reply_marks(Replies(prompt_share=0.0), np.arange(count, dtype=np.uint16))

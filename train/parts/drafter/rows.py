@@ -163,7 +163,7 @@ class ReplyRows:
 
     def held_out(self, rows: int = 0) -> Mapping[str, Sequence[Any]]:
         """Returns at most so many held-out rows of each source in batches, 0 for all; padding fills the last."""
-        return self._in_order(self._pieces(HELD_OUT_SPLIT, lambda tokens: not chooses(tokens, self.choice_share)), rows)
+        return self._in_order(self._pieces(HELD_OUT_SPLIT, lambda tokens: not self._chooses(tokens)), rows)
 
     def choice(self, rows: int = 0) -> Mapping[str, Sequence[Any]]:
         """Returns rows of the documents that choose a step, as `held_out` does; none with a `choice_share` of 0.
@@ -173,7 +173,7 @@ class ReplyRows:
         """
         if not self.choice_share:
             return {}
-        found = self._pieces(HELD_OUT_SPLIT, lambda tokens: chooses(tokens, self.choice_share))
+        found = self._pieces(HELD_OUT_SPLIT, self._chooses)
         both = self._pieces(HELD_OUT_SPLIT)
         pieces, of = (sum(map(len, sources.values())) for sources in (found, both))
         if not 0 < pieces < of:
@@ -182,6 +182,10 @@ class ReplyRows:
                 f"of {of} held-out pieces {pieces} choose: pack with a larger held_out"
             )
         return self._in_order(found, rows)
+
+    def _chooses(self, tokens: UInt[np.ndarray, "n"]) -> bool:
+        """Returns whether a held-out document chooses: all answers to one prompt do, or none."""
+        return chooses(self.replies.prompt(tokens), self.choice_share)
 
     def _in_order(self, sources: Mapping[str, ReplyPieces], rows: int) -> Mapping[str, Sequence[Any]]:
         found = {}
@@ -254,7 +258,7 @@ class _Mapped(Sequence[Any]):
 
 
 def chooses(tokens: Integer[np.ndarray, "n"], share: float) -> bool:
-    """Returns whether a held-out document is among those that choose a step: its tokens alone decide."""
+    """Returns whether a held-out document is among those that choose a step: the tokens of its prompt alone decide."""
     digest = hashlib.sha256(tokens.astype("<u4").tobytes()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < share
 

@@ -84,3 +84,22 @@ def test_a_random_batch_has_one_text_a_row():
     assert batch.tokens.shape == (3, 8)
     np.testing.assert_array_equal(batch.tokens[:, 1:], batch.targets[:, :-1])
     assert batch.weights.sum() == 24
+
+
+def test_all_answers_to_one_prompt_choose_a_step_or_none_does(rows, tmp_path):
+    tokenizer = rows[0].packed.folder.parent / "tokenizer"
+    asked = [({"role": "user", "content": f"foxes {i}"}, str(i)) for i in range(12)]
+    chats = [[turn, {"role": "assistant", "content": f"{i} {n}"}] for turn, i in asked for n in range(4)]
+    write_lines(tmp_path / "a.jsonl", *({"messages": chat} for chat in chats))
+    source = Source("a", paths=("a.jsonl",))
+    pack_corpus(Corpus(sources=(source,), held_out=0.9), tmp_path, tokenizer, tmp_path / "packed")
+    packed, replies = Packed(tmp_path / "packed", tokenizer), replies_of(tokenizer, "<|assistant|>", END)
+    made = ReplyRows(packed, replies, 32, 4, choice_share=0.5)
+    told = load_tokenizer(tokenizer)
+    choosing, reported = (
+        {text.split()[0] for batch in found["a"] for text in texts(batch, told)}
+        for found in (made.choice(), made.held_out())
+    )
+    assert choosing
+    assert reported
+    assert not choosing & reported
