@@ -16,10 +16,10 @@ from jax_smash.models.short_head import TokenIds
 from jax_smash.models.transformer import abstract_params
 from jax_smash.sharding import place
 from train.parts.drafter.base import head_rows
-from train.parts.drafter.beside import BesideTarget
 from train.parts.drafter.card import drafter_card
 from train.parts.drafter.objective import CHUNK_OF_DRAFTER, eagle_objective
 from train.parts.drafter.settings import EagleSettings
+from train.parts.drafter.stepped import SteppedPart
 from train.parts.part import Ended, Shapes
 from train.run.frozen import Frozen
 from train.run.start import quick_to_learn
@@ -27,7 +27,7 @@ from train.run.step import Objective
 
 
 @dataclasses.dataclass(frozen=True)
-class EaglePart(BesideTarget):
+class EaglePart(SteppedPart):
     """EAGLE-3's layer for a target.
 
     Attributes:
@@ -53,13 +53,13 @@ class EaglePart(BesideTarget):
             trained["head"].set_value(jnp.array(head_rows(self.base, self.tokens), copy=True))
         return place({"drafter": trained}, mesh)
 
-    def _objective(self, settings: EagleSettings) -> Objective:
+    def _objective(self, settings: EagleSettings, depths: int | None = None) -> Objective:
         (target, _), (drafter, _) = abstract_params(settings.model), abstract_eagle(settings.eagle)
 
         def structure(trained: Any) -> Any:
             return nnx.merge(drafter, self._whole(trained))
 
-        return eagle_objective(target, structure, settings, self.tokens, chunk=CHUNK_OF_DRAFTER)
+        return eagle_objective(target, structure, settings, self.tokens, depths=depths, chunk=CHUNK_OF_DRAFTER)
 
     def _whole(self, trained: Any) -> nnx.State:
         """Returns all parameters: those that are trained, and the tokens of the head's rows."""
@@ -91,7 +91,7 @@ class EaglePart(BesideTarget):
             },
             command="jax-smash generate --method eagle --drafter FOLDER --model TARGET",
             base_fingerprint=frozen.fingerprints["base"],
-            depths=settings.test_steps,
+            depths=self.depths,
             left_out=self.left_out,
         )
 

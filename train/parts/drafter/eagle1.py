@@ -19,7 +19,6 @@ from jax_smash.models.eagle1 import Eagle1, abstract_eagle1, random_eagle1
 from jax_smash.models.transformer import Transformer, abstract_params
 from jax_smash.sharding import place
 from train.data.rows import Batch
-from train.parts.drafter.beside import BesideTarget
 from train.parts.drafter.card import drafter_card
 from train.parts.drafter.objective import (
     CHUNK_OF_DRAFTER,
@@ -31,9 +30,11 @@ from train.parts.drafter.objective import (
     kept_likeliest,
     read_by_target,
     said_by,
+    step_shares,
     tally,
 )
 from train.parts.drafter.settings import Eagle1Settings
+from train.parts.drafter.stepped import SteppedPart
 from train.parts.drafter.unrolled import unrolled
 from train.parts.part import Ended, Shapes
 from train.run.frozen import Frozen
@@ -43,12 +44,9 @@ from train.run.step import Objective, Tally
 NOISE_LENGTH = 512
 """Tokens of a document whose features are moved by just what is asked for; those of longer ones by less."""
 
-DEPTHS = 4
-"""Depths whose accuracies choose a step, where fewer are trained: decoding goes on from the drafter's own features."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Eagle1Part(BesideTarget):
+class Eagle1Part(SteppedPart):
     """EAGLE-1's layer for a target.
 
     Attributes:
@@ -69,24 +67,12 @@ class Eagle1Part(BesideTarget):
         params = quick_to_learn(random_eagle1(config, settings.seed)[1], config.layer, settings.seed)
         return place({"drafter": params}, mesh)
 
-    def _objective(self, settings: Eagle1Settings) -> Objective:
-        return eagle1_objective(abstract_params(settings.model)[0], settings, self.tokens)
-
-    @property
-    def depths(self) -> int:
-        """Depths that are evaluated."""
-        return max(self.settings.test_steps, min(DEPTHS, self.settings.length - 1))
+    def _objective(self, settings: Eagle1Settings, depths: int | None = None) -> Objective:
+        return eagle1_objective(abstract_params(settings.model)[0], settings, self.tokens, depths=depths)
 
     def evaluated(self) -> Objective:
         """Returns the objective without noise, which tells of all depths."""
-        return self._told(dataclasses.replace(self.settings, noise=0.0))
-
-    def measured(self) -> Objective:
-        """Returns the cross-entropy of what is trained, in float32, which tells of all depths."""
-        return self._told(self.settings.measured())
-
-    def _told(self, settings: Eagle1Settings) -> Objective:
-        return eagle1_objective(abstract_params(settings.model)[0], settings, self.tokens, depths=self.depths)
+        return self._objective(dataclasses.replace(self.settings, noise=0.0), self.depths)
 
     def save(self, folder: Path, stored: dict[str, Any], frozen: Frozen | None) -> None:
         """Writes what `--method eagle --drafter FOLDER` reads, bound to the target's weights."""
@@ -150,8 +136,7 @@ def eagle1_objective(
       depths: steps that are told, at least as many as are trained, which is None. Further ones count 0 in the loss.
       chunk: entries whose logits are in memory at once.
     """
-    steps = np.arange(depths or settings.test_steps, dtype=np.float32)
-    decay = np.power(np.float32(settings.step_decay), steps) * (steps < settings.test_steps)
+    decay = step_shares(settings, depths)
     shares = np.float32(settings.feature_share), np.float32(settings.prediction_share)
     vocabulary = Vocabulary(tokens, settings.model.vocab_size)
     structure, _ = abstract_eagle1(settings.eagle1)
@@ -162,7 +147,7 @@ def eagle1_objective(
         hidden, _ = read_by_target(model, batch, settings)
         features = noised(hidden, batch, settings.noise, settings.seed)
         vectors = model.embed(batch.targets)
-        made = unrolled(drafter, features, vectors, batch.positions, batch.segments, len(steps))
+        made = unrolled(drafter, features, vectors, batch.positions, batch.segments, len(decay))
         aligned, seen = behind(made, batch.segments)
 
         guesses = Guesses(
@@ -173,7 +158,7 @@ def eagle1_objective(
         away = jnp.mean(optax.losses.huber_loss(missed), axis=-1)
         distance = jnp.sum(batch.weights[..., None] * seen.astype(jnp.float32) * away, axis=(0, 1))
         told = tally(found, decay)
-        means = {f"distance_{s + 1}": (distance[s], found.tried[s]) for s in range(len(steps))}
+        means = {f"distance_{s + 1}": (distance[s], found.tried[s]) for s in range(len(decay))}
         loss = jnp.sum(decay * (shares[0] * distance + shares[1] * found.loss))
         return loss, Tally(count=told.count, means={**told.means, **means})
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 
 from jax_smash.cache import Block
 from jax_smash.models.depth import tapped_without_cache
@@ -20,7 +20,7 @@ from jax_smash.objectives import in_pieces
 from jax_smash.pytree import pytree
 from train.data.rows import Batch
 from train.data.states import StateBatch
-from train.parts.drafter.settings import DrafterSettings, EagleSettings
+from train.parts.drafter.settings import DrafterSettings, Eagle1Settings, EagleSettings
 from train.parts.drafter.unrolled import unrolled
 from train.parts.language_model.objective import CHUNK
 from train.run.step import Objective, Tally
@@ -70,8 +70,20 @@ class Vocabulary:
         self.known[tokens] = True
 
 
+def step_shares(settings: EagleSettings | Eagle1Settings, depths: int | None = None) -> Float32[np.ndarray, "S"]:
+    """Returns what each step counts in the loss: those that are told and not trained, 0."""
+    steps = np.arange(depths or settings.test_steps, dtype=np.float32)
+    return np.power(np.float32(settings.step_decay), steps) * (steps < settings.test_steps)
+
+
 def eagle_objective(
-    target: nnx.GraphDef, structure: Structure, settings: EagleSettings, tokens: Int[np.ndarray, "X"], *, chunk: int
+    target: nnx.GraphDef,
+    structure: Structure,
+    settings: EagleSettings,
+    tokens: Int[np.ndarray, "X"],
+    *,
+    depths: int | None = None,
+    chunk: int,
 ) -> Objective:
     """Returns the drafter's cross-entropy against the target's predictions, in nats, over rows of replies.
 
@@ -86,9 +98,10 @@ def eagle_objective(
       structure: makes the drafter.
       settings: of the run.
       tokens: that the drafter can say.
+      depths: steps that are told, at least as many as are trained, which is None. Further ones count 0 in the loss.
       chunk: entries whose logits are in memory at once.
     """
-    decay = np.power(np.float32(settings.step_decay), np.arange(settings.test_steps, dtype=np.float32))
+    decay = step_shares(settings, depths)
     vocabulary = Vocabulary(tokens, settings.model.vocab_size)
 
     def objective(params: Any, batch: Batch) -> tuple[Array, Tally]:
@@ -97,7 +110,7 @@ def eagle_objective(
         hidden, taps = read_by_target(model, batch, settings)
         features = drafter.join([taps[i] for i in drafter.config.taps])
         vectors = model.embed(batch.targets)
-        made = unrolled(drafter, features, vectors, batch.positions, batch.segments, settings.test_steps)
+        made = unrolled(drafter, features, vectors, batch.positions, batch.segments, len(decay))
         aligned, seen = behind(made, batch.segments)
         head = drafter.head
         found = drafted(
