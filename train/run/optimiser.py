@@ -68,15 +68,19 @@ class Optimiser:
         if self.decay not in ("cosine", "linear"):
             raise ValueError(f"decay must be cosine or linear; got {self.decay!r}")
         if not (
-            self.learning_rate > 0
-            and self.vector_share > 0
+            0 < self.learning_rate < float("inf")
+            and 0 < self.vector_share < float("inf")
+            and 0 <= self.b1 < 1
+            and 0 <= self.b2 < 1
+            and 0 <= self.weight_decay < float("inf")
             and self.warmup >= 0
             and 0 <= self.final <= 1
             and self.clip > 0
             and self.clip_value >= 0
         ):
             raise ValueError(
-                f"expected learning_rate, vector_share, clip > 0, warmup, clip_value >= 0, 0 <= final <= 1; got {self}"
+                "expected learning_rate, vector_share, clip > 0, warmup, clip_value >= 0, 0 <= final <= 1, 0 <= b1, b2 "
+                f"< 1 and weight_decay >= 0, of these learning_rate, vector_share and weight_decay finite; got {self}"
             )
 
     def described(self, of: str = "") -> str:

@@ -78,7 +78,22 @@ def test_a_run_no_longer_than_its_warm_up_is_refused():
 
 
 @pytest.mark.parametrize(
-    "field", [{"learning_rate": 0.0}, {"warmup": -1}, {"final": 1.5}, {"clip": 0.0}, {"vector_share": 0.0}]
+    "field",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": float("inf")},
+        {"learning_rate": float("nan")},
+        {"warmup": -1},
+        {"final": 1.5},
+        {"clip": 0.0},
+        {"vector_share": 0.0},
+        {"vector_share": float("inf")},
+        {"b1": 3},
+        {"b1": -0.1},
+        {"b2": 1.0},
+        {"weight_decay": -5},
+        {"weight_decay": float("inf")},
+    ],
 )
 def test_a_setting_out_of_range_is_refused(field):
     with pytest.raises(ValueError, match="expected learning_rate"):

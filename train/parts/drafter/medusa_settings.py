@@ -85,11 +85,11 @@ class MedusaSettings(DrafterSettings):
         if self.rank < 1 or not self.targets:
             raise ValueError(f"rank must be at least 1, targets not empty; got {self.rank} and {self.targets}")
         for name in ("alpha", "base_rate", "heads_weight"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0; got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
         for name in ("base_weight", "heads_ramp"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0; got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be at least 0 and finite; got {getattr(self, name)}")
         if self.base == "lora" and not 0 <= self.heads_alone < self.steps - self.optimiser.warmup:
             raise ValueError(
                 f"heads_alone must be from 0 to less than the {self.steps} steps without {self.optimiser.warmup} of "
