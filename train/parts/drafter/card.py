@@ -55,7 +55,7 @@ the text's own tokens:
 
 CHOSEN = (
     "step {step}: of the steps that were evaluated it drafted most tokens in a row, {score:.2f}, on documents that are "
-    "neither trained on nor held out"
+    "neither trained on nor reported on"
 )
 
 

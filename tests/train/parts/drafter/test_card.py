@@ -17,8 +17,8 @@ SETTINGS = MedusaSettings(model=tiny_config(), optimiser=Optimiser(warmup=1), ba
 MEANS = {f"top{rank}_{depth}": 0.5 for rank in range(1, RANKS + 1) for depth in range(1, SETTINGS.num_heads + 1)}
 
 
-def card(**options):
-    ended = Ended(step=2, losses=(1.0, {"answers": 1.0}), means=MEANS)
+def card(score=None, **options):
+    ended = Ended(step=2, losses=(1.0, {"answers": 1.0}), means=MEANS, score=score)
     told = {"title": "Heads", "about": {}, "command": "jax-smash", "base_fingerprint": "ab", "depths": 2}
     return drafter_card(SETTINGS, ended, **told, **options)
 
@@ -37,3 +37,8 @@ def test_it_tells_of_none_where_nobody_counted(tmp_path):
     (tmp_path / INDEX).write_text(json.dumps(index))
     assert MedusaPart(SETTINGS, Packed(tmp_path, find("tiny"))).left_out == ()
     assert "left out" not in card()
+
+
+def test_it_tells_what_chose_the_step():
+    assert "| Chosen | the last step |" in card()
+    assert "in a row, 1.50, on documents that are neither trained on nor reported on |" in card(score=1.5)
