@@ -30,6 +30,7 @@ class Paper:
       fields: others of the settings.
       clip: how gradients are cut, by a field of the optimiser.
       decay: weight decay.
+      betas: decay of the two moments.
       falls: the shares of the peak a quarter, half and three quarters of the way from it to the end.
     """
 
@@ -41,6 +42,7 @@ class Paper:
     fields: dict[str, Any]
     clip: tuple[str, float] = ("clip", 1.0)
     decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
     falls: tuple[float, float, float] = COSINE
 
 
@@ -64,10 +66,16 @@ PAPERS = {
         {"feature_share": 1.0, "prediction_share": 0.1, "noise": 0.2, "test_steps": 1, "join_bias": True},
         ("clip_value", 0.5),
         0.01,
-        LINEAR,
+        falls=LINEAR,
     ),
     "medusa-paper": Paper(
-        MedusaSettings, 2e-3, 40, 4000, (2048, 32), {"num_heads": 5, "blocks": 1, "head_decay": 0.8, "base": "frozen"}
+        MedusaSettings,
+        2e-3,
+        40,
+        4000,
+        (2048, 32),
+        {"num_heads": 5, "blocks": 1, "head_decay": 0.8, "base": "frozen"},
+        betas=(0.9, 0.999),
     ),
     "medusa-2-paper": Paper(
         MedusaSettings,
@@ -90,7 +98,13 @@ PAPERS = {
         MedusaSettings, 5e-4, 40, 4000, (2048, 32), {"num_heads": 7, "blocks": 1, "own_head": False, "head_decay": 1.0}
     ),
     "chimera-paper": Paper(
-        ChimeraSettings, 2e-4, 44, 4400, (1024, 32), {"decoding_heads": 4, "gram": 3, "labels": "text"}
+        ChimeraSettings,
+        2e-4,
+        44,
+        4400,
+        (1024, 32),
+        {"decoding_heads": 4, "gram": 3, "labels": "text"},
+        betas=(0.9, 0.999),
     ),
     "dflash-paper": Paper(
         DFlashSettings,
@@ -111,7 +125,7 @@ def test_a_papers_training_file_has_its_rates_and_its_schedule(name, request):
     assert (found.length, found.batch_size, found.steps) == (*paper.row, paper.steps)
     assert (getattr(found.optimiser, paper.clip[0]), found.optimiser.weight_decay) == (paper.clip[1], paper.decay)
     assert bool(found.optimiser.clip_value) == (paper.clip[0] == "clip_value")
-    assert (found.optimiser.name, found.optimiser.b1, found.optimiser.b2) == ("adamw", 0.9, 0.95)
+    assert (found.optimiser.name, found.optimiser.b1, found.optimiser.b2) == ("adamw", *paper.betas)
     rate = found.optimiser.schedule(found.steps)
     steps = [0, paper.warmup // 2, *np.linspace(paper.warmup, paper.steps, 5)]
     shares = np.array([0, 0.5, 1, *paper.falls, 0])
