@@ -125,7 +125,7 @@ def make_ladder(
       slots: cache slots a row.
       sampled: some row may sample.
       costs: a file with a cost curve, which then alone decides.
-      drafting: plain steps that each drafted node takes before it is checked; added to the curve.
+      drafting: plain steps that each drafted level takes before it is checked; added to the curve.
       once: plain steps that a draft takes whatever its size; added likewise.
       steps: tells the steps apart that one method makes of one model in several ways: what one kind takes says nothing
         of another.
@@ -151,7 +151,7 @@ def make_ladder(
 
     # Of several hosts each has files of its own.
     curve = CostCurve.from_json(decided(lambda: known().to_json(), shared=several)) if several else known()
-    drafted = _with_drafting(curve, each=drafting, once=once)
+    drafted = _with_drafting(curve, reach, each=drafting, once=once)
     most, rungs = min(MOST_ROWS, curve.entries[-1]) - 1, CPU_RUNGS if target_platform() == "cpu" else RUNGS
     budgets: tuple[int, ...] = (0, min(reach.stopping, most))
     if not reach.stopping:
@@ -199,9 +199,10 @@ def narrows() -> bool:
     return target_platform() == "cpu"
 
 
-def _with_drafting(curve: CostCurve, *, each: float, once: float) -> CostCurve:
-    """Returns a curve of forwards as one of steps that draft: so many plain steps for each node, and for a draft."""
-    steps = (each * (m - 1) + once * (m > 1) for m in curve.entries)
+def _with_drafting(curve: CostCurve, reach: Reach, *, each: float, once: float) -> CostCurve:
+    """Returns a curve of forwards as one of steps that draft: so many plain steps for each level, and for a draft."""
+    # A drafter goes down all levels that a tree has room for, as many as `Reach.tree` gives it.
+    steps = (each * min(reach.levels, m - 1) + once * (m > 1) for m in curve.entries)
     seconds = (s + curve.seconds[0] * more for s, more in zip(curve.seconds, steps, strict=True))
     return dataclasses.replace(curve, seconds=tuple(seconds))
 

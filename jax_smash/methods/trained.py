@@ -231,7 +231,7 @@ def ladder_of(setup: Setup, method: str, reach: Reach, *, drafting: float = 0.0,
       setup: of the method.
       method: that drafts.
       reach: of trees that are not named. No tree of so many nodes has more levels.
-      drafting, once: plain steps that drafting takes: for each node, and whatever the tree's size.
+      drafting, once: plain steps that drafting takes: for each level, and whatever the tree's size.
     """
     tree = setup.draft.tree
     if tree != "auto":

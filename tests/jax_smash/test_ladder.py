@@ -85,6 +85,24 @@ def test_deeper_rates_make_deeper_trees():
     assert int(wide.tree(12).depth.max()) < 6
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_drafting_takes_as_much_for_each_level_however_many_nodes_it_has(ranks):
+    store(FLAT)
+    each, once, reach = 0.005, 0.02, Reach(ranks=ranks, levels=5)
+    with tracing_for("tpu" if ranks > 1 else "cpu"):
+        found = make_ladder(
+            tiny_model(), "auto", method="eagle", reach=reach, batch=1, slots=64, drafting=each, once=once
+        )
+    drafted = sizes(found)[1:]
+    assert (max(drafted) > reach.levels) == (ranks > 1)
+    levels = [tree.levels for tree in found.trees[1:]]
+    np.testing.assert_allclose(
+        found.sizing.seconds[1:],
+        [FLAT.at(n + 1) + each * deep + once for n, deep in zip(drafted, levels, strict=True)],
+        rtol=1e-6,
+    )
+
+
 @pytest.mark.parametrize(("dear", "first"), [(2.2, 1), (6.0, 0)])
 def test_where_a_drafter_stops_there_is_one_tree_which_costs_by_what_it_is_expected_to_keep(dear, first):
     seconds = (1.0, *np.linspace(1.5, dear, 5).tolist())
