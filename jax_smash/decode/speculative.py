@@ -167,12 +167,12 @@ class Speculative:
         def goes_on(rung: int, carry: Steps) -> Bool[Array, ""]:
             return unfinished(carry) & (trees.choice == rung) & (carry[1] < end)
 
-        end = began + ROUND_STEPS - trees.sizing.steps % ROUND_STEPS
+        first, end = carry[0], began + ROUND_STEPS - trees.sizing.steps % ROUND_STEPS
         for rung in range(len(trees.ladder)):
             turn = functools.partial(self._turn, rung, params)
             carry = jax.lax.while_loop(functools.partial(goes_on, rung), turn, carry)
         state = with_trees(carry[0], with_used(trees_of(carry[0]), carry[1] - began))
-        return lay_out(self._reviewed(params, state, over=~unfinished(carry)), constrain), carry[1]
+        return lay_out(self._reviewed(params, state, first, over=~unfinished(carry)), constrain), carry[1]
 
     def _turn(self, rung: int, params: Params, carry: Steps) -> Steps:
         return lay_out(self._step(rung, params, carry[0]), constrain), carry[1] + 1
@@ -276,10 +276,13 @@ class Speculative:
         learnt = replace(found, logits=None) if learned else None
         return _Choice(accepted=accepted, target=target, logit=chosen, likeliest=learnt, log_probs=log_probs)
 
-    def _reviewed(self, params: Params, state: DecodeState, *, over: Bool[Array, ""]) -> DecodeState:
+    def _reviewed(
+        self, params: Params, state: DecodeState, first: DecodeState, *, over: Bool[Array, ""]
+    ) -> DecodeState:
         """Lets the drafter learn what it missed and chooses the tree again, each when it is due.
 
         Args:
+          first: the state that the round began with.
           over: the call ends here.
         """
         trees, missed = trees_of(state), notes_of(state).missed
@@ -287,7 +290,7 @@ class Speculative:
         due = (trees.sizing.steps % ROUND_STEPS == 0) & behind
         # A drafter that reads the target's cache is told nothing of it as it was.
         if len(trees.ladder) > 1 and not self.drafter.needs.cache:
-            known = changed_if(due, functools.partial(self._in_shadow, params, state), trees.sizing.known)
+            known = changed_if(due, functools.partial(self._in_shadow, params, state, first), trees.sizing.known)
             trees = replace(trees, sizing=replace(trees.sizing, known=known))
             # Always true, but known only once the drafter's arrays were read; else XLA would copy them to write them.
             due &= (known.trials >= 0).all()
@@ -298,16 +301,23 @@ class Speculative:
             due |= over & behind
         return changed_if(due, functools.partial(self._caught_up, params, read=state.rows.token_length - 1), state)
 
-    def _in_shadow(self, params: Params, state: DecodeState, known: Acceptance) -> Acceptance:
+    def _in_shadow(self, params: Params, state: DecodeState, first: DecodeState, known: Acceptance) -> Acceptance:
         """Returns what is known after an unchecked draft that follows the first token that the drafter missed."""
         missed, now = notes_of(state).missed, context(state)
         token, count = missed.seen(now.token_length).token, missed.count
-        before = replace(now, pending=token[:, 0], token_length=now.token_length - count)
+        # Processors that have read later tokens would rule out what may follow this one. Where it was missed in an
+        # earlier round, nobody kept what they knew then.
+        before = replace(
+            now, pending=token[:, 0], token_length=now.token_length - count, processed=first.rows.processors
+        )
+        tried = count > 0
+        if jax.tree.leaves(first.rows.processors):
+            tried &= notes_of(first).missed.count == 0
         # Only children of the root are compared: deeper levels are not drafted, and anything may stand there.
         topology = replace(trees_of(state).ladder[1], levels=1)
         shadow, _ = self.drafter.propose(params, *memory_of(state), before, topology)
         then = jnp.where(count == 1, state.rows.pending, token[:, 1])
-        return seen_in_shadow(known, shadow, ranks_of(shadow), then, count > 0)
+        return seen_in_shadow(known, shadow, ranks_of(shadow), then, tried)
 
     def _caught_up(self, params: Params, state: DecodeState, *, read: Int[Array, "B"]) -> DecodeState:
         """Lets the drafter learn from what it missed.

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_smash import SamplingOptions
+from jax_smash.automaton import regex_automaton
 from jax_smash.decode.budget import ROUND_STEPS, unused
 from jax_smash.decode.drafts import Trees
 from jax_smash.draft.trees.acceptance import prior_rates
@@ -58,10 +59,13 @@ class Forgetful:
         return own, shared
 
 
-def session(kind, *, sized, wrapped=lambda drafter: drafter, verify="coupling"):
-    """Returns a session of three rows that never drafts: because that never pays, or with trees of a root alone."""
+def session(kind, *, sized, wrapped=lambda drafter: drafter, verify="coupling", text=None):
+    """Returns a session of three rows that never drafts: because that never pays, or with trees of a root alone.
+
+    A text is all that a grammar lets the rows say.
+    """
     method, random = KINDS[kind]
-    model = tiny_model(layer_kinds=("full", "full"))
+    model = tiny_model(layer_kinds=("full", "full"), **({} if text is None else {"stop_tokens": (0,)}))
     draft = DraftOptions(drafter=random(model), tree=f"chain-{LEVELS}")
     made = make_method(model, method, draft=draft, slots=96)
     rates = prior_rates(LEVELS, 1)
@@ -71,7 +75,12 @@ def session(kind, *, sized, wrapped=lambda drafter: drafter, verify="coupling"):
     changes = {"sampled": verify != "coupling", "verification": VERIFICATIONS[verify]}
     strategy = dataclasses.replace(made.strategy, drafter=wrapped(made.strategy.drafter), **changes)
     made = dataclasses.replace(made, memory=memory, strategy=strategy, follower=None)
-    rows = Session(model, made, slots=96, max_new_tokens=40, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2])
+    grammar = None
+    if text is not None:
+        grammar = regex_automaton(text, model.token_bytes, stop_tokens=model.stop_tokens)
+    rows = Session(
+        model, made, slots=96, max_new_tokens=40, sampling=[SamplingOptions()] * 3, seeds=[0, 1, 2], grammar=grammar
+    )
     rows.read(PROMPTS, limits=[40, 3, 40])
     return rows
 
@@ -103,6 +112,22 @@ def test_a_drafter_catches_up_with_one_that_saw_every_step(kind):
         assert min(len(set(draft)) for draft in drafts(always)) > 1
         # The control.
         assert drafts(forgetful) != drafts(always)
+
+
+def test_unchecked_drafts_follow_the_grammar_from_where_they_begin():
+    """Only one token may ever follow, so every draft from the right place is right."""
+    rows = session("medusa", sized=True, text="ahovcjqxelszgnubipwdkrABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+    def first_child():
+        known = rows.state.shared.memory["trees"].sizing.known
+        return float(known.hits[0, 0]), float(known.trials[0, 0])
+
+    hits, trials = first_child()
+    for steps in (ROUND_STEPS, 5, ROUND_STEPS - 5):  # Calls may end in the midst of a round.
+        rows.run(steps)
+    after = first_child()
+    assert after[1] > trials + 3
+    assert after[0] - hits == pytest.approx(after[1] - trials, abs=0.2)
 
 
 @pytest.mark.slow
