@@ -1,7 +1,9 @@
 """What methods with a trained drafter share: which drafter the options name, and whether it fits the target."""
 
 import dataclasses
+import itertools
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,12 @@ from jax_smash.quantise import activation_dtype, has_int8, quantise_params
 from jax_smash.sharding import mesh_of, place
 
 LOG = logging.getLogger("jax_smash")
+
+NUMBERS = itertools.count()
+"""Numbers of loaded drafters."""
+
+LOADED: dict[int, str] = {}
+"""What tells loaded drafters apart that are still there, by their ids."""
 
 
 def fitting(
@@ -264,7 +272,14 @@ def topology_of(tree: str, reach: Reach) -> Topology:
 
 def _named(drafter: Any) -> str:
     """Returns what tells drafters apart: what is kept of one's drafts says nothing of another's."""
-    return str(drafter) if isinstance(drafter, str | Path) else str(id(drafter))
+    if isinstance(drafter, str | Path):
+        return str(drafter)
+    # Another object may come to stand where one has gone, and it has its id.
+    place = id(drafter)
+    if place not in LOADED:
+        LOADED[place] = f"loaded {next(NUMBERS)}"
+        weakref.finalize(drafter, LOADED.pop, place)
+    return LOADED[place]
 
 
 def branching(ranks: int, *, levels: int) -> Reach:

@@ -18,7 +18,7 @@ from jax_smash.checkpoints.medusa import load_medusa, random_heads, save_medusa
 from jax_smash.costs import Follower, StoppingFollower
 from jax_smash.loading import quantised
 from jax_smash.methods import RANDOM, DraftOptions, make_method
-from jax_smash.methods.trained import held_as, share_of_step
+from jax_smash.methods.trained import _named, held_as, share_of_step
 from jax_smash.models.definition import NnxModel
 from jax_smash.pytree import size
 from tests import medusa
@@ -167,6 +167,19 @@ def test_steps_of_a_hybrid_and_of_its_drafter_alone_are_measured_apart(tmp_path,
     assert alone.follower is not hybrid.follower
     other = method("eagle", random_modules(tiny_config()), tree="auto")
     assert other.follower is not alone.follower
+
+
+def test_a_drafter_in_the_place_of_one_that_is_gone_has_another_name():
+    made = random_modules(tiny_config())
+    places, names = [], []
+    for _ in range(8):
+        drafter = dataclasses.replace(made)
+        assert _named(drafter) == _named(drafter)
+        places.append(id(drafter))
+        names.append(_named(drafter))
+        del drafter
+    assert len(set(places)) < len(places)
+    assert len(set(names)) == len(names)
 
 
 def test_chains_that_stop_and_other_trees_learn_apart(tmp_path, monkeypatch):
