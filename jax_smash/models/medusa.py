@@ -120,22 +120,24 @@ class Medusa(nnx.Module):
           vectors: as `vectors` returns them.
           target: bound, whose rows heads share that have none of their own.
         """
-        return jnp.stack(
-            [
-                target.unembed(x) if head.head is None else _logits(x, head.head[...])
-                for head, x in zip(self.heads, vectors, strict=True)
-            ]
-        )
+        if not self.config.own_rows:
+            return target.unembed(vectors)
+        return jnp.stack([_logits(x, rows) for rows, x in zip(self._rows(), vectors, strict=True)])
 
     def likeliest(
         self, vectors: Float[Array, "H B T D"], n: int, target: Any
     ) -> tuple[Float[Array, "H B T n"], Int[Array, "H B T n"]]:
         """Returns the logits and ids of the n likeliest tokens of each head; arguments as of `unembed`."""
-        found = [
-            likeliest_tokens(target, x, n) if head.head is None else likeliest_rows(x, head.head[...], _logits, n)
-            for head, x in zip(self.heads, vectors, strict=True)
-        ]
+        if not self.config.own_rows:
+            # The rows are read once for all heads.
+            shared = likeliest_tokens(target, vectors, n)
+            return shared.values, shared.tokens
+        found = [likeliest_rows(x, rows, _logits, n) for rows, x in zip(self._rows(), vectors, strict=True)]
         return jnp.stack([f.values for f in found]), jnp.stack([f.tokens for f in found])
+
+    def _rows(self) -> list[Any]:
+        """Returns each head's own rows."""
+        return [head.head[...] for head in self.heads if head.head is not None]
 
 
 def _logits(hidden: Float[Array, "*batch D"], head: Any) -> Float[Array, "*batch X"]:
