@@ -61,8 +61,9 @@ class ChimeraDrafter:
 
     Source: Zeng et al. 2024, "Chimera", sections 4.1 and 4.4.
     Differs: where rows sample, the noise of the target's choice is shared in place of typical acceptance, so that the
-    text is plain decoding's, token for token (`--verify typical-lossy` has the paper's rule). In the published code
-    only the likeliest token of a depth is read by the next; here every node that has children is.
+    text is plain decoding's, token for token (`--verify typical-lossy` has the paper's rule; the noise of the
+    target's choice then remains for the first token of a reply alone). In the published code only the likeliest token
+    of a depth is read by the next; here every node that has children is.
 
     Attributes:
       target: the model that is drafted for, whose vectors and rows of tokens are used.

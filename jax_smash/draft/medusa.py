@@ -39,9 +39,10 @@ class MedusaDrafter:
 
     Source: Cai et al. 2024, "Medusa", sections 2.1 and 2.3.
     Differs: where rows sample, the noise of the target's choice is shared in place of typical acceptance, so that the
-    text is plain decoding's, token for token (`--verify typical-lossy` has the paper's rule). Logits processors see
-    the text up to the pending token alone, for a head does not know the tokens between; beside a grammar they see the
-    likeliest token of each head before.
+    text is plain decoding's, token for token (`--verify typical-lossy` has the paper's rule; the noise of the
+    target's choice then remains for the first token of a reply alone). Logits processors see the text up to the pending
+    token alone, for a head does not know the tokens between; beside a grammar they see the likeliest token of each head
+    before.
 
     Attributes:
       target: the model that is drafted for, whose rows of tokens heads may share.

@@ -15,7 +15,8 @@ def accept_typical_lossy(
     """Returns the longest path of tokens that the target finds likely enough, and its likeliest token after it. LOSSY.
 
     A token x is likely enough where p(x) > min(ε, δ·exp(−H(p))), p being the target's distribution at its parent and H
-    the entropy in nats. Of paths of one length the likeliest is kept. No random number is drawn. A row that decodes
+    the entropy in nats. Of paths of one length the likeliest is kept. No random number is drawn here. Only the first
+    token of a reply, which is chosen before there is a tree, is a sample where rows sample. A row that decodes
     greedily, whose p is certain, gets what greedy decoding gives; any other gets neither samples nor the greedy text.
 
     Source: Medusa, section 2.3.1; Chimera, sections 4.3 and 4.4.
