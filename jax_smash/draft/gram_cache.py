@@ -17,11 +17,11 @@ EMPTY = -2
 class GramCache:
     """Grams and their codes, of each row. When it is full, the gram that was used longest ago is replaced.
 
-    A gram is used when its last token is emitted or read.
-
     Source: Zeng et al. 2024, "Chimera", sections 4.1.1 and 5.4.1.
     Differs: there is no secondary storage, for a program has none; the code of a gram that has left is made again. It
-    begins empty, where the paper's begins with common grams. Codes are looked up or made for all rows at once, so it
+    begins empty, where the paper's begins with common grams. A gram counts as used, and is kept, when its last token is
+    emitted or read: those of drafted nodes are looked up alone, where the paper keeps every new trigram that it meets.
+    Codes are looked up or made for all rows at once, so it
     saves work only where every gram of a forward is found.
 
     Attributes:
