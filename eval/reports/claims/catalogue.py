@@ -95,7 +95,8 @@ def _trained() -> tuple[Claim, ...]:
             "and `hybrid` need no training. `confident-N` is EAGLE-2's tree of N nodes, another at each step. A "
             "hybrid's drafts branch in any tree, in 8 nodes named chain-8 too. Answers that go in circles are left "
             "out, and questions of more than 900 tokens are not asked. Typical acceptance writes other answers, and "
-            "more that go in circles: each of its rows is of those that are left.",
+            "more that go in circles: each of its rows is of those that are left. Eight texts decode at once, which "
+            "costs what learns from one text for the next, `recycling` above all (experiment 100).",
             **accepted,
             table=layouts.accepted_by_tree,
             picture=_accepted_bars(layouts.greedy_trees, group=cells.tree, bar=cells.method),
@@ -157,7 +158,8 @@ def _trained() -> tuple[Claim, ...]:
             "prefix of held-out answers: the model's own, of 128 tokens at most, to eight of Spec-Bench's questions a "
             "task, where question and answer have at most 512 tokens. Drafters named `-3m` were trained on 3M tokens, "
             "the others on 0.48M. Behind the first depth EAGLE, Chimera and HAMburger's decoder read the answer's own "
-            "tokens; Medusa's heads and DFlash's places read none, and must know more by themselves.",
+            "tokens; Medusa's heads and DFlash's places read none, and must know more by themselves. "
+            "Answers that go in circles count here.",
             reports=("smollm2-heads", "smollm2-heads-*"),
             table=layouts.accuracies,
         ),
