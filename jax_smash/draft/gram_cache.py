@@ -21,8 +21,7 @@ class GramCache:
     Differs: there is no secondary storage, for a program has none; the code of a gram that has left is made again. It
     begins empty, where the paper's begins with common grams. A gram counts as used, and is kept, when its last token is
     emitted or read: those of drafted nodes are looked up alone, where the paper keeps every new trigram that it meets.
-    Codes are looked up or made for all rows at once, so it
-    saves work only where every gram of a forward is found.
+    Codes are looked up or made for all rows at once, so it saves work only where every gram of a forward is found.
 
     Attributes:
       gram: the tokens of each; `EMPTY` where there is none.

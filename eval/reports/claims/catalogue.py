@@ -158,8 +158,8 @@ def _trained() -> tuple[Claim, ...]:
             "prefix of held-out answers: the model's own, of 128 tokens at most, to eight of Spec-Bench's questions a "
             "task, where question and answer have at most 512 tokens. Drafters named `-3m` were trained on 3M tokens, "
             "the others on 0.48M. Behind the first depth EAGLE, Chimera and HAMburger's decoder read the answer's own "
-            "tokens; Medusa's heads and DFlash's places read none, and must know more by themselves. "
-            "Answers that go in circles count here.",
+            "tokens; Medusa's heads and DFlash's places read none, and must know more by themselves. Answers that go "
+            "in circles count here.",
             reports=("smollm2-heads", "smollm2-heads-*"),
             table=layouts.accuracies,
         ),
