@@ -86,6 +86,7 @@ def test_making_int8_wider_takes_less_than_reading_it():
     assert row["bundles"] < row["floor"]
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.xdist_group("tpu")
 def test_the_program_writes_its_report(tmp_path):

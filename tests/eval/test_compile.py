@@ -89,6 +89,7 @@ def test_a_model_of_too_few_layers_to_continue_figures_is_compiled_whole(tmp_pat
         Settings(shape, "cpu", extrapolate=True).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "layers"), [("gate", [2, 4]), ("grouped:window=0", [4, 8])])
 def test_figures_of_a_predictor_are_continued_from_models_with_whole_producers(policy, layers):
     settings = Settings("llama-100m", "cpu", sparse=policy, kv_budget="128", slots=256, extrapolate=True)

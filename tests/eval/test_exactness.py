@@ -482,14 +482,14 @@ def test_drafters_that_are_none_of_the_methods_or_the_base_are_refused(smashed, 
         main(Settings(**settings | {"methods": methods, "drafter": (folder,)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "tree", "processors"),
     [
         ("medusa", "chain-2", "none"),
-        *(
-            pytest.param(kind, tree, "all", marks=pytest.mark.slow)
-            for kind, tree in (("medusa", "tree-4"), ("dflash", "tree-4"), ("eagle1", "confident-4:depth=2"))
-        ),
+        ("medusa", "tree-4", "all"),
+        ("dflash", "tree-4", "all"),
+        ("eagle1", "confident-4:depth=2", "all"),
     ],
 )
 def test_random_drafters_of_a_kind_are_rows_of_its_method(smashed, kind, tree, processors):

@@ -92,6 +92,7 @@ def test_an_export_is_measured_on_rows_of_the_run_alone(trained, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_exported_weights(trained, tmp_path):
     fields = {name: value for name, value in FIELDS.items() if name != "model"}
     fields |= {"steps": 3, "optimiser": {"warmup": 0, "learning_rate": 1e-9}}

@@ -195,6 +195,7 @@ def test_weights_of_the_dtype_that_is_asked_for_are_computed_with(root, tmp_path
     assert {x.dtype for x in jax.tree.leaves(loaded.params)} == {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int32)}
 
 
+@pytest.mark.slow
 def test_medusas_heads_begin_as_the_targets_own_and_draft_for_it_alone(root, tmp_path):
     fields = {name: CONFIG[name] for name in ("optimiser", "batch_size", "length", "steps")} | {"num_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(fields))

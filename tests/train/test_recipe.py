@@ -176,6 +176,7 @@ def test_an_input_that_changed_is_refused_by_name(text, call, place, tmp_path):
     assert hash_files(text) == before
 
 
+@pytest.mark.slow
 def test_what_changed_is_made_again_when_it_is_accepted(text, call, place, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     data = shutil.copytree(place / "data", tmp_path / "data")

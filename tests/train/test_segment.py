@@ -69,6 +69,7 @@ def entropies(model, tokens):
     return [0.0, *(-(np.exp(log_p) * log_p).sum(-1))]
 
 
+@pytest.mark.slow
 def test_chats_are_cut_by_the_rule_in_their_replies_alone(place, segmented):
     model = load(str(place / "model"), dtype=jnp.float32)
     begins, ends = (model.tokenizer.convert_tokens_to_ids(name) for name in ("<|assistant|>", "<|end|>"))

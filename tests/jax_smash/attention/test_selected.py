@@ -41,6 +41,7 @@ def calls(monkeypatch):
     PROGRAMS.forget()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "options"),
     [(POLICIES[0], {"method": "lookup", "draft": DraftOptions(tree="chain-2")}), (POLICIES[1], {})],

@@ -51,6 +51,7 @@ def plainly(confidence, limit):
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "asked"),
     [

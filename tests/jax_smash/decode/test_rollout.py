@@ -53,6 +53,7 @@ def read_again(model, prompts, rollout):
     return rows
 
 
+@pytest.mark.slow
 def test_greedy_rollouts_are_what_generate_says_of_ragged_prompts():
     model = tiny_model()
     plain = [c.token_ids for c in jax_smash.generate(model, PROMPTS, max_new_tokens=NEW)]

@@ -15,7 +15,8 @@ def chat(changes=None, **options):
     return Chat(random_drafter(target(), **(changes or {})), method="chimera", plain=PlainChimera, **options)
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 16])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 16])
 def test_trees_are_the_plain_drafters_in_chunks_of_any_size(chunk, siblings):
     made = chat(chunk=chunk)
     made.turn(prompts_of((19, 1, 7)))

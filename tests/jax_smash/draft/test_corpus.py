@@ -87,6 +87,7 @@ def test_drafts_are_those_of_a_plain_program_over_two_turns_of_a_chat(tmp_path):
     assert any(draft[1] >= 0 for draft in found)
 
 
+@pytest.mark.slow
 def test_a_corpus_that_holds_the_answer_saves_forwards_and_changes_nothing(tmp_path):
     asked = {"max_new_tokens": 24, "regex": "[a-z ]{40}"}
     model, prompt = tiny_model(stop_tokens=(10,)), "to be or not"

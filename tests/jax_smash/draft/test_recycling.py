@@ -39,6 +39,7 @@ def propose(session, tree):
     return proposing(session.method.strategy)(session.method.params, session.state, tree)
 
 
+@pytest.mark.slow
 def test_ids_do_not_depend_on_whether_probabilities_are_kept():
     """The same trees teach the same ids: a chain has one shape."""
     ids, both = (known(decoded(stored=stored)) for stored in (False, True))

@@ -97,6 +97,7 @@ def test_a_record_that_ignores_the_path_would_be_found_out():
     assert float(jnp.abs(kept[0] - kept[1]).max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_policy_finds_its_predictor_by_folder(tmp_path):
     made = saved(tmp_path, "grouped")
     by_name = sparsified(base(), named_policy(f"grouped:{tmp_path},window=2", budget=12))
