@@ -57,8 +57,7 @@ class PlainChimera:
           text: tokens, the last of which the target has not read.
           chosen: from the logits of all tokens and those behind the text to the values that tokens are ranked by.
         """
-        states = np.asarray(self._hidden(text), np.float64)
-        hidden = np.roll(states, -self.shift, axis=0)
+        hidden, *_ = self.begin(text)
         token, paths = [text[-1]], {0: []}
         parents, ranks, depths = (np.asarray(x).tolist() for x in (topology.parent, topology.rank, topology.depth))
         for node in range(1, topology.nodes):
@@ -73,6 +72,19 @@ class PlainChimera:
             token.append(int(ranked[ranks[node]]) if np.isfinite(values[ranked[ranks[node]]]) else -1)
             paths[node] = [*paths[above], token[-1]]
         return token
+
+    def begin(self, text: list[int]):
+        """Returns what there is to guess from behind a text, the last token of which the target has not read."""
+        return np.roll(np.asarray(self._hidden(text), np.float64), -self.shift, axis=0), text, 0
+
+    def guess(self, read):
+        """Returns the logits of all tokens behind what there is, and what there is behind a token of them.
+
+        Behind the last head and the last position there are no logits.
+        """
+        hidden, text, head = read
+        known = head < self.config.decoding_heads and len(text) - 1 < self.config.max_positions
+        return self.logits(hidden, text, head) if known else None, lambda token: (hidden, [*text, token], head + 1)
 
     def logits(self, hidden: np.ndarray, text: list[int], head: int) -> np.ndarray:
         """Returns a head's logits of the token behind a text, of which the target has read as many as it has states."""

@@ -94,6 +94,19 @@ class PlainEagle:
             behind[node] = [*behind[above], (feature, token[-1])]
         return token
 
+    def begin(self, text: list[int]):
+        """Returns what there is to guess from behind a text, the last token of which the target has not read."""
+        return self._committed(text)
+
+    def guess(self, entries):
+        """Returns the logits of all tokens behind what there is, and what there is behind a token of them.
+
+        Behind the last position there are no logits.
+        """
+        feature, logits = self._last(entries)
+        known = len(entries) - 1 < self.config.max_positions
+        return logits if known else None, lambda token: [*entries, (feature, token)]
+
     def _committed(self, text: list[int]) -> list[tuple[np.ndarray, int]]:
         """Returns a feature and the token behind it, for each token that the target has read."""
         w, joined = self.weights, []
@@ -162,31 +175,31 @@ def taps_of_text(definition):
     return of_text
 
 
-def plain_confident(plain: PlainEagle, sizes, text: list[int], chosen=None) -> set[tuple[int, ...]]:
+def plain_confident(plain, sizes, text: list[int], chosen=None) -> set[tuple[int, ...]]:
     """Returns the paths of tokens from the root to each node of a tree that grows by confidence, one path at a time.
 
     Args:
-      plain: the drafter.
+      plain: the drafter, a `PlainEagle` or another that begins and guesses as it does.
       sizes: of the tree, a `Confident`.
       text: tokens, the last of which the target has not read.
       chosen: as of `PlainEagle.tree`.
     """
     seen, kept = {}, []
-    level, behind = [()], {(): plain._committed(text)}
+    level, behind = [()], {(): plain.begin(text)}
     for depth in range(sizes.levels):
         found = {}
         for path in level:
-            feature, logits = plain._last(behind[path])
-            values = logits if chosen is None else chosen(logits, list(path))
-            if len(behind[path]) - 1 >= plain.config.max_positions:
+            logits, with_token = plain.guess(behind[path])
+            if logits is None:
                 continue
+            values = logits if chosen is None else chosen(logits, list(path))
             likely = np.exp(values - values.max())
             for token in np.argsort(-values, kind="stable")[: sizes.width].tolist():
                 if np.isfinite(values[token]):
                     product = seen.get(path, 1.0) * likely[token] / likely.sum()
                     if product >= sizes.least:
                         found[*path, token] = product
-                        behind[*path, token] = [*behind[path], (feature, token)]
+                        behind[*path, token] = with_token(token)
         if depth == 0 and max(found.values(), default=0.0) < FIRST * sizes.least:
             break
         if sizes.chain:

@@ -146,9 +146,9 @@ class DraftFlags:
     the N tokens that a trained drafter is surest of, another shape at each step;
     confident-N:depth=D,width=K,chain=false has other sizes than EAGLE-2's 6 and 10, or does without the drafter's
     greedy chain. With confident-N:least=P, and in a chain with chain-N:least=P, drafting stops where tokens would be
-    kept with a lower probability, P from 0 to 1/3; what is not drafted takes a CPU hardly any time. Both go with eagle
-    and medusa, and with hybrid and one of their drafters, which then drafts where suffix lookup finds nothing likely;
-    chain-N:least=P also with lookup and suffix, which are the surer, the more of the text agrees."""
+    kept with a lower probability, P from 0 to 1/3; what is not drafted takes a CPU hardly any time. Both go with
+    eagle, medusa and chimera, and with hybrid and one of their drafters, which then drafts where suffix lookup finds
+    nothing likely; chain-N:least=P also with lookup and suffix, which are the surer, the more of the text agrees."""
     costs: Annotated[Path | None, tyro.conf.DisallowNone, _flag("FILE", "")] = None
     """Size the trees of --tree auto by this file alone, whatever steps take: one that tune wrote, or the --json of an
     earlier run, whose choices are then made again on the same kind of device."""

@@ -1,6 +1,7 @@
 """Chimera: one layer over all that the target has read, and over short grams of what it has not, drafts a tree."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,15 +11,23 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_smash.cache import Block, Earlier, KVCache, Write
 from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.gram_cache import GramCache
-from jax_smash.draft.trees.levels import Levels
-from jax_smash.draft.trees.tree import DraftTree, Topology, grow
-from jax_smash.models.chimera import Chimera, ChimeraForward
+from jax_smash.draft.trees.best_first import Found
+from jax_smash.draft.trees.by_level import (
+    ConfidentTrees,
+    FixedTrees,
+    Made,
+    Reader,
+    tokens_and_probabilities,
+    where_wanted,
+)
+from jax_smash.draft.trees.tree import DraftTree, Topology
+from jax_smash.models.chimera import Chimera
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.grams import NONE, grams_of
 from jax_smash.models.short_head import saying
 from jax_smash.protocols import ModelDef, Needs, Params
 from jax_smash.pytree import pytree
-from jax_smash.sampling import likeliest, likeliest_tokens
+from jax_smash.sampling import likeliest_of, likeliest_tokens
 from jax_smash.sharding import constrain
 
 
@@ -40,19 +49,6 @@ class ChimeraRows:
     grams: GramCache | None
 
 
-@pytree
-class Growing:
-    """A tree while it is drafted.
-
-    Attributes:
-      token: of each node; −1 where nothing is drafted.
-      read: what the drafter made of the nodes so far.
-    """
-
-    token: Int[Array, "B M"]
-    read: Earlier
-
-
 @dataclasses.dataclass(frozen=True)
 class ChimeraDrafter:
     """Drafts level by level: each depth has a head, and a node's children are guessed from the text up to that node.
@@ -68,18 +64,31 @@ class ChimeraDrafter:
     Attributes:
       target: the model that is drafted for, whose vectors and rows of tokens are used.
       model: the drafter's modules; their parameters stand under `drafter`.
-      width: children that a node has at most.
-      room: nodes of one depth at most, the deepest left out.
+      trees: how trees get their shape.
       noisy: some row may sample, and children are the likeliest after the noise of the target's choice.
       gram_slots: grams whose codes each row keeps; 0 makes every code anew. Drafts do not depend on it.
     """
 
     target: ModelDef
     model: NnxModel
-    width: int = 1
-    room: int = 1
+    trees: FixedTrees | ConfidentTrees = FixedTrees()  # noqa: RUF009 - frozen
     noisy: bool = False
     gram_slots: int = 0
+
+    @property
+    def least(self) -> float:
+        """The probability below which nothing is drafted; 0 where trees have the nodes that are asked for."""
+        return self.trees.least
+
+    @property
+    def varies(self) -> bool:
+        """Trees may have fewer valid nodes than are asked for."""
+        return self.trees.least > 0
+
+    @property
+    def branches(self) -> bool:
+        """Drafts may branch, whatever the topology."""
+        return self.trees.branches
 
     @property
     def needs(self) -> Needs:
@@ -105,27 +114,21 @@ class ChimeraDrafter:
         self, params: Params, own: ChimeraRows, shared: Any, context: Context, topology: Topology
     ) -> tuple[DraftTree, Int[Array, "B"]]:
         """Returns the tree, and the position of each row's root."""
-        nodes, root = topology.nodes, context.token_length - 1
-        levels = Levels.of(topology, min(self.room, nodes))
-        token = jnp.where((topology.depth > 0)[None], -1, context.pending[:, None])
-        forwards = min(topology.levels, nodes - 1, self._model(params).config.decoding_heads)
-        if not forwards:
-            return grow(topology, token), root
-
-        def level(growing: Growing, depth: Int[Array, ""]) -> tuple[Growing, None]:
-            tree = grow(topology, growing.token)
-            block = levels.block(tree, depth, jnp.zeros((len(root), 0), bool), growing.read)
-            out, read = self._read(params, own, context, tree, levels.at(depth)[0], depth, block)
-            token = self._with_children(params, own, context, topology, levels, depth, out.hidden, growing.token)
-            return Growing(token=token, read=levels.with_level(growing.read, read, depth)), None
-
-        block = Block.causal(jnp.ones((len(root), 1), bool))
-        top, none = jnp.zeros((1,), jnp.int32), jnp.int32(0)
-        out, read = self._read(params, own, context, grow(topology, token), top, none, block)
-        token = self._with_children(params, own, context, topology, levels, none, out.hidden, token)
-        growing = Growing(token=token, read=levels.with_room(read))
-        growing, _ = jax.lax.scan(level, growing, jnp.arange(1, forwards, dtype=jnp.int32))
-        return grow(topology, growing.token), root
+        config = self._model(params).config
+        root = jnp.full((len(context.pending), 1, topology.levels), -1, jnp.int32)
+        read = functools.partial(self._read_level, params, own, context)
+        before = jnp.ones((len(root), 1), bool)
+        top, entries = read(root, None, jnp.int32(0), Block.causal(before))
+        reader = Reader(
+            pending=context.pending,
+            before=before,
+            top=top,
+            entries=entries,
+            levels=config.decoding_heads,
+            read=read,
+            children=functools.partial(self._children, params, own, context),
+        )
+        return self.trees.grow(reader, topology), context.token_length - 1
 
     def learn(
         self, params: Params, own: ChimeraRows, shared: Any, made: Int[Array, "B"], outcome: Outcome
@@ -141,57 +144,58 @@ class ChimeraDrafter:
         """Keeps what was read meanwhile."""
         return self.read(params, own, shared, seen)
 
-    def _read(
+    def _read_level(
         self,
         params: Params,
         own: ChimeraRows,
         context: Context,
-        tree: DraftTree,
-        node: Int[Array, "A"],
+        path: Int[Array, "B A levels"],
+        feature: None,
         depth: Int[Array, ""],
         block: Block,
-    ) -> tuple[ChimeraForward, Earlier]:
-        """Reads some nodes of one depth. Returns what was made of them, and what they are to later ones."""
+    ) -> tuple[Made, Earlier]:
+        """Reads nodes of one depth. Returns what was made of them, and what they are to later ones."""
         model = self._model(params)
-        path = tree.paths()[:, node]
-        before = jnp.concatenate([own.recent, tree.token[:, :1]], axis=1)
+        before = jnp.concatenate([own.recent, context.pending[:, None]], axis=1)
         before = jnp.broadcast_to(before[:, None], (*path.shape[:2], before.shape[1]))
         text = jnp.concatenate([before, path], axis=2)
         grams = jax.lax.dynamic_slice_in_dim(text, depth + 1, model.config.gram, axis=2)
         position = jnp.broadcast_to(context.token_length[:, None] - 1 + depth, path.shape[:2])
-        codes = self._codes(params, own, grams, block.valid[:, -len(node) :] & context.running[:, None])
+        codes = self._codes(params, own, grams, block.valid[:, -path.shape[1] :] & context.running[:, None])
         out = model.forward(codes, position, own.cache, block)
-        return out, Earlier(block_kv=out.block_kv, position=position)
+        return Made(hidden=out.hidden, feature=None), Earlier(block_kv=out.block_kv, position=position)
 
-    def _with_children(
+    def _children(
         self,
         params: Params,
         own: ChimeraRows,
         context: Context,
-        topology: Topology,
-        levels: Levels,
-        depth: Int[Array, ""],
         full: Float[Array, "B A D"],
-        token: Int[Array, "B M"],
-    ) -> Int[Array, "B M"]:
-        """Returns the tree's tokens with the children of a depth's nodes, from what was made of these."""
+        path: Int[Array, "B A levels"],
+        depth: Int[Array, ""],
+    ) -> Found:
+        """Returns the likeliest tokens behind nodes of one depth, and their probabilities."""
         model, target = self._model(params), self._target(params)
-        # As the heads' weights are divided: with whole vectors, these would be gathered.
-        last = constrain(jnp.broadcast_to(own.last[:, None], full.shape), "rows", None, "embed")
-        vectors = model.vectors(last, full, depth)
-        if self.noisy or context.processors:
-            node = levels.at(depth)[0][: full.shape[1]]
-            # Gather the vocabulary: what follows is separate for each row.
-            logits = constrain(target.unembed(vectors), "batch")
-            place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
-            logits = context.ranked(logits, grow(topology, token).paths()[:, node], place if self.noisy else None)
-            value, child = likeliest(logits, self.width)
-        else:
-            found = likeliest_tokens(target, vectors, self.width)
-            value, child = found.values, found.tokens
+        width, total = self.trees.width, self.trees.weighed
         within = context.token_length - 1 + depth < model.config.max_positions
-        child = jnp.where((value > -jnp.inf) & within[:, None, None], child, -1)
-        return levels.with_children(topology, token, depth, child)
+        if self.varies:
+            within &= context.running  # Rows that have ended propose nothing.
+
+        def make() -> Found:
+            # As the heads' weights are divided: with whole vectors, these would be gathered.
+            last = constrain(jnp.broadcast_to(own.last[:, None], full.shape), "rows", None, "embed")
+            vectors = model.vectors(last, full, depth)
+            if self.noisy or context.processors:
+                # Gather the vocabulary: what follows is separate for each row.
+                logits = constrain(target.unembed(vectors), "batch")
+                place = jnp.broadcast_to(context.token_length[:, None] + depth, logits.shape[:2])
+                logits = context.ranked(logits, path, place if self.noisy else None)
+                found = likeliest_of(logits, width, total=total)
+            else:
+                found = likeliest_tokens(target, vectors, width, total=total)
+            return tokens_and_probabilities(found, within)
+
+        return where_wanted(within, make) if self.varies else make()
 
     def _kept(
         self,

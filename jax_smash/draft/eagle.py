@@ -4,14 +4,20 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_smash.cache import Block, Earlier, KVCache, Write, after
 from jax_smash.draft.context import Context, Outcome, Seen
-from jax_smash.draft.eagle_trees import ConfidentTrees, FixedTrees, Reader
 from jax_smash.draft.trees.best_first import Found
+from jax_smash.draft.trees.by_level import (
+    ConfidentTrees,
+    FixedTrees,
+    Made,
+    Reader,
+    tokens_and_probabilities,
+    where_wanted,
+)
 from jax_smash.draft.trees.tree import DraftTree, Topology
 from jax_smash.models.definition import NnxModel
 from jax_smash.models.pairs import EagleForward, PairLayer
@@ -75,17 +81,17 @@ class EagleDrafter:
     @property
     def least(self) -> float:
         """The probability below which nothing is drafted; 0 where trees have the nodes that are asked for."""
-        return self.trees.sizes.least if isinstance(self.trees, ConfidentTrees) else 0.0
+        return self.trees.least
 
     @property
     def varies(self) -> bool:
         """Trees may have fewer valid nodes than are asked for."""
-        return self.least > 0
+        return self.trees.least > 0
 
     @property
     def branches(self) -> bool:
         """Drafts may branch, whatever the topology."""
-        return isinstance(self.trees, ConfidentTrees) and self.trees.sizes.branches
+        return self.trees.branches
 
     @property
     def needs(self) -> Needs:
@@ -136,8 +142,9 @@ class EagleDrafter:
         reader = Reader(
             pending=context.pending,
             before=jnp.pad(_waiting(own), ((0, 0), (0, 1)), constant_values=True),
-            top=top,
-            made=made,
+            top=Made(hidden=top.hidden, feature=top.feature),
+            entries=made,
+            levels=topology.levels,
             read=functools.partial(self._read_level, params, own, context),
             children=functools.partial(self._children, params, context),
         )
@@ -189,15 +196,17 @@ class EagleDrafter:
         params: Params,
         own: EagleRows,
         context: Context,
-        token: Int[Array, "B A"],
+        path: Int[Array, "B A levels"],
         feature: Float[Array, "B A D"],
         depth: Int[Array, ""],
         block: Block,
-    ) -> tuple[EagleForward, Earlier]:
+    ) -> tuple[Made, Earlier]:
         """Reads nodes of one depth. Returns what was made of them, and what they are to later ones."""
+        token = jnp.maximum(path[:, :, depth - 1], 0)
         position = jnp.broadcast_to(context.token_length[:, None] - 2 + depth, token.shape)
         out = self._forward(params, own, token, feature, position, block)
-        return out, Earlier(block_kv=out.block_kv, position=position)
+        made = Made(hidden=out.hidden, feature=out.feature)
+        return made, Earlier(block_kv=out.block_kv, position=position)
 
     def _children(
         self,
@@ -223,16 +232,9 @@ class EagleDrafter:
                 found = likeliest_of(logits, width, total=total)
             else:
                 found = model.guesses(hidden, width, target, total=total)
-            child = jnp.where((found.values > -jnp.inf) & within[:, None, None], found.tokens, -1)
-            everything = jnp.zeros(child.shape[:2], jnp.float32) if found.total is None else found.total
-            return child, jnp.exp(found.values - everything[:, :, None])
+            return tokens_and_probabilities(found, within)
 
-        if not self.varies:
-            return make()
-        # What no row needs is skipped.
-        token, probability = jax.eval_shape(make)
-        nothing = jnp.full(token.shape, -1, token.dtype), jnp.zeros(probability.shape, probability.dtype)
-        return jax.lax.cond(within.any(), make, lambda: nothing)
+        return where_wanted(within, make) if self.varies else make()
 
     def _forward(
         self,

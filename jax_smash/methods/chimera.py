@@ -4,6 +4,8 @@ from pathlib import Path
 
 from jax_smash.checkpoints.chimera import ChimeraModules, load_chimera, random_drafter, read_chimera
 from jax_smash.draft.chimera import ChimeraDrafter
+from jax_smash.draft.trees.by_level import ConfidentTrees, FixedTrees
+from jax_smash.draft.trees.confident import confident
 from jax_smash.loading import Model
 from jax_smash.methods.method import Setup
 from jax_smash.methods.trained import (
@@ -43,16 +45,19 @@ def chimera(setup: Setup) -> Trained:
         check=check_target if isinstance(given, str | Path) else check_shape,
     )
     vocabulary = modules.config.head_size or modules.config.vocab_size
+    sizes = confident(setup.draft.tree)
     reach = branching(min(RANKS, vocabulary), levels=modules.config.decoding_heads)
     ladder = ladder_of(setup, NAME, reach, drafting=share_of_step(setup.model, modules.params, head=vocabulary))
-    width = width_of(ladder, reach)
-    if width > vocabulary:
-        raise ValueError(f"a node has at most {vocabulary} children, as many as tokens that are said; got {width}")
+    trees: FixedTrees | ConfidentTrees = FixedTrees(width=width_of(ladder, reach), room=room_of(ladder, reach))
+    trees = trees if sizes is None else ConfidentTrees(sizes)
+    if trees.width > vocabulary:
+        raise ValueError(
+            f"a node has at most {vocabulary} children, as many as tokens that are said; got {trees.width}"
+        )
     drafter = ChimeraDrafter(
         target=setup.model.definition,
         model=modules.definition,
-        width=width,
-        room=room_of(ladder, reach),
+        trees=trees,
         gram_slots=setup.draft.gram_slots,
         noisy=setup.noisy,
     )

@@ -62,7 +62,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """The drafting options that each method takes; a method not named here takes none."""
 
-CONFIDENT = ("eagle", "medusa")
+CONFIDENT = ("eagle", "medusa", "chimera")
 """Methods whose trees may grow by the drafter's confidence."""
 
 LOOKUPS = ("lookup", "suffix")
@@ -228,7 +228,7 @@ def check_draft(name: str, draft: DraftOptions) -> None:
 
 
 def _check_tree(name: str, draft: DraftOptions) -> None:
-    """Refuses a tree that there is none of, or that the method or the verification does not go with."""
+    """Refuses a tree that there is none of, or that the method does not go with."""
     if confident(draft.tree) is None:
         named_tree(draft.tree)
         return
@@ -238,12 +238,10 @@ def _check_tree(name: str, draft: DraftOptions) -> None:
         name = drafts_with(draft.drafter)
     if name not in CONFIDENT:
         methods = (
-            f"methods {' and '.join(CONFIDENT)}, with hybrid and a drafter of one of them, and as a chain with "
-            f"{' and '.join(LOOKUPS)} in the text itself"
+            f"methods {', '.join(CONFIDENT[:-1])} and {CONFIDENT[-1]}, with hybrid and a drafter of one of them, and "
+            f"as a chain with {' and '.join(LOOKUPS)} in the text itself"
         )
         raise ValueError(f"{draft.tree} needs the drafter's probabilities, so it goes with {methods}; got {name}")
-    if draft.verify != "coupling":
-        raise ValueError(f"{draft.tree} goes with verify coupling, which keeps the text exact; got {draft.verify}")
 
 
 @contextlib.contextmanager

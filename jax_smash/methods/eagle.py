@@ -4,7 +4,7 @@ from jax_smash.checkpoints.eagle import EagleModules, random_modules
 from jax_smash.checkpoints.eagle1 import Eagle1Modules
 from jax_smash.checkpoints.eagle_drafters import load_eagle_drafter, read_eagle_drafter
 from jax_smash.draft.eagle import EagleDrafter
-from jax_smash.draft.eagle_trees import ConfidentTrees, FixedTrees
+from jax_smash.draft.trees.by_level import ConfidentTrees, FixedTrees
 from jax_smash.draft.trees.confident import Confident, confident
 from jax_smash.ladder import Reach, narrows
 from jax_smash.loading import Model

@@ -113,6 +113,7 @@ CASES = {
     "draft-model-rejection": Case("draft-model", {"tree": "tree-7", "draft_model": "other", "verify": "rejection"}),
     "eagle": Case("eagle", {"tree": "tree-7"}, random_drafter),
     "eagle-confident": Case("eagle", {"tree": "confident-8:depth=3,width=3"}, random_drafter),
+    "chimera-confident": Case("chimera", {"tree": "confident-8:depth=3,width=3"}, chimera.random_drafter),
     "eagle-few": Case("eagle", {"tree": "chain-4"}, functools.partial(random_drafter, tokens=range(30, 140))),
     "eagle-int8": Case("eagle", {"tree": "chain-4"}, random_drafter, int8=True),
     "eagle1": Case("eagle", {"tree": "tree-7"}, random_drafter1),

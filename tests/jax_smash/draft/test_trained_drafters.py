@@ -10,6 +10,7 @@ from jax_smash.decode.state import context, running_rows
 from jax_smash.draft.hybrid import Hybrid
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions
+from jax_smash.methods.draft_options import CONFIDENT
 from jax_smash.sampling import SamplingOptions
 from tests import chimera, dflash, eagle, eagle1, medusa
 from tests.jax_smash.draft.test_dflash import accepted, paths
@@ -33,14 +34,16 @@ def drafter(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_greedy_rows_keep_their_text_beside_rows_of_typical_acceptance(kind, siblings):
+@pytest.mark.parametrize(
+    ("kind", "tree"), [*((kind, "tree.json") for kind in KINDS), *((kind, "confident-8:width=3") for kind in CONFIDENT)]
+)
+def test_greedy_rows_keep_their_text_beside_rows_of_typical_acceptance(kind, tree, siblings):
     choices = [*[SamplingOptions()] * 3, SamplingOptions(temperature=1.0)]
     request = {"sampling": choices, "seed": [1, 2, 3, 4], "batch_size": 4}
     request |= {"max_new_tokens": 20, "slots": 64}
     prompts = prompts_of((6, 1, 9, 3))
     plain = generate(target(), prompts, **request)
-    draft = DraftOptions(tree="tree.json", drafter=drafter(kind), verify="typical-lossy")
+    draft = DraftOptions(tree=tree, drafter=drafter(kind), verify="typical-lossy")
     drafted = generate(target(), prompts, method=KINDS[kind][0], draft=draft, **request)
     assert [c.token_ids for c in drafted[:3]] == [c.token_ids for c in plain[:3]]
     assert sum(c.target_forwards for c in drafted[:3]) < sum(c.target_forwards for c in plain[:3])

@@ -13,7 +13,7 @@ from jax_smash.loading import quantised
 from jax_smash.methods import RANDOM, DraftOptions, check_draft, make_method
 from jax_smash.methods.eagle import STOPPING
 from jax_smash.quantise import activation_dtype, has_int8
-from tests import chimera
+from tests import chimera, dflash
 from tests.eagle import random_drafter
 from tests.eagle1 import random_drafter1
 from tests.tiny import tiny_model
@@ -85,10 +85,6 @@ def test_a_target_without_taps_is_refused(folder):
         ({}, "drafter must be a folder, or random to measure .*: of method eagle none is shipped for two-layer"),
         ({"drafter": RANDOM, "verify": "rejection"}, "verify rejection is for drawn tokens"),
         ({"drafter": RANDOM, "draft_model": "int8"}, "draft_model does not go with method eagle"),
-        (
-            {"drafter": RANDOM, "tree": "confident-9", "verify": "typical-lossy"},
-            "tree: confident-9 goes with verify coupling, which keeps the text exact; got typical-lossy",
-        ),
         ({"drafter": RANDOM, "tree": "confident-9:top=3"}, "tree: settings of confident-N are depth=N, width=N"),
         (
             {"drafter": RANDOM, "tree": "confident-9:width=1000"},
@@ -136,9 +132,9 @@ def test_a_drafter_is_held_as_its_target_is(folder):
     assert activation_dtype(made.params["drafter"]["final_norm"]) == jnp.bfloat16
 
 
-@pytest.mark.parametrize("method", ["lookup", "recycling", "chimera", "draft-model"])
+@pytest.mark.parametrize("method", ["lookup", "recycling", "dflash", "draft-model"])
 def test_trees_that_grow_are_refused_where_nothing_is_confident(method):
-    said = f"tree: confident-9 needs the drafter's probabilities, so it goes with methods eagle .*; got {method}"
+    said = f"tree: confident-9 needs the drafter's probabilities, so it goes with methods eagle, .*; got {method}"
     with pytest.raises(ValueError, match=said):
         check_draft(method, DraftOptions(tree="confident-9"))
 
@@ -148,8 +144,9 @@ def test_method_hybrid_takes_trees_that_grow_with_a_drafter_that_is_confident(fo
     check_draft("hybrid", DraftOptions(tree="confident-9", drafter=random_drafter(tiny_model())))
     with pytest.raises(ValueError, match=r"tree: confident-9 needs .*; got hybrid"):
         check_draft("hybrid", DraftOptions(tree="confident-9"))
-    with pytest.raises(ValueError, match=r"tree: confident-9 needs .*; got chimera"):
-        check_draft("hybrid", DraftOptions(tree="confident-9", drafter=chimera.random_drafter(tiny_model())))
+    check_draft("hybrid", DraftOptions(tree="confident-9", drafter=chimera.random_drafter(tiny_model())))
+    with pytest.raises(ValueError, match=r"tree: confident-9 needs .*; got dflash"):
+        check_draft("hybrid", DraftOptions(tree="confident-9", drafter=dflash.random_drafter(tiny_model())))
 
 
 def test_the_automatic_tree_stops_where_wider_forwards_take_longer():

@@ -9,6 +9,7 @@ from jax_smash.decode.state import running_rows
 from jax_smash.draft.trees.tree import chain
 from jax_smash.methods import DraftOptions, make_method
 from jax_smash.sampling import SamplingOptions
+from tests import chimera
 from tests.drafting import paths_of, proposed, proposing
 from tests.eagle import PlainEagle, plain_confident, random_drafter
 from tests.eagle1 import PlainEagle1, random_drafter1
@@ -17,9 +18,18 @@ from tests.jax_smash.draft.test_eagle import CHOICES, SOME, Chat, prompts_of, ta
 TREE = "confident-8:depth=4,width=3"
 
 
+KINDS = {
+    "eagle": ("eagle", lambda: random_drafter(target(), tokens=SOME), PlainEagle),
+    "eagle1": ("eagle", lambda: random_drafter1(target()), PlainEagle1),
+    "chimera": ("chimera", lambda: chimera.random_drafter(target(), decoding_heads=4), chimera.PlainChimera),
+    "chimera-few": ("chimera", lambda: chimera.random_drafter(target(), decoding_heads=2), chimera.PlainChimera),
+}
+"""Methods, their drafters, and these written out plainly."""
+
+
 @functools.cache
 def drafter(kind):
-    return random_drafter1(target()) if kind == "eagle1" else random_drafter(target(), tokens=SOME)
+    return KINDS[kind][1]()
 
 
 class Confident(Chat):
@@ -31,10 +41,10 @@ class Confident(Chat):
     """
 
     def __init__(self, kind, *, tree=TREE, **options):
-        plain = PlainEagle1 if kind == "eagle1" else PlainEagle
-        super().__init__(drafter(kind), tree=tree, plain=plain, **options)
+        method, _, plain = KINDS[kind]
+        super().__init__(drafter(kind), method=method, tree=tree, plain=plain, **options)
         self.sizes = self.made.strategy.drafter.trees.sizes
-        chained = make_method(self.model, "eagle", draft=DraftOptions(tree="chain-4", drafter=drafter(kind)))
+        chained = make_method(self.model, method, draft=DraftOptions(tree="chain-4", drafter=drafter(kind)))
         self._chain = functools.partial(proposing(chained.strategy), chained.params)
         self.trees, self.chains = [], []
 
@@ -56,7 +66,7 @@ def accepted(drafted, text):
     return max((n for n in range(1, 5) if tuple(text[:n]) in drafted), default=0)
 
 
-@pytest.mark.parametrize("kind", ["eagle1", pytest.param("eagle", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["eagle1", pytest.param("eagle", marks=pytest.mark.slow), "chimera"])
 def test_a_tree_is_the_plain_one_and_accepts_no_less_than_the_chain_inside_it(kind):
     chat = Confident(kind)
     chat.turn(prompts_of((6, 1, 9)))
@@ -74,10 +84,16 @@ def test_a_tree_is_the_plain_one_and_accepts_no_less_than_the_chain_inside_it(ki
 
 
 @pytest.mark.parametrize(
-    "tree", ["chain-4:least=0.02", pytest.param("confident-20:depth=3,width=3,least=0.05", marks=pytest.mark.slow)]
+    ("kind", "tree"),
+    [
+        ("eagle", "chain-4:least=0.02"),
+        ("chimera", "chain-4:least=0.2"),
+        pytest.param("eagle", "confident-20:depth=3,width=3,least=0.05", marks=pytest.mark.slow),
+        pytest.param("chimera", "confident-20:depth=3,width=3,least=0.1", marks=pytest.mark.slow),
+    ],
 )
-def test_drafting_stops_where_the_drafter_is_unsure(tree):
-    chat = Confident("eagle", tree=tree)
+def test_drafting_stops_where_the_drafter_is_unsure(kind, tree):
+    chat = Confident(kind, tree=tree)
     chat.turn(prompts_of((6, 1, 9)))
     assert chat.compared > 20
     assert chat.differing == 0
@@ -86,10 +102,19 @@ def test_drafting_stops_where_the_drafter_is_unsure(tree):
     assert max(drafted) > 0
 
 
+def test_no_node_is_deeper_than_there_are_heads():
+    chat = Confident("chimera-few")
+    chat.turn(prompts_of((6, 1, 9)))
+    assert chat.compared > 20
+    assert chat.differing == 0
+    assert max(len(path) for _, _, found in chat.trees for path in found) == 2
+
+
 @pytest.mark.slow
-def test_a_tree_without_the_chain_is_the_papers_and_of_rows_that_sample_that_of_the_noise():
-    chat = Confident("eagle", tree=f"{TREE},chain=false", sampling=CHOICES)
-    chat.turn(prompts_of((4, 1, 9)), limits=[8] * 3)
+@pytest.mark.parametrize("kind", ["eagle", "chimera"])
+def test_a_tree_without_the_chain_is_the_papers_and_of_rows_that_sample_that_of_the_noise(kind):
+    chat = Confident(kind, tree=f"{TREE},chain=false", sampling=CHOICES)
+    chat.turn(prompts_of((4, 1, 9)), limits=[10] * 3)
     assert chat.compared > 15
     assert chat.differing == 0
     # Not every tree happens to have the whole chain.
@@ -97,14 +122,14 @@ def test_a_tree_without_the_chain_is_the_papers_and_of_rows_that_sample_that_of_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle1", "eagle"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle", "chimera"])
 def test_sampled_text_is_plain_decodings(kind):
     request = {"sampling": [*CHOICES, SamplingOptions(temperature=1.0)], "seed": [1, 2, 3, 4]}
     request |= {"max_new_tokens": 20, "slots": 64, "batch_size": 4}
     prompts = prompts_of((4, 1, 9, 3))
     plain = generate(target(), prompts, **request)
     draft = DraftOptions(tree="confident-12:depth=4,width=4", drafter=drafter(kind))
-    drafted = generate(target(), prompts, method="eagle", draft=draft, **request)
+    drafted = generate(target(), prompts, method=KINDS[kind][0], draft=draft, **request)
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
     assert sum(c.target_forwards for c in drafted) < sum(c.target_forwards for c in plain)
 
