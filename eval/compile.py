@@ -33,7 +33,7 @@ from jax_smash.config import ModelConfig
 from jax_smash.decode.programs import compile_lowered
 from jax_smash.methods import INT8, REACH, DraftOptions, SmashOptions, check_draft, check_method, check_smash
 from jax_smash.plan import prefill_chunk, tree_bytes
-from jax_smash.planning.abstract import Abstract, AbstractModel, abstract, share_bytes
+from jax_smash.planning.abstract import WITH_TRAINED, Abstract, AbstractModel, abstract, share_bytes
 from jax_smash.planning.compiled import memory_figures
 from jax_smash.planning.topology import check_chip, devices, memory_bytes
 from jax_smash.platform import tracing_for
@@ -56,6 +56,8 @@ class Settings:
       method: that decodes.
       tree: that it drafts; auto where the method has one of its own.
       draft_model: of method draft-model: a shape, or int8 for the target itself with int8 weights.
+      drafter: kind of the trained drafter, of the usual sizes: of method eagle, eagle (EAGLE-3) or eagle1; of method
+        hybrid any.
       smash_mode: of method hamburger.
       sparse: policy that chooses what a step reads of the cache, as in quest or quest:dense_layers=0. A predictor has
         the usual sizes for the shape, unless its folder is named.
@@ -86,6 +88,7 @@ class Settings:
     method: str = "ar"
     tree: str = "auto"
     draft_model: str | None = None
+    drafter: str | None = None
     smash_mode: str | None = None
     sparse: str | None = None
     kv_budget: str | None = None
@@ -130,7 +133,12 @@ class Settings:
 
     def _check_method(self) -> None:
         check_method(self.method)
-        check_draft(self.method, self.draft)
+        if self.drafter is not None and self.drafter not in (kinds := WITH_TRAINED.get(self.method, ())):
+            some = f"drafter must be one of {', '.join(kinds)}" if kinds else "drafter is for a method that is trained"
+            raise ValueError(f"{some}; got {self.drafter} of method {self.method}")
+        # A hybrid takes the trees that its trained drafter's own method takes.
+        own = {None: self.method, "eagle1": "eagle"}.get(self.drafter, self.drafter)
+        check_draft(own, self.draft)
         check_smash(self.method, self.smash)
         if self.tree == "auto" and self.method in REACH:
             raise ValueError(f"tree auto of method {self.method} is sized for the device at hand: name a tree")
@@ -228,7 +236,13 @@ class Settings:
             drafter = shape_config(drafter)
         modules = self.method == "hamburger"
         model = AbstractModel(
-            self.config(), drafter, jnp.dtype(self.dtype), self.weights, modules=modules, policy=self.policy
+            self.config(),
+            drafter,
+            jnp.dtype(self.dtype),
+            self.weights,
+            modules=modules,
+            trained=self.drafter,
+            policy=self.policy,
         )
         return abstract(
             model,

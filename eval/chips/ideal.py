@@ -9,6 +9,7 @@ import jax
 from jax_smash.cache import LayerPlan, SelectedCache
 from jax_smash.chips import Chip
 from jax_smash.config import ModelConfig
+from jax_smash.models.chimera_config import ChimeraConfig
 from jax_smash.models.predictors import without_predictor
 from jax_smash.plan import tree_bytes
 from jax_smash.planning.abstract import Abstract, share, share_bytes
@@ -137,7 +138,9 @@ def _drafter_read(name: str, config: ModelConfig, arguments: Abstract) -> Ideal:
     drafter = drafter_of(arguments, config)
     if name == "prefill":
         return Ideal(drafter.prompt.bytes)
-    forwards = getattr(arguments.strategy, "levels", 1) if drafter.entries is None else 1
+    forwards = arguments.levels if drafter.entries is None else 1
+    if arguments.kind == "chimera":
+        forwards = min(forwards, ChimeraConfig.decoding_heads)
     cache = 0 if arguments.method == OWN else drafter.cache
     return Ideal(drafter.once.bytes + forwards * drafter.forward.bytes, forwards * cache)
 

@@ -45,6 +45,12 @@ class Method:
         trees = self.memory.get("trees")
         return max((topology.nodes for topology in trees.ladder), default=1) if trees else 1
 
+    @property
+    def levels(self) -> int:
+        """Levels of the deepest tree that is asked for; 0 where nothing is drafted."""
+        trees = self.memory.get("trees")
+        return max((topology.levels for topology in trees.ladder), default=0) if trees else 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Setup:

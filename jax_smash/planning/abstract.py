@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax_smash.checkpoints.butler import ButlerModules
 from jax_smash.checkpoints.chimera import ChimeraModules
 from jax_smash.checkpoints.dflash import DFlashModules
 from jax_smash.checkpoints.eagle import EagleModules
+from jax_smash.checkpoints.eagle1 import Eagle1Modules
 from jax_smash.checkpoints.medusa import MedusaModules
 from jax_smash.checkpoints.smasher import SmashModules
 from jax_smash.config import ModelConfig
@@ -26,6 +28,7 @@ from jax_smash.models.definition import NnxModel
 from jax_smash.models.dflash import abstract_dflash
 from jax_smash.models.dflash_config import DFlashConfig
 from jax_smash.models.eagle import abstract_eagle
+from jax_smash.models.eagle1 import Eagle1Config, abstract_eagle1
 from jax_smash.models.eagle_config import EagleConfig
 from jax_smash.models.medusa import MedusaConfig, abstract_medusa
 from jax_smash.models.predictors import abstract_predictor, predictor_for
@@ -40,6 +43,20 @@ from jax_smash.smash.smasher import SmasherDef, abstract_smasher
 from jax_smash.sparse import Learned, described
 from jax_smash.sparse.model import with_policy
 
+TRAINED: dict[str, tuple[Callable[[ModelConfig], Any], Callable[..., Any], Callable[..., Any]]] = {
+    "eagle": (EagleConfig.for_target, abstract_eagle, EagleModules),
+    "eagle1": (Eagle1Config.for_target, abstract_eagle1, Eagle1Modules),
+    "medusa": (lambda target: MedusaConfig(target.vocab_size, target.d_model), abstract_medusa, MedusaModules),
+    "chimera": (ChimeraConfig.for_target, abstract_chimera, ChimeraModules),
+    "dflash": (DFlashConfig.for_target, abstract_dflash, DFlashModules),
+}
+"""Kinds of trained drafters: the usual configuration for a target, what makes parameters as shapes, and the modules."""
+
+WITH_TRAINED = {"eagle": ("eagle", "eagle1"), "hybrid": tuple(TRAINED)} | {
+    name: (name,) for name in ("medusa", "chimera", "dflash")
+}
+"""The kinds that a method drafts with."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Abstract:
@@ -51,7 +68,9 @@ class Abstract:
       chunk: a piece of the prompts.
       steps: how many steps a call runs.
       nodes: of the tree that a step checks, the root included; 1 where nothing is drafted.
+      levels: the depth of that tree, which a hybrid's chains may exceed.
       method: that decodes.
+      kind: of the trained drafter, as in `TRAINED`; None where there is none.
     """
 
     strategy: Strategy
@@ -60,7 +79,9 @@ class Abstract:
     chunk: Chunk
     steps: jax.ShapeDtypeStruct
     nodes: int = 1
+    levels: int = 0
     method: str = "ar"
+    kind: str | None = None
 
     @property
     def programs(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -123,6 +144,7 @@ class AbstractModel:
       dtype: of the weights.
       weights: `plain` or `int8`.
       modules: it has HAMburger's modules, of the sizes that `SmashConfig.for_base` gives.
+      trained: the kind of its trained drafter, as in `TRAINED`; None for that of the method's own name, if it has one.
       policy: of its cache; None reads all of it. A predictor that it has no folder of has the usual sizes of its form.
     """
 
@@ -131,6 +153,7 @@ class AbstractModel:
     dtype: Any = jnp.bfloat16
     weights: str = "plain"
     modules: bool = False
+    trained: str | None = None
     policy: SparsePolicy | None = None
 
     def model(self) -> Model:
@@ -167,29 +190,12 @@ class AbstractModel:
             return self._shapes("drafter", self.config, "int8")
         return None if self.drafter is None else self._shapes("drafter", self.drafter, self.weights)
 
-    def eagle(self) -> EagleModules:
-        """Returns an EAGLE-3 drafter of the usual sizes; its parameters are shapes."""
-        config = EagleConfig.for_target(self.config)
-        structure, params = abstract_eagle(config, self.dtype)
-        return EagleModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
-
-    def medusa(self) -> MedusaModules:
-        """Returns Medusa's heads of the usual sizes; their parameters are shapes."""
-        config = MedusaConfig(self.config.vocab_size, self.config.d_model)
-        structure, params = abstract_medusa(config, self.dtype)
-        return MedusaModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
-
-    def chimera(self) -> ChimeraModules:
-        """Returns a Chimera drafter of the usual sizes; its parameters are shapes."""
-        config = ChimeraConfig.for_target(self.config)
-        structure, params = abstract_chimera(config, self.dtype)
-        return ChimeraModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
-
-    def dflash(self) -> DFlashModules:
-        """Returns a DFlash drafter of the usual sizes; its parameters are shapes."""
-        config = DFlashConfig.for_target(self.config)
-        structure, params = abstract_dflash(config, self.dtype)
-        return DFlashModules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
+    def trained_drafter(self, kind: str) -> Any:
+        """Returns a drafter of a kind and of the usual sizes; its parameters are shapes."""
+        configured, shapes, modules = TRAINED[kind]
+        config = configured(self.config)
+        structure, params = shapes(config, self.dtype)
+        return modules(config=config, definition=NnxModel(structure), params=self._stored(params, self.weights))
 
     def _shapes(self, name: str, config: ModelConfig, weights: str) -> Model:
         structure, params = abstract_params(config, self.dtype)
@@ -267,22 +273,25 @@ def abstract(
         chunk=jax.tree.map(lambda x: put(x, "batch"), jax.eval_shape(pieces)),
         steps=put(jax.ShapeDtypeStruct((), jnp.int32)),
         nodes=made.nodes,
+        levels=made.levels,
         method=method,
+        kind=_kind(model, method),
     )
+
+
+def _kind(model: AbstractModel, method: str) -> str | None:
+    """Returns the kind of the trained drafter that a method drafts with."""
+    if method not in WITH_TRAINED:
+        return None
+    return model.trained or (method if method in TRAINED else None)
 
 
 def _made(model: AbstractModel, name: str, *, draft: DraftOptions, **options: Any) -> Method:
     """Returns a method whose parameters are shapes; what it shares between rows at the start is small, and is there."""
     if name == "draft-model":
         draft = dataclasses.replace(draft, draft_model=model.draft_model())
-    if name == "eagle":
-        draft = dataclasses.replace(draft, drafter=model.eagle())
-    if name == "medusa":
-        draft = dataclasses.replace(draft, drafter=model.medusa())
-    if name == "chimera":
-        draft = dataclasses.replace(draft, drafter=model.chimera())
-    if name == "dflash":
-        draft = dataclasses.replace(draft, drafter=model.dflash())
+    if (kind := _kind(model, name)) is not None:
+        draft = dataclasses.replace(draft, drafter=model.trained_drafter(kind))
     return make_method(model.model(), name, draft=draft, **options)
 
 

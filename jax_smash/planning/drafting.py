@@ -19,8 +19,8 @@ OWN = "self-sparse"
 WHOLE = ("draft-model", OWN)
 """Methods that draft with a whole model."""
 
-BORROWS = ("chimera", "dflash", "hamburger")
-"""Methods whose drafter has no head of its own and uses the target's."""
+BORROWS = ("chimera", "dflash", "eagle1", "hamburger")
+"""Kinds of drafters that have no head of their own and use the target's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ def drafter_of(arguments: Abstract, config: ModelConfig) -> Drafter:
       arguments: of the programs.
       config: the target's sizes.
     """
-    method = arguments.method
+    kind = arguments.kind or arguments.method
     beside = {role: held for role, held in arguments.params.items() if role != "target"}
     if not beside:
         return Drafter()
@@ -63,54 +63,54 @@ def drafter_of(arguments: Abstract, config: ModelConfig) -> Drafter:
     memory = {role: held for role, held in arguments.state.rows.memory.items() if role != "target"}
     entries = {"medusa": 1, "dflash": DFlashConfig.for_target(config).block_size}
     return Drafter(
-        held=0 if method == OWN else weights_of(params).bytes,
-        forward=_forward(params, method) + (target[HEAD] if method in BORROWS else Weights()),
-        once=_once(params, method),
-        entries=entries.get(method),
+        held=0 if kind == OWN else weights_of(params).bytes,
+        forward=_forward(params, kind) + (target[HEAD] if kind in BORROWS else Weights()),
+        once=_once(params, kind),
+        entries=entries.get(kind),
         int8=has_int8(params),
         cache=share_bytes(_caches(memory))
-        if method != OWN
+        if kind != OWN
         else share_bytes((arguments.cache.keys, arguments.cache.values)),
-        prompt=_of_prompts(params, method, config),
+        prompt=_of_prompts(params, kind, config),
     )
 
 
-def _forward(params: Any, method: str) -> Weights:
+def _forward(params: Any, kind: str) -> Weights:
     """Returns the drafter's own weights that one of its forwards reads."""
-    if method in WHOLE:
+    if kind in WHOLE:
         return sum((part for name, part in target_weights(params).items() if name != TABLE), Weights())
-    if method == "chimera":  # Of the heads, a level reads its own.
+    if kind == "chimera":  # Of the heads, a level reads its own.
         unread = weights_of(params["heads"]).times(1 / ChimeraConfig.decoding_heads - 1)
         return weights_of(params) + unread
-    if method == "eagle":
+    if kind == "eagle":
         return weights_of(params) + weights_of(params["w_join"]).times(-1.0)
-    if method == "hamburger":
+    if kind == "hamburger":
         return weights_of((params["micro_decoder"], params["stop_head"]))
     return weights_of(params)
 
 
-def _once(params: Any, method: str) -> Weights:
+def _once(params: Any, kind: str) -> Weights:
     """Returns the drafter's own weights that a step reads once."""
-    if method == "eagle":  # Taps are joined once, of the tokens that were accepted.
+    if kind == "eagle":  # Taps are joined once, of the tokens that were accepted.
         return weights_of(params["w_join"])
-    if method == "hamburger":  # What places in a group add is made once for all steps.
+    if kind == "hamburger":  # What places in a group add is made once for all steps.
         embedder = params["embedder"]
         return weights_of([embedder[name] for name in embedder if name not in ("place", "w_kv_place")])
     return Weights()
 
 
-def _of_prompts(params: Any, method: str, config: ModelConfig) -> Weights:
+def _of_prompts(params: Any, kind: str, config: ModelConfig) -> Weights:
     """Returns the weights that each token of a prompt is multiplied with; of most drafters only keys and values."""
-    if method == "draft-model":
+    if kind == "draft-model":
         parts = target_weights(params)
         return parts[PROJECTIONS] + parts[MLP]
-    if method not in ("eagle", "chimera", "dflash"):
+    if kind not in ("eagle", "eagle1", "chimera", "dflash"):
         return Weights()
     heads = config.num_heads + 2 * config.num_kv_heads
-    layers = {"eagle": [params], "chimera": [params.get("layer")], "dflash": params.get("layers")}[method]
+    layers = {"chimera": [params.get("layer")], "dflash": params.get("layers")}.get(kind, [params])
     layers = layers.values() if hasattr(layers, "values") else layers
     made = sum((weights_of(x["attention"]["w_qkv"]) for x in layers), Weights()).times(2 * config.num_kv_heads / heads)
-    if method != "chimera":
+    if kind != "chimera":
         return weights_of(params["w_join"]) + made
     # A token has two entries.
     return Weights(made.bytes, 2 * made.elements) + weights_of(params["grams"])

@@ -20,6 +20,12 @@ from tests.model_directory import write_model
         ({"method": "lookup", "tree": "chain-4", "draft_model": "int8"}, "draft_model"),
         ({"method": "lookup", "tree": "chain-4", "smash_mode": "blind"}, "smash_mode"),
         ({"method": "nothing"}, "method must be one of"),
+        (
+            {"method": "eagle", "tree": "chain-4", "drafter": "medusa"},
+            "drafter must be one of eagle, eagle1; got medusa",
+        ),
+        ({"method": "suffix", "tree": "chain-4", "drafter": "eagle"}, "drafter is for a method that is trained; got"),
+        ({"method": "hybrid", "tree": "confident-9", "drafter": "dflash"}, "confident-9 needs the drafter's prob"),
         ({"extrapolate": True, "num_layers": 3}, "num_layers"),
         ({"batch_sizes": (2,)}, "tree_sizes"),
         ({"tree_sizes": (0,)}, "tree_sizes"),

@@ -66,21 +66,38 @@ def test_a_draft_model_is_read_for_every_level():
     assert few > plain
 
 
-@pytest.mark.parametrize(("method", "forwards"), [("eagle", 2), ("chimera", 2), ("medusa", 1), ("dflash", 1)])
-def test_a_drafter_that_fills_all_levels_at_once_is_read_once_and_others_for_each(method, forwards):
-    config = tiny_config()
+@pytest.mark.parametrize(
+    ("kind", "forwards"), [("eagle", 2), ("eagle1", 2), ("chimera", 2), ("medusa", 1), ("dflash", 1)]
+)
+def test_a_drafter_that_fills_all_levels_at_once_is_read_once_and_others_for_each(kind, forwards):
+    config, method = tiny_config(), "eagle" if kind == "eagle1" else kind
     plain = ideal("decode", config, arguments(config)).parts()
-    given = arguments(config, method, "chain-1")
+    given = arguments(config, method, "chain-1", trained=kind)
     few, many = (
         ideal("decode", config, given).parts(),
-        ideal("decode", config, arguments(config, method, "chain-2")).parts(),
+        ideal("decode", config, arguments(config, method, "chain-2", trained=kind)).parts(),
     )
     # EAGLE joins taps once, of the tokens that were accepted.
-    once = tree_bytes(given.params["drafter"]["w_join"]) if method == "eagle" else 0
+    once = tree_bytes(given.params["drafter"]["w_join"]) if kind == "eagle" else 0
     for part, base in (("weights", plain["weights"] + once), ("cache", plain["cache"])):
         assert many[part] - base == forwards * (few[part] - base), part
     assert few["weights"] > plain["weights"]
-    assert (few["cache"] > plain["cache"]) is (method != "medusa")
+    assert (few["cache"] > plain["cache"]) is (kind != "medusa")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "chimera"])
+def test_a_hybrid_reads_its_trained_drafter_as_the_drafters_own_method_does(kind):
+    config = tiny_config()
+    own, hybrid = (
+        ideal("decode", config, arguments(config, method, "chain-9", trained=kind)) for method in (kind, "hybrid")
+    )
+    assert (hybrid.weights, hybrid.cache) == (own.weights, own.cache)
+
+
+def test_chimera_has_no_forward_below_its_last_head():
+    config = tiny_config()
+    four, more = (ideal("decode", config, arguments(config, "chimera", tree)) for tree in ("chain-4", "chain-6"))
+    assert (more.weights, more.cache) == (four.weights, four.cache)
 
 
 def test_the_part_of_its_own_cache_that_a_model_drafts_by_is_left_out():

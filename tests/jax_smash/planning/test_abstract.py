@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_smash.methods import METHODS, DraftOptions, SmashOptions
-from jax_smash.planning.abstract import AbstractModel, abstract
+from jax_smash.planning.abstract import WITH_TRAINED, AbstractModel, abstract
 from jax_smash.sharding import make_mesh
 from jax_smash.sparse import Quest
 from tests.tiny import tiny_config
@@ -14,16 +14,24 @@ TREES = {"ar": "auto", "lookahead": "auto", "draft-model": "chain-3", "hamburger
 MODELS = {"draft-model": {"drafter": "int8"}, "hamburger": {"modules": True}}
 
 
-def arguments(method, **options):
-    model = AbstractModel(tiny_config(), dtype=jnp.float32, **MODELS.get(method, {}))
+def arguments(method, *, trained=None, **options):
+    model = AbstractModel(tiny_config(), dtype=jnp.float32, trained=trained, **MODELS.get(method, {}))
     draft = DraftOptions(tree=TREES.get(method, "tree-7"))
     sizes = {"batch": 3, "slots": 64, "chunk": 16}
     return abstract(model, jax.devices()[0], **sizes, method=method, draft=draft, **options)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_methods_programs_take_their_shapes(method):
-    made = arguments(method)
+@pytest.mark.parametrize(
+    ("method", "trained"),
+    [
+        *((method, None) for method in METHODS),
+        ("eagle", "eagle1"),
+        *(("hybrid", kind) for kind in WITH_TRAINED["hybrid"]),
+    ],
+)
+def test_every_methods_programs_take_their_shapes(method, trained):
+    made = arguments(method, trained=trained)
+    assert made.kind == (trained or (method if method in WITH_TRAINED and method != "hybrid" else None))
     for function, args in made.programs.values():
         returned = function.eval_shape(*args)
         state = returned[0] if isinstance(returned, tuple) else returned
