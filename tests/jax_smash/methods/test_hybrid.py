@@ -61,11 +61,12 @@ def test_the_trained_drafter_has_the_first_nodes_and_the_others_chains_the_last(
 
 
 @pytest.mark.slow
-def test_a_drafter_that_stops_learns_where_the_suffix_drafts():
+@pytest.mark.parametrize(("method", "made"), [("eagle", random_drafter), ("chimera", chimera.random_drafter)])
+def test_a_drafter_that_stops_learns_where_the_suffix_drafts(method, made):
     """Its drafts are those of one that reads the whole text as a prompt."""
-    drafter, name = random_drafter(target()), "chain-4:least=0.0001"
+    drafter, name = made(target()), "chain-4:least=0.0001"
     made, rows = rows_of("hybrid", drafter, name, steps=14)
-    kept = [of.state.rows.memory["drafts"].kept.sum() for of in (rows, rows_of("eagle", drafter, name, steps=14)[1])]
+    kept = [of.state.rows.memory["drafts"].kept.sum() for of in (rows, rows_of(method, drafter, name, steps=14)[1])]
     assert kept[0] > kept[1]
     assert made.strategy.narrows
     relay, tree = made.strategy.drafter, confident(name).topology
