@@ -88,6 +88,7 @@ class EaglePart(SteppedPart):
                 "Rows of tokens": "the drafter's own" if config.own_rows else "the target's",
                 "Norms of EAGLE-3.1": ", ".join(name for name, given in on.items() if given) or "none",
                 "Training-time test": f"{settings.test_steps} steps, each counting {settings.step_decay:g} of the last",
+                "Drafts up to position": f"{config.max_positions:,}",
             },
             command="jax-smash generate --method eagle --drafter FOLDER --model TARGET",
             base_fingerprint=frozen.fingerprints["base"],

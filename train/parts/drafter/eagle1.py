@@ -101,6 +101,7 @@ class Eagle1Part(SteppedPart):
                 "cross-entropy",
                 "Noise": f"{settings.noise:g}",
                 "Training-time test": f"{settings.test_steps} steps, each counting {settings.step_decay:g} of the last",
+                "Drafts up to position": f"{config.max_positions:,}",
             },
             command="jax-smash generate --method eagle --drafter FOLDER --model TARGET",
             base_fingerprint=frozen.fingerprints["base"],

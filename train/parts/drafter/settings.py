@@ -75,6 +75,7 @@ class EagleSettings(DrafterSettings):
     Attributes:
       taps: as of `EagleConfig`; None for those that enter layers 2, L/2 and L − 3.
       mlp_width: F of the drafter's layer; 0 for the target's.
+      max_positions: as of `EagleConfig`; 0 for the target's.
       tap_norms, feeds_normed, residual_normed: as of `EagleConfig`.
       own_head: `own_rows` of `EagleConfig`.
       test_steps: tokens that each entry drafts in training, each from what the drafter made of the one before it.
@@ -83,6 +84,7 @@ class EagleSettings(DrafterSettings):
 
     taps: tuple[int, ...] | None = None
     mlp_width: int = 0
+    max_positions: int = 0
     tap_norms: bool = False
     feeds_normed: bool = False
     residual_normed: bool = False
@@ -112,6 +114,7 @@ class EagleSettings(DrafterSettings):
             self.model,
             head_size=self.head_size or self.model.vocab_size,
             mlp_width=self.mlp_width or self.model.mlp_width,
+            max_positions=self.max_positions or self.model.max_positions,
             tap_norms=self.tap_norms,
             feeds_normed=self.feeds_normed,
             residual_normed=self.residual_normed,
@@ -130,6 +133,7 @@ class Eagle1Settings(DrafterSettings):
 
     Attributes:
       mlp_width: F of the drafter's layer; 0 for the target's.
+      max_positions: as of `Eagle1Config`; 0 for the target's.
       join_bias: as of `Eagle1Config`. vLLM loads drafters without it alone, and SGLang those with it.
       feature_share: what the distance of guessed features from the target's counts.
       prediction_share: what the cross-entropy against the target's predictions counts.
@@ -140,6 +144,7 @@ class Eagle1Settings(DrafterSettings):
     """
 
     mlp_width: int = 0
+    max_positions: int = 0
     join_bias: bool = True
     feature_share: float = 1.0
     prediction_share: float = 0.1
@@ -169,6 +174,7 @@ class Eagle1Settings(DrafterSettings):
         return Eagle1Config.for_target(
             self.model,
             mlp_width=self.mlp_width or self.model.mlp_width,
+            max_positions=self.max_positions or self.model.max_positions,
             join_bias=self.join_bias,
             head_size=self.head_size,
         )

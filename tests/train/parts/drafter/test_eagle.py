@@ -10,6 +10,7 @@ from flax import nnx
 from jax_smash.models.eagle import abstract_eagle
 from tests.eagle import random_drafter
 from tests.tiny import tiny_config, tiny_model
+from tests.train.parts.drafter import test_eagle1
 from tests.train.parts.drafter.test_eagle1 import batch
 from train.parts.drafter.beside import drafted_in_a_row
 from train.parts.drafter.eagle import EaglePart
@@ -61,3 +62,14 @@ def test_a_step_is_chosen_by_four_depths_or_all_that_are_trained(changes, depths
         assert float(found.means["top1_2"][1]) > 0
     one, both = (Measured(0.0, {}, {"top1_1": 0.5, "top1_2": second}) for second in (0.1, 0.4))
     assert drafted_in_a_row(one) < drafted_in_a_row(both)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, test_eagle1.SETTINGS], ids=["eagle", "eagle1"])
+def test_a_drafter_drafts_up_to_the_position_that_its_settings_name_or_to_the_targets_last(settings):
+    def positions(chosen):
+        return (chosen.eagle if hasattr(chosen, "eagle") else chosen.eagle1).max_positions
+
+    assert positions(settings) == settings.model.max_positions
+    assert positions(dataclasses.replace(settings, max_positions=12)) == 12
+    with pytest.raises(ValueError, match="max_positions must be at least 1; got -1"):
+        dataclasses.replace(settings, max_positions=-1)
