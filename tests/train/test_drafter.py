@@ -48,6 +48,15 @@ CONFIG = {
     "steps": 6,
 }
 
+OTHERS = {
+    "eagle1": {"mlp_width": 32},
+    "medusa": {"num_heads": 2, "own_head": False},
+    "chimera": {"mlp_width": 32, "decoding_heads": 2},
+    "dflash": {"mlp_width": 32, "num_layers": 1, "block_size": 4, "anchors": 2},
+    "micro": {"micro_steps": 3},
+}
+"""Fields of small drafters of the other kinds."""
+
 RUN = {"save_every": 1, "log_every": 2, "evaluate_every": 3, "mesh": "data=2"}
 """Options of a run in this process."""
 
@@ -71,20 +80,30 @@ def whole(root):
     return root / "whole", said(root, root / "whole", **RUN | {"save_every": 100})
 
 
-def said(root, output, **options):
+def config_of(root, kind):
+    """Returns the configuration of a small drafter."""
+    if kind == "eagle":
+        return root / "config.json"
+    file, shared = root / f"{kind}.json", ("optimiser", "batch_size", "length", "steps", "head_size")
+    file.write_text(json.dumps({name: CONFIG[name] for name in shared} | OTHERS[kind]))
+    return file
+
+
+def said(root, output, kind="eagle", **options):
     """Makes the run, or what is left of it, in this process; returns what it printed."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        main("eagle", root / "config.json", root / "packed", str(root / "base"), output, **options)
+        main(kind, config_of(root, kind), root / "packed", str(root / "base"), output, **options)
     return out.getvalue()
 
 
-def begin(root, output, environment, errors):
+def begin(root, output, kind, environment, errors):
     """Begins the same run in a process of its own, which writes its errors to a file."""
-    command = [sys.executable, "-m", "train.drafter", "--kind", "eagle", "--config", root / "config.json"]
+    command = [sys.executable, "-m", "train.drafter", "--kind", kind, "--config", config_of(root, kind)]
     command += ["--packed", root / "packed", "--base", root / "base", "--output", output]
     command += ["--devices", jax.device_count()]
     command += [word for name, value in RUN.items() for word in (f"--{name.replace('_', '-')}", value)]
-    return subprocess.Popen(list(map(str, command)), env=environment, stderr=errors)
+    # No pipe that nobody reads.
+    return subprocess.Popen(list(map(str, command)), env=environment, stdout=errors, stderr=errors)
 
 
 def test_the_export_is_a_drafter_for_the_target_and_no_other(root, whole, tmp_path):
@@ -130,17 +149,23 @@ def test_the_run_says_how_often_the_targets_token_was_among_the_likeliest(whole)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_with_the_same_weights(root, whole, same_programs, tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_killed_ends_with_the_same_weights(root, same_programs, tmp_path, kind):
+    said(root, tmp_path / "whole", kind, **RUN)
     with (tmp_path / "errors").open("w") as errors:
-        process = begin(root, tmp_path / "run", same_programs(), errors)
+        process = begin(root, tmp_path / "run", kind, same_programs(), errors)
         while newest(tmp_path / "run") < 2 and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert 2 <= newest(tmp_path / "run") < 6, (tmp_path / "errors").read_text()[-2000:]
-    said(root, tmp_path / "run", resume=True, **RUN)
-    for name in ("eagle.safetensors", "eagle.json"):
-        assert (tmp_path / "run/drafter" / name).read_bytes() == (whole[0] / "drafter" / name).read_bytes()
+    said(root, tmp_path / "run", kind, resume=True, **RUN)
+    ours, theirs = (
+        {file.name: file.read_bytes() for file in (tmp_path / run / "drafter").iterdir() if file.suffix != ".md"}
+        for run in ("run", "whole")
+    )
+    assert ours == theirs
+    assert any(name.endswith(".safetensors") for name in ours)
 
 
 @pytest.mark.slow
