@@ -13,6 +13,7 @@ from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.gram_cache import GramCache
 from jax_smash.draft.trees.best_first import Found
 from jax_smash.draft.trees.by_level import (
+    ByLevel,
     ConfidentTrees,
     FixedTrees,
     Made,
@@ -50,7 +51,7 @@ class ChimeraRows:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChimeraDrafter:
+class ChimeraDrafter(ByLevel):
     """Drafts level by level: each depth has a head, and a node's children are guessed from the text up to that node.
 
     A level's forward reads the grams of its own nodes alone. Nodes deeper than there are heads are not drafted.
@@ -74,21 +75,6 @@ class ChimeraDrafter:
     trees: FixedTrees | ConfidentTrees = FixedTrees()  # noqa: RUF009 - frozen
     noisy: bool = False
     gram_slots: int = 0
-
-    @property
-    def least(self) -> float:
-        """The probability below which nothing is drafted; 0 where trees have the nodes that are asked for."""
-        return self.trees.least
-
-    @property
-    def varies(self) -> bool:
-        """Trees may have fewer valid nodes than are asked for."""
-        return self.trees.least > 0
-
-    @property
-    def branches(self) -> bool:
-        """Drafts may branch, whatever the topology."""
-        return self.trees.branches
 
     @property
     def needs(self) -> Needs:

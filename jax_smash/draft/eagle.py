@@ -11,6 +11,7 @@ from jax_smash.cache import Block, Earlier, KVCache, Write, after
 from jax_smash.draft.context import Context, Outcome, Seen
 from jax_smash.draft.trees.best_first import Found
 from jax_smash.draft.trees.by_level import (
+    ByLevel,
     ConfidentTrees,
     FixedTrees,
     Made,
@@ -51,7 +52,7 @@ class EagleRows:
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter:
+class EagleDrafter(ByLevel):
     """Drafts with the layer of EAGLE-3 or EAGLE-1, level by level; a level's forward reads its own nodes alone.
 
     Below the root, a node's feature is what the drafter itself made of its parent. What is kept of a tree is read again
@@ -77,21 +78,6 @@ class EagleDrafter:
     levels: int
     trees: FixedTrees | ConfidentTrees = FixedTrees()  # noqa: RUF009 - frozen
     noisy: bool = False
-
-    @property
-    def least(self) -> float:
-        """The probability below which nothing is drafted; 0 where trees have the nodes that are asked for."""
-        return self.trees.least
-
-    @property
-    def varies(self) -> bool:
-        """Trees may have fewer valid nodes than are asked for."""
-        return self.trees.least > 0
-
-    @property
-    def branches(self) -> bool:
-        """Drafts may branch, whatever the topology."""
-        return self.trees.branches
 
     @property
     def needs(self) -> Needs:

@@ -228,6 +228,27 @@ class ConfidentTrees:
         )
 
 
+class ByLevel:
+    """What the trees of a drafter say of its drafts."""
+
+    trees: FixedTrees | ConfidentTrees
+
+    @property
+    def least(self) -> float:
+        """The probability below which nothing is drafted; 0 where trees have the nodes that are asked for."""
+        return self.trees.least
+
+    @property
+    def varies(self) -> bool:
+        """Trees may have fewer valid nodes than are asked for."""
+        return self.trees.least > 0
+
+    @property
+    def branches(self) -> bool:
+        """Drafts may branch, whatever the topology."""
+        return self.trees.branches
+
+
 def tokens_and_probabilities(found: Likeliest, wanted: Bool[Array, "B"]) -> Found:
     """Returns what a head said; no token where it is impossible or a row wants none.
 
